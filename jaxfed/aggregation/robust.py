@@ -1,55 +1,25 @@
 """Algorithms whose means over clients are replaced by a robust aggregate of group means."""
 
-from typing import Any, NamedTuple, final
+from typing import NamedTuple, final
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, PyTree
+from jaxtyping import Array, Bool, Int, PyTree
 
 from jaxfed._checks import check_count, check_flag, check_instance
-from jaxfed.aggregation.rules import Biweight, Rows, Rule, Shares, distances, weighted_quantile
+from jaxfed.aggregation.messages import Message, Received, Sender, aggregated
+from jaxfed.aggregation.rules import Biweight, Rule, Shares
 from jaxfed.core.common.printing import is_known
 from jaxfed.core.contract import fixed_point
 from jaxfed.core.contract.algorithm import Algorithm, ClientsLike
 from jaxfed.core.contract.bases import Bases
 from jaxfed.core.contract.fixed_point import DifferentiatedThrough, HasBases
-from jaxfed.core.contract.groups import Groups
-from jaxfed.core.contract.reduction import Max, Mean, Part, Sum, is_part, plain
 from jaxfed.core.contract.remarks import HasRemarks
 
 # Groups at more than this multiple of the median distance from the aggregate are listed as far.
 FAR = 3.0
-# A step for curvatures up to this multiple of the median one; see `Robust`.
-CURVATURE = 2.0
-# Parts of fewer numbers than about this count less in distances.
-FEW = 10
-
-
-# What becomes of a part of a message. It holds the part as it is sent, and its reduction after.
-class _Averaged(eqx.Module):
-    value: Any
-
-
-class _Summed(eqx.Module):
-    value: Any
-
-
-class _Largest(eqx.Module):
-    value: Any
-
-
-def _is_kind(node: object) -> bool:
-    return isinstance(node, _Averaged | _Summed | _Largest)
-
-
-class Message(NamedTuple):
-    """A message whose means and sums are sent to the client's group."""
-
-    parts: PyTree
-    weight: PyTree  # a one, of which the server receives what groups weigh
-    participants: PyTree  # a one, of which it receives how many clients of a group take part
 
 
 class Member(NamedTuple):
@@ -73,10 +43,12 @@ class Robust(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
     A bare array of a message, a mean, becomes the aggregate of the groups' means, and a `Sum` the
     aggregate of their means times the number of participants. The parts of one message are
     aggregated together, each in units of its own spread, so that a group that is far from the
-    others in one part has little influence on all. A part that is named a `Mean` stays one. Before
-    the rounds, a `Max`, as of curvatures, becomes twice the median over groups if that is smaller;
-    other parts, as the moments of a start, stay as they are and are not robust: pass a
-    `warm_start=` instead, as from `jaxfed.pca.OneShot(method="median")`.
+    others in one part has little influence on all. A part that is named a `Mean` stays one.
+
+    Second moments, as those of a start, and other symmetric matrices and `Gram` products are means
+    too. They travel as upper triangles, of which the server holds those of all groups. A `Max`
+    before the rounds, as of curvatures, becomes twice the median over groups if that is smaller.
+    What else there may be in a message, such as `Gather`, has no robust form here and is refused.
 
     Groups are fixed: a client's is its id modulo their number. Every bad client spoils its group,
     so there must be more than twice as many groups as bad clients; with as many groups as clients
@@ -167,16 +139,16 @@ class Robust(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
     def first_message(self, key, data: Member, start) -> PyTree:
         """The algorithm's, with means and sums sent to the client's group."""
         message = self.algorithm.first_message(key, data.data, start)
-        if not jax.tree.leaves(message):
-            return message
         return self._sent(message, data.group, _all_finite(message), first=True)
 
     def server_init(self, key, first: PyTree, like: Member, start) -> Server:
         """The algorithm's state, from the aggregate of the first messages."""
-        received = self._received(first).message if isinstance(first, Message) else first
-        server = self.algorithm.server_init(key, received, like.data, start)
+        received = Received(first, jnp.zeros(self.groups))
+        if isinstance(first, Message):
+            received = aggregated(first, self.rule, self.groups)
+        server = self.algorithm.server_init(key, received.message, like.data, start)
         real = [x.dtype for x in jax.tree.leaves(server) if jnp.issubdtype(x.dtype, jnp.floating)]
-        return Server(server, jnp.zeros(self.groups, jnp.result_type(jnp.float32, *real)))
+        return Server(server, received.distances.astype(jnp.result_type(jnp.float32, *real)))
 
     def downlink(self, server: Server):
         """The algorithm's."""
@@ -197,7 +169,10 @@ class Robust(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
 
     def server_step(self, key, server: Server, uplink: Message):
         """The algorithm's, on the aggregate."""
-        received = self._received(uplink)
+        # Without a message in the rounds, groups are as far as before them.
+        received = Received(None, server.distances)
+        if uplink is not None:
+            received = aggregated(uplink, self.rule, self.groups)
         after, diagnostics = self.algorithm.server_step(key, server.server, received.message)
         distances = received.distances.astype(server.distances.dtype)
         far = jnp.sum(distances > FAR).astype(distances.dtype)
@@ -256,123 +231,12 @@ class Robust(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
         return found
 
     def _sent(
-        self,
-        message: PyTree,
-        group: Int[Array, ""],
-        finite: Bool[Array, ""],
-        first: bool = False,
-    ) -> Message:
-        def one(part: Part | Array) -> PyTree:
-            if not is_part(part):
-                return self._grouped(_Averaged, part, group)
-            if isinstance(part, Sum):
-                return self._grouped(_Summed, part.value, group)
-            if isinstance(part, Max) and first:
-                return self._grouped(_Largest, part.value, group)
-            if isinstance(part, Mean) or first:
-                return part
-            raise ValueError(
-                "algorithm: wanted means and sums in the rounds' messages for a robust aggregate, "
-                f"got {type(part).__name__} from {type(self.algorithm).__name__}"
-            )
-
-        parts = jax.tree.map(one, _present(message, finite), is_leaf=is_part)
-        kinds = jax.tree.leaves(parts, is_leaf=_is_kind)
-        weighted, plainly = (
-            any(isinstance(x, kind) for x in kinds) for kind in (_Averaged | _Largest, _Summed)
-        )
-        one_ = finite.astype(jnp.result_type(*jax.tree.leaves(plain(message))))
-        weight = self._grouped(_Averaged, one_, group, limit=1.0).value if weighted else None
-        participants = self._grouped(_Summed, one_, group, limit=1.0).value if plainly else None
-        return Message(parts, weight, participants)
-
-    def _grouped(
-        self, kind: type, value: PyTree, group: Int[Array, ""], limit: float | None = None
+        self, message: PyTree, group: Int[Array, ""], finite: Bool[Array, ""], first: bool = False
     ) -> PyTree:
-        """Parts of a kind, each sent to the client's group."""
-        weighted = kind is not _Summed
-
-        def one(x: Array) -> eqx.Module:
-            if not self.masked:
-                return kind(Groups(x, self.groups, weighted, limit))
-            own = (jnp.arange(self.groups) == group).reshape(-1, *[1] * x.ndim)
-            return kind((Mean if weighted else Sum)(jnp.where(own, x, 0)))
-
-        return jax.tree.map(one, value)
-
-    def _received(self, received: Message) -> "_Received":
-        """The message with aggregates in place of the sums of groups."""
-        nodes, structure = jax.tree.flatten(received.parts, is_leaf=_is_kind)
-        grouped = [i for i, node in enumerate(nodes) if _is_kind(node)]
-        if not grouped:
-            return _Received(received.parts, jnp.zeros(self.groups))
-        total = received.participants if received.weight is None else received.weight
-        # Groups without participants do not count. Lossy channels may leave others less than zero.
-        there = total > 1e-3 * total.max()
-        shares = jnp.where(there, total, 0) / jnp.where(there, total, 0).sum()
-
-        def means(node: Any) -> Rows:
-            mass: Any = received.participants if isinstance(node, _Summed) else received.weight
-            rows = node.value.reshape(self.groups, -1)
-            # Both are masked before they are divided: derivatives of what does not count are zero.
-            return jnp.where(there[:, None], rows, 0) / jnp.where(there, mass, 1)[:, None]
-
-        rows = {i: means(nodes[i]) for i in grouped}
-        spreads = {i: _spread(rows[i], shares) for i in grouped}
-        joint = [i for i in grouped if not isinstance(nodes[i], _Largest)]
-        values, lengths = {}, jnp.zeros_like(shares)
-        if joint:
-            scaled = jnp.concatenate([spreads[i].scaled(rows[i]) for i in joint], axis=1)
-            found = self.rule.aggregate(scaled, shares)
-            lengths = distances(scaled, found)
-            lengths = lengths / weighted_quantile(lengths[:, None], shares, 0.5)
-            ends = np.cumsum([rows[i].shape[1] for i in joint])[:-1]
-            values = dict(zip(joint, jnp.split(found, ends), strict=True))
-        for i in grouped:
-            node, spread = nodes[i], spreads[i]
-            if isinstance(node, _Largest):
-                value = jnp.minimum(CURVATURE * spread.center, rows[i].max(0))
-            else:
-                value = spread.center + spread.scale * values[i]
-            if isinstance(node, _Summed):
-                value = value * jnp.where(there, received.participants, 0).sum()
-            nodes[i] = value.reshape(node.value.shape[1:])
-        message = jax.tree.unflatten(structure, nodes)
-        return _Received(message, jnp.where(there, lengths, 0))
+        name = type(self.algorithm).__name__
+        return Sender(group, self.groups, self.masked).sent(message, finite, first=first, name=name)
 
 
 def _all_finite(tree: PyTree) -> Bool[Array, ""]:
-    return jnp.all(jnp.stack([jnp.isfinite(x).all() for x in jax.tree.leaves(tree)]))
-
-
-def _present(message: PyTree, finite: Bool[Array, ""]) -> PyTree:
-    return jax.tree.map(lambda x: jnp.where(finite, x, 0), message)
-
-
-class _Received(NamedTuple):
-    message: PyTree
-    distances: Shares
-
-
-class _Spread(NamedTuple):
-    center: Float[Array, " numbers"]
-    scale: Float[Array, ""]
-
-    def scaled(self, rows: Rows) -> Rows:
-        """Deviations from the center, in units of the scale."""
-        # Further away than this no rule tells groups apart, and squares of larger numbers overflow.
-        most = float(jnp.finfo(rows.dtype).max) ** 0.4
-        return jnp.clip((rows - self.center) / self.scale, -most, most)
-
-
-def _spread(rows: Rows, shares: Shares) -> _Spread:
-    """The coordinate-wise median of groups, and their median distance from it.
-
-    Distances of few numbers vary more around their median, by which a single number would decide
-    over all the others: the fewer, the larger the unit.
-    """
-    center = weighted_quantile(rows, shares, 0.5)
-    lengths = jnp.linalg.norm(jax.lax.stop_gradient(rows - center), axis=1)
-    numbers = rows.shape[1]
-    scale = weighted_quantile(lengths[:, None], shares, 0.5)[0] * ((numbers + FEW) / numbers) ** 0.5
-    return _Spread(center, jnp.where(scale > 0, scale, 1))
+    found = [jnp.isfinite(x).all() for x in jax.tree.leaves(tree)]
+    return jnp.all(jnp.stack([jnp.array(True), *found]))

@@ -3,23 +3,23 @@
 import abc
 import warnings
 from collections.abc import Callable, Iterator
-from functools import partial
-from numbers import Real
 from typing import Any, NamedTuple, Self, TypeAlias, final
 
 import jax
 import numpy as np
 from jaxtyping import Float, Int
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
-from sklearn.utils import check_consistent_length, check_random_state
+from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
+from jaxfed import aggregation
 from jaxfed._checks import check_flag, check_whole
 from jaxfed._names import caller
 from jaxfed.core.clients.clients import Clients
+from jaxfed.core.contract.algorithm import Algorithm
 from jaxfed.core.run.fit import fit
 from jaxfed.core.run.solution import Solution
-from jaxfed.estimators._arrays import checked, checked_samples
+from jaxfed.estimators._arrays import checked, checked_labels, checked_samples
 from jaxfed.estimators._normal import Normal, noise_outside, principal
 from jaxfed.estimators._stream import summary, taken_in
 
@@ -58,9 +58,11 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
     - `noise_variance_`: variance in each direction outside of a client's components.
     - `n_iter_`: number of rounds.
     - `summary_`: a summary of the run.
+    - `far_groups_`: with `robust=True`, the labels of the clients that were far from the others.
     """
 
     rounds: int
+    robust: bool = False
     center: bool
     forgetting: float | None
     tol: float | None = None
@@ -106,7 +108,8 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         self.mean_ = X.mean(axis=0) if self.center else np.zeros(X.shape[1])
         tables = [X[places == i] - self.mean_ for i in range(len(self.groups_))]
         self._seen = self._solution = None
-        self._describe(self._run(Clients.from_samples(tables), tables), tables)
+        clients = Clients.from_samples(tables)
+        self._describe(self._run(clients, tables), clients, tables)
         return self
 
     @final
@@ -140,7 +143,7 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         solution = self._run(now.clients, now.tables, getattr(self, "_solution", None))
         self.groups_, self.mean_ = now.labels, now.mean
         self._seen, self._solution = seen, solution
-        self._describe(solution, now.tables, now.together)
+        self._describe(solution, now.clients, now.tables, now.together)
         return self
 
     @final
@@ -199,7 +202,7 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         found = np.zeros((len(X), self.n_features_in_), X.dtype)
         for rows, law in self._laws_of(X, groups):
             if law is None:
-                (label, *_) = _labels(groups, X)[rows]
+                (label, *_) = checked_labels(groups, X)[rows]
                 raise ValueError(
                     f"groups: {label!r} was not in fit; learn its components by "
                     "personalize(X, groups)"
@@ -261,7 +264,7 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
             ValueError: if samples or groups are invalid.
         """
         check_is_fitted(self)
-        labels = _labels(groups, X)
+        labels = checked_labels(groups, X)
         if fault := self._other_type(labels):
             raise ValueError(f"groups: {fault}")
         X, parts = self._parted(X, groups)
@@ -283,13 +286,14 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         for name in ("rounds", *self._ranks()):
             check_whole(name, getattr(self, name))
         check_flag("center", self.center)
+        check_flag("robust", self.robust)
         self._n_features_out, least = self._sizes()
         # Later samples have as many features as the first ones, or are refused for that.
         wanted = {"ensure_min_samples": 2, "ensure_min_features": least} if first else {}
         X = checked_samples(self, X, reset=first, **wanted)
         if groups is None:
             _warn("got none, so all samples are treated as one client's", method)
-        return X, np.zeros(len(X), int) if groups is None else _labels(groups, X)
+        return X, np.zeros(len(X), int) if groups is None else checked_labels(groups, X)
 
     def _run(
         self, clients: Clients, tables: list[Table], before: Solution | None = None
@@ -299,12 +303,27 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         options: dict[str, Any] = {"rounds": int(self.rounds), "key": key, "tol": self.tol}
         if before is not None:
             return before.update(clients, **options)
-        return self._solved(partial(fit, clients=clients, **options), tables)
+        if self.robust and len(tables) < 3:
+            raise ValueError(f"robust: wanted three clients or more, got {len(tables)}")
+
+        def run(algorithm: Algorithm, **more: Any) -> Solution:
+            if self.robust:
+                algorithm = aggregation.Robust(algorithm, groups=len(tables))
+            return fit(algorithm, clients, **options, **more)
+
+        return self._solved(run, tables)
 
     def _describe(
-        self, solution: Solution, tables: list[Table], together: Table | None = None
+        self,
+        solution: Solution,
+        clients: Clients,
+        tables: list[Table],
+        together: Table | None = None,
     ) -> None:
         """Set the attributes, of samples or of rows with the same second moments."""
+        if self.robust:
+            far = aggregation.far_clients(solution, clients.ids)
+            self.far_groups_ = self.groups_[np.isin(clients.ids, far)]
         shared, local, self._beside = self._learned(solution)
         # A basis is arbitrary: rotate to uncorrelated components in order of variance.
         shared = principal(shared, tables)
@@ -363,32 +382,13 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
                 _warn(text, "transform", "score")
             yield Group(np.arange(len(X)), self._law)
             return
-        labels, places = np.unique(_labels(groups, X), return_inverse=True)
+        labels, places = np.unique(checked_labels(groups, X), return_inverse=True)
         if fault := self._other_type(labels):
             message = f"groups: {fault}, so all samples belong to clients that were not in fit"
             warnings.warn(message, stacklevel=caller())
         known = dict(zip(self.groups_, self._laws, strict=True))
         for i, label in enumerate(labels):
             yield Group(np.flatnonzero(places == i), known.get(label))
-
-
-def _labels(groups: ArrayOrFrame | None, X: ArrayOrFrame) -> np.ndarray:
-    # From a mixed list, NumPy would convert numbers to texts.
-    given: Any = groups if hasattr(groups, "dtype") else np.asarray(groups, object)
-    if np.ndim(given) != 1:
-        raise ValueError(f"groups: wanted one label for each row, got shape {np.shape(given)}")
-    labels = checked(given, ensure_2d=False, dtype=None, input_name="groups")
-    if labels.dtype == object:
-        kinds = {next((k for k in (Real, str) if isinstance(x, k)), type(x)) for x in labels}
-        if len(kinds) > 1 or type(None) in kinds:
-            names = ", ".join(sorted({type(label).__name__ for label in labels}))
-            raise ValueError(
-                f"groups: wanted labels that are all numbers or all names, got {names}"
-            )
-        if kinds <= {Real, str}:
-            labels = np.asarray(labels.tolist())
-    check_consistent_length(X, labels)
-    return labels
 
 
 def _warn(what: str, *methods: str) -> None:

@@ -37,6 +37,7 @@ class PersonalizedPCA(ClientPCA):
         rounds: int = 100,
         start: Literal["better", "local_first", "projector"] = "better",
         shrinkage: bool = False,
+        robust: bool = False,
         center: bool = True,
         forgetting: float | None = None,
         random_state: Any = None,
@@ -51,13 +52,16 @@ class PersonalizedPCA(ClientPCA):
                 `"projector"` the opposite; `"better"` runs both and keeps the result that explains
                 more of the variance, or the larger shared part if there is no clear difference.
             shrinkage: remove the noise from the second moments first.
+            robust: aggregate what clients send by `jaxfed.aggregation.Robust`, each of at least
+                three clients by itself, so that a few faulty ones do little harm. The mean of all
+                samples is one of everybody's.
             center: whether the mean of all samples is subtracted.
             forgetting: the share, in (0, 1], of the new samples in each `partial_fit`; None
                 forgets nothing, so that every sample counts the same.
             random_state: a seed or a `numpy.random.RandomState`.
         """
         self.shared_rank, self.local_rank, self.rounds = shared_rank, local_rank, rounds
-        self.start, self.shrinkage = start, shrinkage
+        self.start, self.shrinkage, self.robust = start, shrinkage, robust
         self.center, self.forgetting, self.random_state = center, forgetting, random_state
 
     def _sizes(self):
@@ -152,6 +156,7 @@ class HierarchicalPCA(ClientPCA):
         noise_variance: float = 0.5,
         prior_variance: float | None = None,
         rounds: int = 30,
+        robust: bool = False,
         center: bool = True,
         forgetting: float | None = None,
         random_state: Any = None,
@@ -164,13 +169,16 @@ class HierarchicalPCA(ClientPCA):
             prior_variance: variance of clients' components around the common ones; None to learn
                 it.
             rounds: number of rounds.
+            robust: aggregate what clients send by `jaxfed.aggregation.Robust`, each of at least
+                three clients by itself, so that a few faulty ones do little harm. The mean of all
+                samples is one of everybody's.
             center: whether the mean of all samples is subtracted.
             forgetting: the share, in (0, 1], of the new samples in each `partial_fit`; None
                 forgets nothing, so that every sample counts the same.
             random_state: a seed or a `numpy.random.RandomState`.
         """
         self.n_components, self.noise_variance = n_components, noise_variance
-        self.prior_variance, self.rounds = prior_variance, rounds
+        self.prior_variance, self.rounds, self.robust = prior_variance, rounds, robust
         self.center, self.forgetting, self.random_state = center, forgetting, random_state
 
     def _sizes(self):
@@ -186,8 +194,8 @@ class HierarchicalPCA(ClientPCA):
         return run(algorithm)
 
     def _learned(self, solution):
-        learned: Any = getattr(solution.server, "prior_variance", self.prior_variance)
-        self.prior_variance_ = float(learned)
+        learned = solution.history.get("prior_variance", [self.prior_variance])
+        self.prior_variance_ = float(learned[-1])
         shared, local = map(_host, solution.result)
         return Learned(shared, local, False)
 

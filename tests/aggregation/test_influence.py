@@ -42,12 +42,15 @@ def test_is_the_change_without_a_client(x64):
     algorithm = jf.pca.PerPCA(RANK, 1, variant="power")
     clients = clients_of()
     solution = run(clients, algorithm)
-    found = client_influence(solution, clients, key=jax.random.key(1), of=numbers)
+    options = {"key": jax.random.key(1), "of": numbers}
+    found = client_influence(solution, clients, rounds=None, **options)
+    exact = client_influence(solution, clients, rounds=300, **options)
     for i in (0, 7, CLIENTS - 1):
         weights = np.ones(CLIENTS)
         weights[i] = 0
         change = numbers(run(clients_of(weights), algorithm).result) - numbers(solution.result)
         np.testing.assert_allclose(found[i], np.sqrt(np.mean(change**2)), rtol=0.3)
+        np.testing.assert_allclose(exact[i], np.sqrt(np.mean(change**2)), rtol=1e-4)
     assert np.argmax(found) == CLIENTS - 1
 
 
@@ -55,11 +58,27 @@ def test_estimates_the_change_of_the_projector(x64):
     algorithm = Robust(jf.pca.PerPCA(RANK, 1, variant="power"), groups=CLIENTS)
     clients = clients_of()
     solution = run(clients, algorithm)
-    found = client_influence(solution, clients, key=jax.random.key(1), directions=32)
+    found = client_influence(solution, clients, key=jax.random.key(1), rounds=None)
+    exact = client_influence(solution, clients, key=jax.random.key(1), rounds=300)
     weights = np.ones(CLIENTS)
     weights[4] = 0
     change = np.linalg.norm(projector(run(clients_of(weights), algorithm)) - projector(solution))
     assert 0.4 * change < found[4] < 2.5 * change
+    np.testing.assert_allclose(exact[4], change, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "algorithm", [jf.pca.PerPCA(RANK, 1), jf.pca.VarProPerPCA(RANK, 1)], ids=lambda x: str(x)[:8]
+)
+@pytest.mark.parametrize("scale", [1, 1000])
+def test_names_a_client_that_has_taken_the_result_over(algorithm, scale):
+    clients = clients_of()
+    values = clients.data.values.astype(jnp.float32).at[CLIENTS - 1].multiply(scale)
+    clients = jf.Clients.from_samples(values)
+    solution = jf.fit(algorithm, clients, rounds=200, key=jax.random.key(0))
+    found = client_influence(solution, clients, key=jax.random.key(1))
+    assert np.argmax(found) == CLIENTS - 1
+    assert found.max() > 1.5 * np.sort(found)[-2]
 
 
 @pytest.mark.parametrize(
@@ -67,7 +86,8 @@ def test_estimates_the_change_of_the_projector(x64):
     [
         ({"solution": "a run"}, r"solution: wanted .*got"),
         ({"clients": None}, r"clients: wanted .*got"),
-        ({"directions": 0}, r"directions: .*got 0"),
+        ({"rounds": 0}, r"rounds: .*got 0"),
+        ({"adjoint": jf.adjoint.implicit()}, r"adjoint: wanted None .*got"),
         ({"key": 3}, r"key: .*"),
     ],
     ids=str,

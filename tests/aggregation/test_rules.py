@@ -86,7 +86,34 @@ def test_the_biweight_has_the_smallest_bounded_loss():
         return shares @ (1 - left**3)
 
     wanted = minimize(loss, start, tol=1e-12).x
-    chex.assert_trees_all_close(aggregate(Biweight(steps=300), rows, shares), wanted, atol=1e-5)
+    chex.assert_trees_all_close(
+        aggregate(Biweight(steps=300, directions=0), rows, shares), wanted, atol=1e-5
+    )
+
+
+def test_lies_no_longer_than_honest_differences_do_not_add_up():
+    rng = np.random.default_rng(3)
+    rows, shares = rng.normal(size=(100, 30)), np.full(100, 0.01)
+    lie = rng.normal(size=30)
+    rows[:30] = lie * 30**0.5 / np.linalg.norm(lie)  # as long as the others
+    honest = rows[30:].mean(0)
+    mean, plain, found = (
+        np.linalg.norm(aggregate(rule, rows, shares) - honest)
+        for rule in (TrimmedMean(0.0), Biweight(directions=0), Biweight())
+    )
+    assert plain > 0.9 * mean
+    # Off by the median of a normal distribution of which three tenths are on one side.
+    assert found < 0.9 < 1.6 < mean
+
+
+def test_medians_along_directions_cost_little_without_lies():
+    shares = np.full(100, 0.01)
+    draws = np.random.default_rng(4).normal(size=(200, 100, 30))
+    found, mean = (
+        np.mean([np.sum(aggregate(rule, rows, shares) ** 2) for rows in draws])
+        for rule in (Biweight(), TrimmedMean(0.0))
+    )
+    assert found < 1.05 * mean
 
 
 def test_clipped_deviations_sum_to_zero():

@@ -119,6 +119,34 @@ def test_a_prior_leaves_every_client_components_of_its_own(data):
     assert np.abs(np.corrcoef(new[:, 0], known[:, 0])[0, 1]) > 0.99
 
 
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        (lambda **options: estimators.PersonalizedPCA(2, 2, **options), True),
+        (lambda **options: estimators.HierarchicalPCA(2, **options), True),
+        # It sends projectors, which no units make large.
+        (lambda **options: estimators.HierarchicalPCA(2, prior_variance=0.1, **options), False),
+    ],
+    ids=["PersonalizedPCA", "AdaptivePCA", "HierarchicalPCA"],
+)
+def test_a_client_in_other_units_does_no_harm(make, named):
+    X, groups, _ = sampled(m=12)
+    names = np.array([f"site {i:02}" for i in range(12)])[groups]
+    options = {"random_state": 0, "center": False}
+    honest = make(**options).fit(X - 1, groups=names).components_
+    spoiled = np.where(groups[:, None] == 3, 1000 * (X - 1)[:, ::-1], X - 1)
+    found = make(robust=True, **options).fit(spoiled, groups=names)
+    left = found.components_ - found.components_ @ honest.T @ honest
+    assert np.linalg.norm(left, 2) < 0.2
+    assert ("site 03" in found.far_groups_) == named
+
+
+def test_a_robust_fit_wants_three_clients():
+    X, groups, _ = sampled(m=2)
+    with pytest.raises(ValueError, match="robust: wanted three clients or more, got 2"):
+        estimators.PersonalizedPCA(robust=True).fit(X, groups=groups)
+
+
 def test_it_works_in_a_pipeline_and_names_its_columns(data):
     X, groups, _ = data
     pd = pytest.importorskip("pandas")

@@ -113,9 +113,10 @@ def inside(names, lines):
 
 
 def robust(names, lines):
-    assert lines("median")[0] == "[7]"
-    assert "1 of 40 groups" in "".join(lines("median"))
-    assert lines("client_influence") == ["5"]
+    assert lines("far_clients")[0] == "[7]"
+    assert "1 of 40 groups" in "".join(lines("far_clients"))
+    assert lines("taken") == ["7"]
+    assert lines("drawn") == ["5"]
 
 
 def streams(names, lines):

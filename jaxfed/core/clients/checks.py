@@ -10,7 +10,7 @@ from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Array, ArrayLike, Float, Int
 
-from jaxfed._checks import checked_weights, host_array, is_real, is_whole, refuse
+from jaxfed._checks import check_number, checked_weights, host_array, is_real, is_whole, refuse
 from jaxfed.core.common.meshes import automatic, is_explicit
 from jaxfed.core.common.processes import is_here
 
@@ -34,6 +34,16 @@ def check_ids(ids: Int[Array, "*data_sets clients"]) -> None:
                 "clients: wanted ids that differ, of at least 0, since random numbers are drawn by "
                 f"them, got {wrong[0]} {'twice' if wrong[0] >= 0 else ''}".rstrip()
             )
+
+
+def check_bucket(bucket: object) -> None:
+    """Check how much of the data padding may be, if clients are put in buckets.
+
+    Raises:
+        ValueError: for what is neither None nor a number of at least 1.1.
+    """
+    if bucket is not None:
+        check_number("bucket", bucket, "a number of at least 1.1 or None", lambda x: x >= 1.1)
 
 
 def check_part(name: str, number: object, most: int) -> None:

@@ -14,7 +14,6 @@ from jaxtyping import Array, ArrayLike, Float, Int, PyTree
 from jaxfed._checks import (
     check_count,
     check_instance,
-    check_number,
     checked_path,
     is_list,
     refuse,
@@ -24,6 +23,7 @@ from jaxfed.core.backends.backend import Backend
 from jaxfed.core.backends.devices import shard
 from jaxfed.core.clients.bucketed import Bucketed
 from jaxfed.core.clients.checks import (
+    check_bucket,
     check_ids,
     check_part,
     check_tables,
@@ -111,8 +111,7 @@ class Clients(eqx.Module):
         """
         kind = kind_of(missing)
         checked = partial(checked_array, half=True, missing=missing == "mask")
-        if bucket is not None:
-            check_number("bucket", bucket, "a number of at least 1.1 or None", lambda x: x >= 1.1)
+        check_bucket(bucket)
         if isinstance(arrays, np.ndarray | jax.Array) and arrays.ndim == 3:
             values = checked(arrays, "arrays")
             if 0 in values.shape:
@@ -170,8 +169,7 @@ class Clients(eqx.Module):
             ValueError: for what is no sequence of such samples, counts or weights that do not fit,
                 and as in `from_samples`. Whether samples are finite is not looked at: messages are.
         """
-        if bucket is not None:
-            check_number("bucket", bucket, "a number of at least 1.1 or None", lambda x: x >= 1.1)
+        check_bucket(bucket)
         check_count("block_bytes", block_bytes)
         folder = None if states is None else checked_path("states", states)
         if folder is not None and not folder.is_dir():

@@ -1,0 +1,203 @@
+"""Messages that go to groups of clients, and the robust aggregates that take the place of means."""
+
+from typing import Any, Literal, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, PyTree
+
+from jaxfed.aggregation.rules import Rows, Rule, Shares, distances, weighted_quantile
+from jaxfed.core.contract.groups import Groups
+from jaxfed.core.contract.reduction import (
+    Gram,
+    Max,
+    Mean,
+    Part,
+    Sum,
+    Symmetric,
+    is_part,
+    plain,
+    unfolded,
+)
+from jaxfed.linalg._factor import matmul
+
+# A step for curvatures up to this multiple of the median one; see `Robust`.
+CURVATURE = 2.0
+# Numbers in the matrices that the server holds of all groups.
+LARGEST = 2**29
+# Parts of fewer numbers than about this count less in distances.
+FEW = 10
+
+
+Kind = Literal["mean", "sum", "max"]
+
+
+class _Grouped(eqx.Module):
+    """A part of a message: what each group sends, and after its reduction what all have sent."""
+
+    value: Any
+    kind: Kind = eqx.field(static=True)
+    symmetric: bool = eqx.field(static=True, default=False)  # an upper triangle, row by row
+
+
+def _is_grouped(node: object) -> bool:
+    return isinstance(node, _Grouped)
+
+
+class Message(NamedTuple):
+    """A message whose means and sums are sent to the client's group."""
+
+    parts: PyTree
+    weight: PyTree  # a one, of which the server receives what groups weigh
+    participants: PyTree  # a one, of which it receives how many clients of a group take part
+
+
+class Received(NamedTuple):
+    """A message with aggregates in place of the sums of groups."""
+
+    message: PyTree
+    distances: Shares  # of the groups from the aggregate, in units of the median one
+
+
+class Sender(NamedTuple):
+    """How ONE client sends to its group."""
+
+    group: Int[Array, ""]
+    groups: int
+    masked: bool  # to all of them, zeros to all others than its own
+
+    def sent(self, message: PyTree, finite: Bool[Array, ""], *, first: bool, name: str) -> PyTree:
+        """The message with its means and sums sent to the client's group.
+
+        Args:
+            message: of an algorithm.
+            finite: whether the client takes part.
+            first: whether it is that before the rounds.
+            name: of the algorithm.
+
+        Raises:
+            ValueError: for a part that has no robust form.
+        """
+        if not jax.tree.leaves(message):
+            return message
+
+        def one(part: Part | Array) -> PyTree:
+            if not is_part(part):
+                return self._grouped("mean", part)
+            if isinstance(part, Sum):
+                return self._grouped("sum", part.value)
+            if isinstance(part, Max) and first:
+                return self._grouped("max", part.value)
+            if isinstance(part, Symmetric | Gram):
+                if isinstance(part, Gram):
+                    part = Symmetric(jax.tree.map(_triangle, part.value), part.weighted)
+                self._check_size(part.value)
+                return self._grouped("mean" if part.weighted else "sum", part.value, True)
+            if isinstance(part, Mean):
+                return part
+            raise ValueError(
+                "algorithm: wanted messages of means and sums for a robust aggregate, "
+                f"got {type(part).__name__} from {name}"
+            )
+
+        parts = jax.tree.map(one, _present(message, finite), is_leaf=is_part)
+        kinds = {x.kind for x in jax.tree.leaves(parts, is_leaf=_is_grouped) if _is_grouped(x)}
+        counts = finite.astype(jnp.result_type(*jax.tree.leaves(plain(message))))
+        weight = self._to_group("mean", counts, 1.0) if kinds & {"mean", "max"} else None
+        participants = self._to_group("sum", counts, 1.0) if "sum" in kinds else None
+        return Message(parts, weight, participants)
+
+    def _grouped(self, kind: Kind, value: PyTree, symmetric: bool = False) -> PyTree:
+        return jax.tree.map(lambda x: _Grouped(self._to_group(kind, x), kind, symmetric), value)
+
+    def _to_group(self, kind: Kind, x: Array, limit: float | None = None) -> Part:
+        weighted = kind != "sum"
+        if not self.masked:
+            return Groups(x, self.groups, weighted, limit)
+        own = (jnp.arange(self.groups) == self.group).reshape(-1, *[1] * x.ndim)
+        return (Mean if weighted else Sum)(jnp.where(own, x, 0))
+
+    def _check_size(self, triangles: PyTree) -> None:
+        for numbers in (x.size for x in jax.tree.leaves(triangles)):
+            if self.groups * numbers > LARGEST:
+                raise ValueError(
+                    f"groups: wanted at most {LARGEST // numbers}, since the server holds a "
+                    f"matrix of {numbers} numbers for each, got {self.groups}; take fewer, or a "
+                    "warm_start where the matrices are those of a start"
+                )
+
+
+def aggregated(received: Message, rule: Rule, groups: int) -> Received:
+    """The message with aggregates in place of the sums of groups."""
+    nodes, structure = jax.tree.flatten(received.parts, is_leaf=_is_grouped)
+    grouped = [i for i, node in enumerate(nodes) if _is_grouped(node)]
+    if not grouped:
+        return Received(received.parts, jnp.zeros(groups))
+    total = received.participants if received.weight is None else received.weight
+    # Groups without participants do not count. Lossy channels may leave others less than zero.
+    there = total > 1e-3 * total.max()
+    shares = jnp.where(there, total, 0) / jnp.where(there, total, 0).sum()
+
+    def means(node: Any) -> Rows:
+        mass: Any = received.participants if node.kind == "sum" else received.weight
+        rows = node.value.reshape(groups, -1)
+        # Both are masked before they are divided: derivatives of what does not count are zero.
+        return jnp.where(there[:, None], rows, 0) / jnp.where(there, mass, 1)[:, None]
+
+    rows = {i: means(nodes[i]) for i in grouped}
+    spreads = {i: _spread(rows[i], shares) for i in grouped}
+    joint = [i for i in grouped if nodes[i].kind != "max"]
+    values, lengths = {}, jnp.zeros_like(shares)
+    if joint:
+        scaled = jnp.concatenate([spreads[i].scaled(rows[i]) for i in joint], axis=1)
+        found = rule.aggregate(scaled, shares)
+        lengths = distances(scaled, found)
+        lengths = lengths / weighted_quantile(lengths[:, None], shares, 0.5)
+        ends = np.cumsum([rows[i].shape[1] for i in joint])[:-1]
+        values = dict(zip(joint, jnp.split(found, ends), strict=True))
+    for i in grouped:
+        node, spread = nodes[i], spreads[i]
+        if node.kind == "max":
+            value = jnp.minimum(CURVATURE * spread.center, rows[i].max(0))
+        else:
+            value = spread.center + spread.scale * values[i]
+        if node.kind == "sum":
+            value = value * jnp.where(there, received.participants, 0).sum()
+        shaped = value.reshape(node.value.shape[1:])
+        nodes[i] = unfolded(shaped) if node.symmetric else shaped
+    message = jax.tree.unflatten(structure, nodes)
+    return Received(message, jnp.where(there, lengths, 0))
+
+
+def _triangle(factor: Float[Array, "d k"]) -> Float[Array, " size"]:
+    return matmul(factor, factor.T)[jnp.triu_indices(len(factor))]
+
+
+def _present(message: PyTree, finite: Bool[Array, ""]) -> PyTree:
+    return jax.tree.map(lambda x: jnp.where(finite, x, 0), message)
+
+
+class _Spread(NamedTuple):
+    center: Float[Array, " numbers"]
+    scale: Float[Array, ""]
+
+    def scaled(self, rows: Rows) -> Rows:
+        """Deviations from the center, in units of the scale."""
+        # Further away than this no rule tells groups apart, and squares of larger numbers overflow.
+        most = float(jnp.finfo(rows.dtype).max) ** 0.4
+        return jnp.clip((rows - self.center) / self.scale, -most, most)
+
+
+def _spread(rows: Rows, shares: Shares) -> _Spread:
+    """The coordinate-wise median of groups, and their median distance from it.
+
+    Distances of few numbers vary more around their median, by which a single number would decide
+    over all the others: the fewer, the larger the unit.
+    """
+    center = weighted_quantile(rows, shares, 0.5)
+    lengths = jnp.linalg.norm(jax.lax.stop_gradient(rows - center), axis=1)
+    numbers = rows.shape[1]
+    scale = weighted_quantile(lengths[:, None], shares, 0.5)[0] * ((numbers + FEW) / numbers) ** 0.5
+    return _Spread(center, jnp.where(scale > 0, scale, 1))
