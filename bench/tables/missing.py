@@ -60,7 +60,7 @@ def problems(data: Path | None, seed: int) -> Iterator[Problem]:
     yield Problem("digits", images, 10, 2)
     if data is None:
         return
-    yield Problem("vowels", speakers(data / "japanese_vowels" / "JapaneseVowels_TRAIN.ts"), 4, 2)
+    yield Problem("vowels", speakers(data / "japanese_vowels" / "JapaneseVowels_TRAIN.ts"), 2, 4)
     stored = np.load(data / "mfeat" / "mfeat.npz", allow_pickle=False)
     moments = (stored["zer"] - stored["zer"].mean(0)) / stored["zer"].std(0)
     labels = stored["labels"]
@@ -155,7 +155,7 @@ def mofa(problem: Problem, gaps: list[np.ndarray]) -> list[np.ndarray]:
         model.set_data_matrix([[own.astype(float) for own in gaps]])
         factors = problem.shared_rank + problem.local_rank
         model.set_model_options(factors=factors)
-        model.set_train_options(iter=300, seed=0, verbose=False, quiet=True)
+        model.set_train_options(iter=100, seed=0, verbose=False, quiet=True)
         model.build()
         model.run()
         scores = model.model.nodes["Z"].getExpectation()
@@ -187,27 +187,31 @@ def _em(known: jax.Array, seen: jax.Array, fill: ArrayLike, rank: int, steps: in
     loadings = basis[:rank].T * values[:rank] / len(fill) ** 0.5
     noise = 0.5 * jnp.var(fill - mean) + 1e-6
 
-    @jax.jit
-    def step(mean, loadings, noise):
-        second = loadings[:, :, None] * loadings[:, None, :]
-        inner = (seen @ second.reshape(-1, rank**2)).reshape(-1, rank, rank)
-        covariance = jnp.linalg.inv(jnp.eye(rank) + inner / noise)
-        scores = jnp.einsum("nrs,ns->nr", covariance, (seen * (known - mean)) @ loadings / noise)
-        full = covariance + scores[:, :, None] * scores[:, None, :]
-        gram = (seen.T @ full.reshape(-1, rank**2)).reshape(-1, rank, rank)
-        right = (seen * (known - mean)).T @ scores
-        ridge = 1e-6 * jnp.eye(rank)
-        new = jnp.linalg.solve(gram + ridge, right[..., None])[..., 0]
-        fitted = scores @ new.T
-        new_mean = jnp.sum(seen * (known - fitted), 0) / jnp.maximum(seen.sum(0), 1)
-        rest = (seen * (known - new_mean - fitted) ** 2).sum()
-        spread = jnp.einsum("nd,dr,nrs,ds->", seen, new, covariance, new)
-        return (new_mean, new, jnp.maximum((rest + spread) / seen.sum(), 1e-6)), fitted + new_mean
-
     state, fitted = (mean, loadings, noise), fill
     for _ in range(steps):
-        state, fitted = step(*state)
+        state, fitted = _em_step(known, seen, *state)
     return jnp.where(seen > 0, known, fitted)
+
+
+@jax.jit
+def _em_step(
+    known: jax.Array, seen: jax.Array, mean: jax.Array, loadings: jax.Array, noise: jax.Array
+) -> tuple[tuple[jax.Array, jax.Array, jax.Array], jax.Array]:
+    rank = loadings.shape[1]
+    second = loadings[:, :, None] * loadings[:, None, :]
+    inner = (seen @ second.reshape(-1, rank**2)).reshape(-1, rank, rank)
+    covariance = jnp.linalg.inv(jnp.eye(rank) + inner / noise)
+    scores = jnp.einsum("nrs,ns->nr", covariance, (seen * (known - mean)) @ loadings / noise)
+    full = covariance + scores[:, :, None] * scores[:, None, :]
+    gram = (seen.T @ full.reshape(-1, rank**2)).reshape(-1, rank, rank)
+    right = (seen * (known - mean)).T @ scores
+    loadings = jnp.linalg.solve(gram + 1e-6 * jnp.eye(rank), right[..., None])[..., 0]
+    fitted = scores @ loadings.T
+    mean = jnp.sum(seen * (known - fitted), 0) / jnp.maximum(seen.sum(0), 1)
+    rest = (seen * (known - mean - fitted) ** 2).sum()
+    spread = jnp.einsum("nd,dr,nrs,ds->", seen, loadings, covariance, loadings)
+    noise = jnp.maximum((rest + spread) / seen.sum(), 1e-6)
+    return (mean, loadings, noise), fitted + mean
 
 
 RIVALS: dict[str, Callable[[Problem, list[np.ndarray]], list[np.ndarray]]] = {

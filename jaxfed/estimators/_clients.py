@@ -309,7 +309,7 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         def run(algorithm: Algorithm, **more: Any) -> Solution:
             if self.robust:
                 algorithm = aggregation.Robust(algorithm, groups=len(tables))
-            return fit(algorithm, clients, **options, **more)
+            return fit(algorithm, clients, **(options | more))
 
         return self._solved(run, tables)
 

