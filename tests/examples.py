@@ -452,9 +452,9 @@ EXAMPLES = {
     # As the algorithm, and what the group weighs; as masked, for every group.
     jf.aggregation.Robust: Examples(
         good={
-            "": Example(lambda m: robust(groups=m), (TRIANGLE, 13, 12)),
-            "few": Example(lambda _: robust(), (TRIANGLE, 13, 12)),
-            "masked": Example(lambda _: robust(masked=True), (TRIANGLE, 39, 12)),
+            "": Example(lambda m: robust(groups=m), (TRIANGLE + 1, 13, 12)),
+            "few": Example(lambda _: robust(), (TRIANGLE + 1, 13, 12)),
+            "masked": Example(lambda _: robust(masked=True), (3 * TRIANGLE + 3, 39, 12)),
             "curvature": Example(
                 lambda _: jf.aggregation.Robust(jf.pca.PerPCA(2, 2), groups=3),
                 (TRIANGLE + 2, 13, 13),

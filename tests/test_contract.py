@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import jaxfed as jf
-from jaxfed.core.clients.samples import Samples
+from jaxfed.core.clients.samples import Rows
 from jaxfed.core.round.rounds import begin
 from jaxfed.core.round.whole import WHOLE, prepared
 from jaxfed.core.run.arguments import problem_of
@@ -140,7 +140,7 @@ def test_runs(name):
 @pytest.mark.slow
 @every_example
 def test_sizes(name):
-    of_samples = isinstance(family(GOOD[name].make(CLIENTS)).draw().data, Samples)
+    of_samples = isinstance(family(GOOD[name].make(CLIENTS)).draw().data, Rows)
     assert run_checks(name, SIZES).skipped.keys() == (set() if of_samples else set(SIZES))
 
 

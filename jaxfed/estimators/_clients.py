@@ -21,7 +21,7 @@ from jaxfed.core.run.fit import fit
 from jaxfed.core.run.solution import Solution
 from jaxfed.estimators._arrays import checked, checked_labels, checked_samples
 from jaxfed.estimators._normal import Normal, noise_outside, principal
-from jaxfed.estimators._stream import summary, taken_in
+from jaxfed.estimators._stream import check_forgetting, summary, taken_in
 
 # Whatever scikit-learn converts: arrays, lists, data frames.
 ArrayOrFrame: TypeAlias = Any
@@ -287,6 +287,7 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
             check_whole(name, getattr(self, name))
         check_flag("center", self.center)
         check_flag("robust", self.robust)
+        check_forgetting(self.forgetting)
         self._n_features_out, least = self._sizes()
         # Later samples have as many features as the first ones, or are refused for that.
         wanted = {"ensure_min_samples": 2, "ensure_min_features": least} if first else {}

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
+from jaxfed._checks import check_number
 from jaxfed.core.clients.clients import Clients
 from jaxfed.linalg import Moment
 from jaxfed.stream import Forgetting
@@ -32,6 +33,16 @@ class Summary(NamedTuple):
     together: Table  # rows that have the moment of all samples
 
 
+def check_forgetting(given: object) -> None:
+    """Refuse what is neither None nor a share of the new samples.
+
+    Raises:
+        ValueError: for a number that is not in (0, 1].
+    """
+    if given is not None:
+        check_number("forgetting", given, "a number in (0, 1] or None", lambda x: 0 < x <= 1)
+
+
 def taken_in(
     seen: Seen | None, X: Table, labels: np.ndarray, forgetting: float | None, center: bool
 ) -> Seen:
@@ -43,14 +54,8 @@ def taken_in(
         labels: the client of each row.
         forgetting: the share of the new samples; None forgets nothing.
         center: whether means matter.
-
-    Raises:
-        ValueError: for a share that is not in (0, 1].
     """
-    try:
-        rule = Forgetting(forgetting)
-    except ValueError as error:
-        raise ValueError(str(error).replace("rate:", "forgetting:")) from error
+    rule = Forgetting(forgetting)
     if seen is None:
         origin = X.mean(axis=0) if center else np.zeros(X.shape[1])
         known = labels[:0]

@@ -21,7 +21,8 @@ def alone(clients, number):
     count = int(data.count)
     if isinstance(clients, jf.gcca.Views):
         return jf.gcca.Views.from_arrays([np.asarray(data.values[:, :count])])
-    return jf.Clients.from_samples([np.asarray(data.values[:count])])
+    missing = "mask" if np.isnan(data.values).any() else "refuse"
+    return jf.Clients.from_samples([np.asarray(data.values[:count])], missing=missing)
 
 
 class Federation:

@@ -58,6 +58,9 @@ def essence(result):
     parts = []
     if isinstance(shared, jf.preprocess.Standardization):
         return jnp.sum(jnp.sin(shared.mean + local.scale))
+    if isinstance(shared, jf.preprocess.Imputation):
+        products = jnp.einsum("mdr,mer->mde", local.loadings, local.loadings)
+        return jnp.sum(jnp.sin(local.mean)) + jnp.sum(jnp.tanh(products))
     if isinstance(shared, Line):
         return jnp.sum(jnp.sin(shared.slopes))
     if shared is not None:
@@ -125,6 +128,7 @@ CASES = {
     "MaxVar memory": (lambda: jf.gcca.MaxVar(2, solver="exact", memory=4, ridge=0.3), 40, 1e-6),
     "FedAvg": (fedavg, 2000, 1e-6),
     "Standardize": (jf.preprocess.Standardize, 3, 1e-6),
+    "Impute": (lambda: jf.preprocess.Impute(1, 1), 3000, 1e-6),
     # By a rule that is continuous in what groups weigh.
     "Robust": (
         lambda: jf.aggregation.Robust(
