@@ -109,7 +109,7 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         tables = [X[places == i] - self.mean_ for i in range(len(self.groups_))]
         self._seen = self._solution = None
         clients = Clients.from_samples(tables)
-        self._describe(self._run(clients, tables), clients, tables)
+        self._describe(self._run(clients, tables), clients, tables, np.concatenate(tables))
         return self
 
     @final
@@ -319,7 +319,7 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         solution: Solution,
         clients: Clients,
         tables: list[Table],
-        together: Table | None = None,
+        together: Float[np.ndarray, "rows d"],
     ) -> None:
         """Set the attributes, of samples or of rows with the same second moments."""
         if self.robust:
@@ -340,7 +340,6 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
             for basis, x in zip(bases, tables, strict=True)
         ]
         # Samples without a client are scored by the shared components alone.
-        together = np.concatenate(tables) if together is None else together
         self._law = Normal.fitted(shared, together, noise_outside(shared[None], [together]))
         if len(tables) == 1:  # whose client is known without groups
             (self._law,) = self._laws
