@@ -8,8 +8,8 @@ samples lose a third of the features). A cell is the root mean square error on t
 that of the common means; the mean of the draws and its standard error. Rivals: each client's means;
 probabilistic PCA by expectation maximization, of each client alone and of all samples pooled;
 scikit-learn's `IterativeImputer` on the pooled samples; MOFA2 with clients as groups (of the
-package mofapy2, left out where it is not installed). Digits are scikit-learn's, 40 clients with 40
-images of one digit each. With `--data DIR`: nine speakers from
+package mofapy2, left out where it is not installed). `problems` has the ranks. Digits are
+scikit-learn's, 40 clients with 40 images of one digit each. With `--data DIR`: nine speakers from
 DIR/japanese_vowels/JapaneseVowels_TRAIN.ts (in the wheel of aeon), Zernike moments of digits from
 DIR/mfeat/mfeat.npz, and the responses to ligands in DIR/il2/IL2_Response_Tensor.npy (in the wheel
 of tensorly), which has gaps of its own; without it these are left out.
@@ -49,6 +49,7 @@ class Problem(NamedTuple):
     samples: list[np.ndarray]
     shared_rank: int
     local_rank: int
+    rank: int  # of the rivals' models; with more they overfit where much is missing
 
 
 def problems(data: Path | None, seed: int) -> Iterator[Problem]:
@@ -57,21 +58,22 @@ def problems(data: Path | None, seed: int) -> Iterator[Problem]:
     digits = load_digits()
     of_digit = [digits.data[digits.target == i] / 16 for i in range(10)]
     images = [of_digit[i % 10][rng.choice(170, 40, replace=False)] for i in range(40)]
-    yield Problem("digits", images, 10, 2)
+    yield Problem("digits", images, 30, 2, 12)
     if data is None:
         return
-    yield Problem("vowels", speakers(data / "japanese_vowels" / "JapaneseVowels_TRAIN.ts"), 2, 4)
+    frames = speakers(data / "japanese_vowels" / "JapaneseVowels_TRAIN.ts")
+    yield Problem("vowels", frames, 4, 4, 6)
     stored = np.load(data / "mfeat" / "mfeat.npz", allow_pickle=False)
     moments = (stored["zer"] - stored["zer"].mean(0)) / stored["zer"].std(0)
     labels = stored["labels"]
     chosen = [np.flatnonzero(labels == label) for label in np.unique(labels)]
     several = [moments[rng.choice(chosen[i % 10], 50, replace=False)] for i in range(40)]
-    yield Problem("mfeat", several, 10, 2)
+    yield Problem("mfeat", several, 30, 2, 12)
     path = data / "il2" / "IL2_Response_Tensor.npy"
     responses = np.log1p(np.maximum(np.load(path, allow_pickle=False), 0))
     # Ligands are clients; a sample is a time and a kind of cells, its features are doses.
     by_ligand = [np.moveaxis(x, 1, -1).reshape(-1, x.shape[1]) for x in responses]
-    yield Problem("IL2", [x[~np.isnan(x).all(1)] for x in by_ligand], 3, 1)
+    yield Problem("IL2", [x[~np.isnan(x).all(1)] for x in by_ligand], 4, 2, 4)
 
 
 def speakers(path: Path) -> list[np.ndarray]:
@@ -124,16 +126,13 @@ def by_means(problem: Problem, gaps: list[np.ndarray]) -> list[np.ndarray]:
 
 def alone(problem: Problem, gaps: list[np.ndarray]) -> list[np.ndarray]:
     means = by_means(problem, gaps)
-    rank = problem.local_rank + problem.shared_rank
-    rank = min(rank, gaps[0].shape[1] - 1)
-    return [by_em(own, fill, rank) for own, fill in zip(gaps, means, strict=True)]
+    return [by_em(own, fill, problem.rank) for own, fill in zip(gaps, means, strict=True)]
 
 
 def pooled(problem: Problem, gaps: list[np.ndarray]) -> list[np.ndarray]:
     rows = np.concatenate(gaps)
     fill = np.where(np.isnan(rows), np.nanmean(rows, axis=0), rows)
-    rank = min(problem.shared_rank + problem.local_rank, rows.shape[1] - 1)
-    return parted(by_em(rows, fill, rank), gaps)
+    return parted(by_em(rows, fill, problem.rank), gaps)
 
 
 def iterative(problem: Problem, gaps: list[np.ndarray]) -> list[np.ndarray]:
@@ -148,24 +147,27 @@ def iterative(problem: Problem, gaps: list[np.ndarray]) -> list[np.ndarray]:
 def mofa(problem: Problem, gaps: list[np.ndarray]) -> list[np.ndarray]:
     from mofapy2.run.entry_point import entry_point
 
+    means = by_means(problem, gaps)
+    centers = [
+        np.nanmean(np.where(np.isnan(own), fill, own), axis=0)
+        for own, fill in zip(gaps, means, strict=True)
+    ]
+    unit = np.nanstd(np.concatenate(gaps))  # small numbers end it at once
     model = entry_point()
     with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        model.set_data_options()
-        model.set_data_matrix([[own.astype(float) for own in gaps]])
-        factors = problem.shared_rank + problem.local_rank
-        model.set_model_options(factors=factors)
-        model.set_train_options(iter=100, seed=0, verbose=False, quiet=True)
+        model.set_data_options(scale_views=False, center_groups=False)
+        left = [((own - c) / unit).astype(float) for own, c in zip(gaps, centers, strict=True)]
+        model.set_data_matrix([left])
+        model.set_model_options(factors=problem.rank)
+        model.set_train_options(iter=300, seed=0, convergence_mode="slow", quiet=True)
         model.build()
         model.run()
         scores = model.model.nodes["Z"].getExpectation()
         loadings = model.model.nodes["W"].getExpectation()[0]
-    means = by_means(problem, gaps)  # MOFA centres the features of each group
-    fitted = parted(scores @ loadings.T, gaps)
     found = []
-    for own, fill, fit in zip(gaps, means, fitted, strict=True):
-        center = np.where(np.isnan(own).all(0), fill[0], np.nanmean(own, axis=0))
-        found.append(np.where(np.isnan(own), center + fit, own))
+    for own, center, fit in zip(gaps, centers, parted(scores @ loadings.T, gaps), strict=True):
+        found.append(np.where(np.isnan(own), center + unit * fit, own))
     return found
 
 
