@@ -116,7 +116,10 @@ def keep(folder, name, place, tree):
 
 def algorithms(place, count, folder, names):
     """Runs of examples, and in the first process what one process has of them."""
+    from functools import partial
+
     import jax
+    import numpy as np
 
     import jaxfed as jf
     from tests import examples
@@ -125,8 +128,10 @@ def algorithms(place, count, folder, names):
         algorithm = examples.GOOD[name].make(len(COUNTS))
         family = examples.family(algorithm)
         views = isinstance(family.draw(), jf.gcca.Views)
-        make = jf.gcca.Views.from_arrays if views else jf.Clients.from_samples
         whole = family.draw().data
+        missing = "mask" if np.isnan(np.asarray(whole.values)).any() else "refuse"
+        make = partial(jf.Clients.from_samples, missing=missing)
+        make = jf.gcca.Views.from_arrays if views else make
         of_each = whole.count.astype(int)
         arrays = [x[:, :n] if views else x[:n] for x, n in zip(whole.values, of_each, strict=True)]
         clients, everybody = both(make, arrays, place, count)
