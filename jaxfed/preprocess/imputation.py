@@ -7,11 +7,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Bool, Float
 
-from jaxfed._checks import check_instance, checked_array, is_whole, refuse
+from jaxfed._checks import check_instance, checked_array
 from jaxfed.core.clients.clients import Clients
-from jaxfed.core.clients.samples import Rows, check_rows
-from jaxfed.core.common.buckets import Buckets, in_order, layout_of, parts_of
+from jaxfed.core.clients.learned import check_learned_from, of_client
+from jaxfed.core.clients.samples import Rows
+from jaxfed.core.common.buckets import in_order, layout_of, parts_of
 from jaxfed.linalg import Moment
+from jaxfed.linalg.precision import precise
 
 
 class Scores(NamedTuple):
@@ -76,18 +78,13 @@ class Imputation(eqx.Module):
             ValueError: for what holds no samples, other clients or features, and rows of nobody.
         """
         if isinstance(samples, Clients):
-            self._check(samples)
+            check_learned_from(self.mean, samples)
             data = samples.layout.mapped(self._completed_rows, complete=True)
             return eqx.tree_at(lambda c: c.data, samples, data)
-        features, own = self.mean.shape[-1], self
-        rows = checked_array("samples", samples, f"... {features}")
-        if self.mean.ndim > 1:
-            clients = len(self.mean)
-            if not is_whole(client) or not 0 <= client < clients:
-                raise refuse("client", f"whose rows they are, from 0 to {clients - 1}", client)
-            own = jax.tree.map(lambda x: x[client], self)
-        table = rows.reshape(-1, features)
-        return _completed(own, table).reshape(rows.shape).astype(rows.dtype)
+        rows = checked_array("samples", samples, f"... {self.mean.shape[-1]}")
+        own, table = of_client(self, self.mean, client), rows.reshape(-1, rows.shape[-1])
+        with precise():
+            return _completed(own, table).reshape(rows.shape).astype(rows.dtype)
 
     def moments(self, clients: Clients) -> Clients:
         """Clients with the conditional expectations of their second moments, given their samples.
@@ -104,22 +101,17 @@ class Imputation(eqx.Module):
         Raises:
             ValueError: for what holds no samples in memory, and other clients or features.
         """
-        self._check(clients)
+        check_instance("clients", clients, Clients, "jaxfed.Clients")
+        check_learned_from(self.mean, clients)
         clients.layout.check_in_memory("second moments")
-        # One client after the other, so that covariances of the samples of one alone exist.
         layout = layout_of(clients.data)
-        found = [
-            jax.lax.map(lambda one: _moment(*one), (self._at(places, len(part.count)), part))
-            for part, places in zip(parts_of(clients.data), _places_of(layout), strict=True)
-        ]
+        places = (slice(None),) if layout is None else layout.places
+        with precise():
+            found = [
+                _moments(self._at(own, len(part.count)), part)
+                for part, own in zip(parts_of(clients.data), places, strict=True)
+            ]
         return eqx.tree_at(lambda c: c.data, clients, in_order(layout, found))
-
-    def _check(self, clients: Any) -> None:
-        check_instance("samples", clients, Clients, "jaxfed.Clients")
-        check_rows(clients)
-        wanted = (len(clients.ids), clients.features)
-        if self.mean.shape not in (wanted, wanted[1:]):
-            raise refuse("samples", f"clients and features as of means {self.mean.shape}", wanted)
 
     def _at(self, places: Any, clients: int) -> "Imputation":
         """The models of clients at these positions."""
@@ -129,7 +121,8 @@ class Imputation(eqx.Module):
         return jax.tree.map(lambda x: jnp.broadcast_to(x, (clients, *x.shape)), self)
 
     def _completed_rows(self, values: Any, places: Any) -> Array:
-        return jax.vmap(_completed)(self._at(places, len(values)), jnp.asarray(values))
+        with precise():
+            return jax.vmap(_completed)(self._at(places, len(values)), jnp.asarray(values))
 
 
 @jax.jit
@@ -142,6 +135,12 @@ def _completed(
     return jnp.where(observed, known, expected)
 
 
+@jax.jit
+def _moments(models: Imputation, data: Rows) -> Moment:
+    # One client after the other, so that only one's covariances exist at a time.
+    return jax.lax.map(lambda one: _moment(*one), (models, data))
+
+
 def _moment(model: Imputation, data: Rows) -> Moment:
     """The conditional expectation of ONE client's second moment."""
     observed = data.observed
@@ -149,14 +148,10 @@ def _moment(model: Imputation, data: Rows) -> Moment:
     missing = ((data.mask[:, None] > 0) & ~observed).astype(known.dtype)
     scores = model.scores(known, observed)
     values = known + missing * (scores.mean @ model.loadings.T + model.mean)
-    # Columns are samples of the expected scores' deviations, seen in the missing entries.
+    # Rows whose products sum to the covariances of what is missing, but for the noise.
     factor = jnp.einsum("dr,nrs->nsd", model.loadings, jnp.linalg.cholesky(scores.covariance))
     factor = (factor * missing[:, None]).reshape(-1, values.shape[1])
     squares = scores.mean**2 + jnp.diagonal(scores.covariance, axis1=1, axis2=2)
     alone = model.noise + model.mean_variance + squares @ model.loadings_variance.T
     total = values.T @ values + factor.T @ factor + jnp.diag(jnp.sum(missing * alone, axis=0))
     return Moment.from_dense(total / data.count, data.count)
-
-
-def _places_of(layout: Buckets | None) -> tuple[Any, ...]:
-    return (slice(None),) if layout is None else layout.places

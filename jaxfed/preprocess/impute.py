@@ -135,11 +135,24 @@ class Impute(Algorithm, HasBases):
                 f"{self.shared_rank + self.local_rank}"
             )
         if all(is_known(part.values) for part in clients.parts):
-            seen = sum(np.asarray(part.observed).sum(axis=(0, 1)) for part in clients.parts)
+            seen = sum(_times_observed(part) for part in clients.parts)
             if not np.all(seen):
                 raise ValueError(
                     "clients: wanted every feature observed by some client, got none of feature "
                     f"{int(np.argmin(seen))}"
+                )
+        if start is not None:
+            self._check_start(start, features)
+
+    def _check_start(self, start, features: int) -> None:
+        wanted = features, self.shared_rank + self.local_rank
+        # New clients have no local part.
+        for part in [start.shared] if start.local is None else start:
+            model = isinstance(part, Imputation)
+            if not model or part.loadings.shape[-2:] != wanted:
+                got = f"loadings {part.loadings.shape}" if model else type(part).__name__
+                raise ValueError(
+                    f"warm_start: wanted models of Impute with loadings {wanted}, got {got}"
                 )
 
     def prepare(self, data: Rows, client_id, rounds) -> Member:
@@ -287,11 +300,23 @@ class Impute(Algorithm, HasBases):
         return jnp.concatenate([many, mean[:, None]], axis=1)
 
 
+def _times_observed(data: Rows) -> np.ndarray:
+    """How often each feature was observed, by NumPy, since all may be closed over under `jit`."""
+    values, count = np.asarray(data.values), np.asarray(data.count)
+    real = np.arange(values.shape[1]) < count[:, None]
+    return (~np.isnan(values) & real[..., None]).sum(axis=(0, 1))
+
+
 def _usable(model: Model) -> Model:
-    """The model with positive variances, of which lossy channels may leave some that are not."""
+    """The model with positive variances.
+
+    Lossy channels may leave some that are not, and samples of zeros have none.
+    """
 
     def positive(x: Row) -> Row:
-        return jnp.maximum(x, jnp.finfo(x.dtype).eps * jnp.max(x))
+        limits = jnp.finfo(x.dtype)
+        # So small that the inverse, times any number of samples, does not overflow.
+        return jnp.maximum(x, jnp.maximum(limits.eps * jnp.max(x), limits.tiny**0.75))
 
     spread = jax.tree.map(positive, model.spread)
     return model._replace(noise=positive(model.noise), spread=spread)

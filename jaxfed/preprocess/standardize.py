@@ -46,7 +46,8 @@ class Standardize(Algorithm):
     cancellation of \(\sum x^2 - (\sum x)^2 / n\). One round is enough (`rounds=1`), more change
     nothing but rounding. The messages are sums, which can be masked (`jaxfed.channel.secure_sum`),
     and where nothing is common, nothing is sent. Every sample counts the same, whatever the
-    clients' weights, of which only zero matters: such a client is not there.
+    clients' weights, of which only zero matters: such a client is not there. Missing entries do not
+    count.
 
     `solution.result.local` is a `Standardization` of each client, which transforms the clients;
     `solution.result.shared` is the one for samples of anybody, None where a client's own are asked

@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxfed.contract import check_count, check_instance, check_positive, hyperparameter, refuse
 from jaxfed.core.clients.checks import is_traced
 from jaxfed.core.clients.clients import Clients
-from jaxfed.core.clients.samples import Samples
+from jaxfed.core.clients.samples import Samples, other_data
 from jaxfed.core.common.buckets import in_order, layout_of, parts_of
 from jaxfed.linalg import Moment, matmul
 from jaxfed.linalg.derivatives import zero_with_derivative
@@ -164,10 +164,7 @@ class Forgetting(eqx.Module):
 def _check(clients: Clients, name: str) -> None:
     check_instance(name, clients, Clients, "jaxfed.Clients")
     if not all(isinstance(part, Samples | Moment) for part in clients.parts):
-        raise ValueError(
-            f"{name}: wanted samples or moments, as of Clients.from_samples or from_moments, got "
-            f"clients that hold {type(clients.parts[0]).__name__}"
-        )
+        raise other_data("Clients.from_samples or Clients.from_moments", clients.parts[0], name)
     clients.layout.check_in_memory("Forgetting.update")
     if not clients.layout.in_one_process:
         raise refuse(name, "clients of this process alone", clients)

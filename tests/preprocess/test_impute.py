@@ -271,6 +271,28 @@ def test_standardize_respects_gaps():
     np.testing.assert_allclose(own.scale, np.nanstd((1000.0 + gaps), axis=1), rtol=1e-4)
 
 
+@pytest.mark.parametrize("scale", [0.0, 1e-25, 1e15])
+def test_samples_of_any_size_give_finite_models(scale):
+    _, gaps = draw(0.3, clients=3)
+    clients, solution = fitted(np.float32(scale) * gaps, rounds=3)
+    found = solution.result.local
+    values, moments = found.transform(clients).data.values, found.moments(clients).data.dense
+    assert np.isfinite(np.asarray(values)).all() and np.isfinite(np.asarray(moments)).all()
+    if scale == 0:
+        chex.assert_trees_all_close((values, moments), (0 * values, 0 * moments), atol=1e-12)
+
+
+def test_everything_closed_over_under_jit():
+    _, gaps = draw(0.3, clients=3)
+    clients = jf.Clients.from_samples(gaps, missing="mask")
+
+    def moments():
+        found = jf.rollout(Impute(2, 1), clients, rounds=3, key=jax.random.key(0)).result.local
+        return found.transform(clients).data.values, found.moments(clients).data.dense
+
+    chex.assert_trees_all_close(jax.jit(moments)(), moments(), rtol=1e-4, atol=1e-4)
+
+
 def test_bad_input_is_refused():
     full, gaps = draw(0.3)
     clients, solution = fitted(gaps, rounds=1)
@@ -295,7 +317,12 @@ def test_bad_input_is_refused():
         (lambda: local.transform(gaps[0]), "^client: wanted whose rows they are"),
         (lambda: local.transform(gaps[0][:, :3], client=0), "^samples: wanted"),
         (lambda: local.transform(clients.take([0])), "^samples: wanted clients and features"),
-        (lambda: local.moments(gaps), "^samples: wanted jaxfed.Clients"),
+        (lambda: local.moments(gaps), "^clients: wanted jaxfed.Clients"),
+        (lambda: fitted(gaps, warm_start=jf.Personalized(None, None)), "^warm_start: .* NoneType"),
+        (
+            lambda: solve(Impute(1, 1), clients, rounds=1, warm_start=solution),
+            r"^warm_start: .* loadings \(8, 2\), got loadings \(8, 3\)",
+        ),
     ]:
         with pytest.raises(ValueError, match=message):
             call()

@@ -254,7 +254,10 @@ VIEWS = jf.gcca.Views.from_arrays([np.ones((4, 3), np.float32), np.ones((4, 2), 
         (r"^rank: wanted", lambda: Forgetting(0.5, 0)),
         (r"^rank: wanted at most the 8 features", lambda: Forgetting(0.5, 9).update(None, batch())),
         (r"^newer: wanted jaxfed.Clients", lambda: Forgetting(0.5).update(None, np.ones(3))),
-        (r"^newer: wanted samples or moments", lambda: Forgetting(0.5).update(None, VIEWS)),
+        (
+            r"^newer: wanted Clients.from_samples or .* got data of type View",
+            lambda: Forgetting(0.5).update(None, VIEWS),
+        ),
         (
             r"^rank: wanted None where newer holds matrices",
             lambda: Forgetting(0.5, 2).update(None, UNIT),

@@ -145,14 +145,14 @@ def check_rows(clients: Any) -> None:
         raise other_data("samples, as of Clients.from_samples or from_source", clients.parts[0])
 
 
-def other_data(wanted: str, data: PyTree) -> ValueError:
+def other_data(wanted: str, data: PyTree, name: str = "clients") -> ValueError:
     """The error for clients that hold other data than wanted, saying what to do; raise it."""
     todo = (
         ", in which entries are missing; jaxfed.preprocess.Impute completes them"
         if isinstance(data, IncompleteSamples)
         else ""
     )
-    return ValueError(f"clients: wanted {wanted}, got data of type {type(data).__name__}{todo}")
+    return ValueError(f"{name}: wanted {wanted}, got data of type {type(data).__name__}{todo}")
 
 
 def are_of_samples(data: PyTree) -> bool:

@@ -7,9 +7,9 @@ import jax
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float
 
-from jaxfed._checks import check_positive, checked_array, is_whole, refuse
+from jaxfed._checks import check_positive, checked_array, refuse
 from jaxfed.core.clients.clients import Clients
-from jaxfed.core.clients.samples import check_rows
+from jaxfed.core.clients.learned import check_learned_from, of_client
 
 
 @final
@@ -85,20 +85,11 @@ class Standardization(eqx.Module):
     def _applied(self, samples: Any, client: int | None, *, inverse: bool) -> Any:
         if isinstance(samples, Clients):
             return self._of_clients(samples, inverse)
-        features, own = self.mean.shape[-1], self
-        rows = checked_array("samples", samples, f"... {features}", finite=True)
-        if self.mean.ndim > 1:
-            clients = len(self.mean)
-            if not is_whole(client) or not 0 <= client < clients:
-                raise refuse("client", f"whose rows they are, from 0 to {clients - 1}", client)
-            own = jax.tree.map(lambda x: x[client], self)
-        return own._moved(rows, inverse).astype(rows.dtype)
+        rows = checked_array("samples", samples, f"... {self.mean.shape[-1]}", finite=True)
+        return of_client(self, self.mean, client)._moved(rows, inverse).astype(rows.dtype)
 
     def _of_clients(self, clients: Clients, inverse: bool) -> Clients:
-        check_rows(clients)
-        wanted = (len(clients.ids), clients.features)
-        if self.mean.shape not in (wanted, wanted[1:]):
-            raise refuse("samples", f"clients and features as of means {self.mean.shape}", wanted)
+        check_learned_from(self.mean, clients)
         own = self if clients.layout.in_memory else jax.tree.map(np.asarray, self)
 
         def moved(values: Any, places: Any) -> Any:

@@ -1,0 +1,48 @@
+"""What was learned from clients' samples, with a row for each client or one for all of them."""
+
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+from jaxtyping import Array, Float
+
+from jaxfed._checks import is_whole, refuse
+from jaxfed.core.clients.samples import check_rows
+
+Learned = TypeVar("Learned")
+
+
+def check_learned_from(mean: Float[Array | np.ndarray, "*clients features"], clients: Any) -> None:
+    """Refuse clients that something was not learned from.
+
+    Args:
+        mean: of each client, or of all.
+        clients: of samples.
+
+    Raises:
+        ValueError: for clients that hold no samples, are not as many or have other features.
+    """
+    check_rows(clients)
+    wanted = (len(clients.ids), clients.features)
+    if mean.shape not in (wanted, wanted[1:]):
+        raise refuse("samples", f"clients and features as of means {mean.shape}", wanted)
+
+
+def of_client(
+    learned: Learned, mean: Float[Array | np.ndarray, "*clients features"], client: int | None
+) -> Learned:
+    """What was learned from ONE client, or from all.
+
+    Args:
+        learned: arrays with the leading axes of the mean.
+        mean: of each client, or of all.
+        client: whose; ignored where there is one for all.
+
+    Raises:
+        ValueError: for no client or an unknown one, where each has its own.
+    """
+    if mean.ndim == 1:
+        return learned
+    if not is_whole(client) or not 0 <= client < len(mean):
+        raise refuse("client", f"whose rows they are, from 0 to {len(mean) - 1}", client)
+    return jax.tree.map(lambda x: x[client], learned)
