@@ -201,7 +201,7 @@ def _divergence(solution: Solution, objective: float) -> DivergenceError:
 
 
 def on_host_solution(solution: Solution, done: int, stopped: bool = False) -> Solution:
-    """The solution with numbers on the host; releases count all rounds, even those after the best."""
+    """The solution with numbers on the host; releases also count rounds after the best one."""
     if stopped and solution.status == Status.round_limit:
         solution = replace(solution, status=Status.stopped)
     failure = jax.tree.map(on_host, solution.failure)
@@ -229,7 +229,7 @@ class _Bar:
             self._bar.close()
 
     def update(self, ran: int, objective: float | np.floating) -> None:
-        """Advances by the rounds that ran."""
+        """Advance by the rounds that ran."""
         if self._bar is not None:
             self._bar.update(ran)
             self._bar.set_postfix(objective=f"{objective:.6g}")
