@@ -65,8 +65,8 @@ def transposed_product(
 ) -> Float[Array, "d r"]:
     """The product XᵀY of a large matrix and one with few columns, at full precision.
 
-    Unlike `x.T @ y`, it does not transpose when mapped over many matrices, which a CPU would copy;
-    it takes two thirds of the time.
+    Unlike `x.T @ y`, it does not transpose when mapped over many matrices. A CPU would copy them,
+    which takes two thirds of the time.
 
     Raises:
         ValueError: if the shapes do not fit each other.
