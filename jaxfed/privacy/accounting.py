@@ -62,8 +62,8 @@ def epsilon(
         clients: number of all clients.
         adjacency: what one client may change: `"replace"` its data by any other, or `"zero_out"`
             its messages, if all clients participate, which is half the distance.
-        first_message: whether clients also send a message before the rounds with the same noise,
-            as in all algorithms whose `first_message` is not empty.
+        first_message: whether clients also send a message with the same noise before the rounds, as
+            in all algorithms whose `first_message` is not empty.
 
     Returns:
         \(\varepsilon\): exact if all take part, else an upper bound.
@@ -252,7 +252,7 @@ class _Part(NamedTuple):
 
 
 def _parts(multiplier: float, rounds: int, share: float, first_message: bool) -> tuple[_Part, ...]:
-    first = (_Part(multiplier, 1),) if first_message else ()  # of everybody
+    first = (_Part(multiplier, 1),) if first_message else ()  # sent by all clients
     return (_Part(multiplier, rounds, share), *first)
 
 
