@@ -57,6 +57,7 @@ def client_step(
 ) -> tuple[PyTree, PyTree, Diagnostics]:
     """One client's step.
 
+    Raises:
         ValueError: if the number of results is wrong, the objective is missing, diagnostics are not
             named scalars, or the state changes its shapes or types.
     """

@@ -63,7 +63,7 @@ def payload_shapes(way: channel.Channel, message: PyTree) -> PyTree:
 def is_not_finite(message: PyTree) -> Bool[Array, ""]:
     """Whether a message contains NaN or infinity."""
     numbers = [x for x in jax.tree.leaves(message) if jnp.issubdtype(x.dtype, jnp.inexact)]
-        # Zero times NaN or infinity is NaN; a sum is faster than a conjunction.
+    # Zero times NaN or infinity is NaN; a sum is faster than a conjunction.
     return ~jnp.isfinite(sum((jnp.sum(x * 0) for x in numbers), jnp.zeros(())))
 
 

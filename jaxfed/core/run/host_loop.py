@@ -205,7 +205,7 @@ def on_host_solution(solution: Solution, done: int, stopped: bool = False) -> So
     if stopped and solution.status == Status.round_limit:
         solution = replace(solution, status=Status.stopped)
     failure = jax.tree.map(on_host, solution.failure)
-        # Messages sent after the best round still count for privacy.
+    # Messages sent after the best round still count for privacy.
     last = replace(solution.releases[-1], times=max(done, int(failure.round)))
     releases = (*solution.releases[:-1], last)
     return replace(solution, rounds=int(solution.rounds), failure=failure, releases=releases)
