@@ -55,8 +55,8 @@ def partition_iid(
         labels: a label for each sample, or None.
         clients: number of clients.
         key: random key.
-        sizes: samples per client, one number or one per client; by default all samples are shared
-            out as equally as possible.
+        sizes: samples per client, one number or one per client; by default all samples are divided
+            as equally as possible.
 
     Returns:
         Samples, labels and indices of each client.

@@ -116,12 +116,12 @@ def write_app(
     ]
     if missing:
         raise ValueError(
-            f"{kind.__name__}: wanted {', '.join(missing)} too; what is no number or text, such as "
-            "a network, is for an app.py of your own"
+            f"{kind.__name__}: wanted {', '.join(missing)} too; write your own app.py for settings "
+            "other than numbers and text, such as a network"
         )
     kind(**settings)  # refuses unsuitable values
     if folder.exists() and any(folder.iterdir()):
-        raise refuse("folder", "an empty one, or one that is not there", str(folder))
+        raise refuse("folder", "an empty or missing folder", str(folder))
     app = APP.format(
         kind=kind.__name__,
         family=family,

@@ -70,7 +70,7 @@ class Federation:
 
         Args:
             settings: the settings.
-            run: the run, whose size may be another.
+            run: the run; its size is replaced by the number of members.
             dtype: of weights.
             members: in order.
 
@@ -122,7 +122,7 @@ class Federation:
         check_together(given, settings.start, settings.rounds)
         if wire.up.private and settings.tol is not None:
             raise ValueError(
-                "tol: wanted None, since clients that hide their messages tell no objective"
+                "tol: wanted None, since clients that hide their messages report no objective"
             )
 
     def with_only(self, present: Bool[np.ndarray, " members"]) -> Problem:

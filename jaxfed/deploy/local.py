@@ -158,7 +158,7 @@ class Local:
                 with contextlib.suppress(RuntimeError):
                     lines = [x for x in self.output(run).splitlines() if "error" in x.lower()]
                     words += ": " + " ".join(lines[-3:])
-                raise ValueError(f"the run did not end well{words}")
+                raise ValueError(f"the run failed{words}")
             time.sleep(0.5)
 
     def status(self, run: int) -> str:

@@ -97,7 +97,7 @@ class Server:
         if any(member.id == client for member in self.remote.members):
             wanted = self.remote.federation.run.like
             if common({-1: wanted, client: said["data"]}) != wanted:
-                raise RefusedError(f"data: client {client} has more than it had at the start")
+                raise RefusedError(f"data: client {client} has more data than at the start")
 
     def _begun(self) -> HostLoop:
         """The loop before its first round, once all clients are connected.
@@ -151,7 +151,7 @@ class Server:
         clients = [self.remote.members[i].id for i in np.flatnonzero(failure.clients)]
         return FloatingPointError(
             f"an objective or a message is not finite in round {int(failure.round)}, at clients "
-            f"{clients}; a smaller step size or smaller data may help; what there was before is in "
+            f"{clients}; a smaller step size or smaller data may help; the state before it is in "
             f"{self.store.folder}"
         )
 

@@ -46,7 +46,7 @@ def polar(w: Float[Array, "m n"], method: Method | None = None) -> Float[Array, 
 
     .. math:: Q = W (W^T W)^{-1/2} = \arg\min_{Q^T Q = I} \|W - Q\|_F
 
-    for a tall matrix. The factor of a wide matrix is the transpose of its transpose's factor.
+    for a tall matrix; for a wide one, transpose it and its factor.
 
     The columns (for a wide matrix, the rows) are orthonormal to `1e-5 r` in single and `1e-12 r` in
     double precision at any condition number, with r the smaller size. Up to condition numbers of

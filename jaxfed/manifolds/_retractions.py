@@ -123,7 +123,7 @@ def transport_differential(x: Matrix, v: Matrix, u: Matrix, retraction: str = "p
     Args:
         x: Point, (d, r) with orthonormal columns.
         v: Step from it, tangent, (d, r).
-        u: Vector to carry along, tangent at ``x``, (d, r).
+        u: Vector to transport, tangent at ``x``, (d, r).
         retraction: A key of `RETRACTIONS`.
 
     Returns:
@@ -147,7 +147,7 @@ def transport_cayley(x: Matrix, v: Matrix, u: Matrix) -> Frame:
     Args:
         x: Point, (d, r) with orthonormal columns.
         v: Step from it, tangent, (d, r).
-        u: Vector to carry along, tangent at ``x``, (d, r).
+        u: Vector to transport, tangent at ``x``, (d, r).
 
     Returns:
         Vector tangent at ``retract_cayley(x, v)``, of the same norm. A step by

@@ -77,7 +77,7 @@ def transport(x_new: Matrix, g: Matrix) -> Frame:
     """Vector transport by projection: carry ``g`` from elsewhere to the tangent space at ``x_new``.
 
     Args:
-        x_new: Basis of the subspace where the vector is wanted, (d, r).
+        x_new: Basis of the destination, (d, r) with orthonormal columns.
         g: Vector horizontal at another basis, (d, r).
 
     Returns:

@@ -10,8 +10,8 @@ A *retraction* at ``x`` maps a tangent vector ``v`` to a point of the manifold t
 do, `retract_cayley` does not.
 
 There are two *metrics*: ``"euclidean"``, of the embedding space, and ``"canonical"``, of the
-quotient of the rotations, which counts the rotation xᵀv of a tangent vector half. Functions without
-a ``metric`` argument use the first.
+quotient of the rotations, which gives the rotation xᵀv of a tangent vector half the weight.
+Functions without a ``metric`` argument use the first.
 
 References:
     Edelman, Arias & Smith (1998), The geometry of algorithms with orthogonality constraints.

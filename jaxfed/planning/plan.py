@@ -86,7 +86,7 @@ class Plan(NamedTuple):
 
     def __str__(self) -> str:
         held = "all at once" if self.chunk_size is None else f"chunked({self.chunk_size})"
-        fits = {True: "fits", False: "does not fit", None: "fits where there is as much memory"}
+        fits = {True: "fits", False: "does not fit", None: "fits into that much memory"}
         room = "" if self.available is None else f" of {_size(self.available)}"
         more = " and parts of variable length" if self.varies else ""
         first = f"{_size(self.first_bytes_up)} up, {_size(self.first_bytes_down)} down"
@@ -298,7 +298,7 @@ def _reported(place: Target, best: _Attempt, each: int, seconds: float) -> Plan:
         advice = f"{about} {least:,} such devices would hold it, or fewer samples on each"
     recomputed = ()
     if best.size is not None and best.size < each:
-        recomputed = ("in a reverse derivative, the steps of each block: only results are kept",)
+        recomputed = ("in reverse derivatives, each block's steps, of which only results are kept",)
     return Plan(
         topology=place.name,
         devices=len(place.devices),

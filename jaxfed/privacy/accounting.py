@@ -151,8 +151,8 @@ def _releases(solution: Solution) -> tuple[Release, ...]:
         )
     if not bool(solution.status == Status.round_limit):
         raise ValueError(
-            "solutions: wanted runs of a fixed number of rounds, got one that was ended by "
-            f"numbers without noise: {Status[solution.status]}"
+            "solutions: wanted runs of a fixed number of rounds, got one that ended by numbers "
+            f"without noise: {Status[solution.status]}"
         )
     return solution.releases
 
@@ -297,7 +297,7 @@ def _profile(
 ) -> Float[np.ndarray, " n"]:
     r"""The smallest \(\delta\) of one message for each \(\varepsilon\) of either sign."""
     size = np.abs(epsilon)
-    # The epsilon of a message without a draw that the draw reduces to this one.
+    # The epsilon without a draw, which the draw reduces to this one.
     undrawn = size + np.log1p(-(1 - share) * np.exp(-size)) - np.log(share)
     # Theorem 8 of Balle & Wang at this epsilon, in logarithms against overflow.
     above = norm.cdf(ratio / 2 - undrawn / ratio)

@@ -13,7 +13,7 @@ import numpy as np
 from jaxfed._optional import require
 from jaxfed.plot._figure import COLOURS, GREY
 
-# Colours of pictures and the page's colours that replace them, to be legible on light and dark.
+# Colours of pictures, and the page's colours that replace them in light and dark mode.
 _COLOURS = {"#000000": "currentColor", GREY: "var(--soft)", COLOURS[0]: "var(--link)"}
 
 

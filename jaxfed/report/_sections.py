@@ -81,7 +81,7 @@ class Given:
 
     @property
     def some(self) -> np.ndarray:
-        """The clients in a picture of all: an even selection if there are too many."""
+        """The clients to draw: all, or an even selection if there are too many."""
         number = len(self.names)
         return np.unique(np.linspace(0, number - 1, min(number, POINTS)).astype(int))
 

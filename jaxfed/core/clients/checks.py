@@ -151,7 +151,7 @@ def check_tables(name: str, tables: Sequence[Any], owner: str, own: int, *axes: 
     Args:
         name: of the argument.
         tables: arrays, dense or sparse.
-        owner: what has one table each, for the message.
+        owner: what a table belongs to, such as a client, for the message.
         own: the axis whose length may differ.
         axes: names of both axes, in the plural.
 

@@ -99,8 +99,8 @@ class Reader:
         for file, place in self._within[number].items():
             if stamp_of(file) != self._stamps[file]:
                 raise ValueError(
-                    f"source[{place}]: wanted {file} as it was for Clients.from_source, got it "
-                    "changed since, or gone"
+                    f"source[{place}]: wanted {file} as it was for Clients.from_source, got a file "
+                    "that was changed or removed since"
                 )
 
     def digest(self) -> Int[np.ndarray, " words"]:

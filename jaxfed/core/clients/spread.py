@@ -210,7 +210,7 @@ def _raw_weights(weights: Any, within: Array, samples: Array | None) -> np.ndarr
         return checked_weights(weights, count)
     if weights == "equal":
         if np.ptp(np.asarray(within)) > 1e-5 / count:
-            wanted = "what clients weigh among those of all processes, since they differ in own"
+            wanted = "numbers on a scale common to all processes, since the weights in own differ"
             raise refuse("weights", wanted, weights)
         return np.ones(count)
     if weights != "samples" or samples is None:
@@ -242,8 +242,8 @@ def _compare(data: PyTree) -> None:
     for place, other in enumerate(exchanged(own)):
         if other != own:
             raise ValueError(
-                "own: wanted clients whose data are alike in every process, but for the lengths "
-                f"that are filled up, got {own} here and {other} in process {place}"
+                "own: wanted clients whose data are alike in every process, up to padding, "
+                f"got {own} here and {other} in process {place}"
             )
 
 

@@ -120,8 +120,8 @@ def watched(function: Function) -> Function:
                 raise
             raise ProcessError(
                 f"process {jax.process_index()} of {jax.process_count()} cannot reach the others, "
-                "at least one of which has ended; what was saved stays: start all of them again, "
-                f"in the same way, to go on from there ({reason(error)})"
+                "at least one of which has ended; start all of them again, in the same way, to "
+                f"resume from what was saved ({reason(error)})"
             ) from error
 
     return cast(Function, reporting)

@@ -30,8 +30,8 @@ class _Implicit(Adjoint):
         for way in (problem.uplink, problem.downlink):
             if not way.settles:
                 raise ValueError(
-                    "channel: wanted for an implicit derivative one through which messages that "
-                    "no longer change arrive as they are, such as lossless() or "
+                    "channel: wanted for an implicit derivative a channel that transmits messages "
+                    "without loss once they stop changing, such as lossless() or "
                     f"difference(quantize(3)), got {way!r}"
                 )
 

@@ -38,9 +38,9 @@ from jaxfed.linalg.derivatives import DECOMPOSITION, with_rule
 
 LOSSLESS = channel.lossless()
 MOVES = (
-    "adjoint: wanted a fixed point of the round for an implicit derivative, got one that a round "
-    "moves on; run more rounds, with a smaller tol or of an algorithm that needs fewer (for "
-    "PerPCA, VarProPerPCA), or take jaxfed.adjoint.unrolled()"
+    "adjoint: wanted a fixed point of the round for an implicit derivative, got a point that a "
+    "round still moves; run more rounds, use a smaller tol or an algorithm that converges faster "
+    "(VarProPerPCA instead of PerPCA), or pass jaxfed.adjoint.unrolled()"
 )
 TURNS = (
     "adjoint: wanted a loss that depends on subspaces alone, got one that depends on how their "

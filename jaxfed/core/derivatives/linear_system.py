@@ -14,7 +14,7 @@ from jaxfed._optional import require
 LOG = logging.getLogger("jaxfed.adjoint")
 UNSOLVED = (
     "adjoint: the linear system of an implicit derivative could not be solved in max_rounds "
-    "rounds; allow more, or more memory, or give another round by through="
+    "rounds; increase max_rounds or memory, or pass another algorithm as through="
 )
 
 

@@ -220,8 +220,8 @@ def check_together(problem: Problem, start: Personalized | None, rounds: int) ->
     for first, uplink in jax.eval_shape(partial(messages_of, rounds=rounds), sketch, start):
         if up.cumulative and not is_linear(uplink):
             raise ValueError(
-                f"channel: differences add up to a mean or a sum, and {type(algorithm).__name__} "
-                "reduces its messages in another way"
+                f"channel: differences add up only in means and sums, but "
+                f"{type(algorithm).__name__} reduces its messages in another way"
             )
         up.check(clients, number, uplink)
         if not (bits := channel.fixed_bits(first)):
@@ -230,8 +230,8 @@ def check_together(problem: Problem, start: Personalized | None, rounds: int) ->
             raise ValueError(
                 "channel: it hides what clients send in the rounds, and "
                 f"{type(algorithm).__name__} sends {bits} bits in the clear "
-                "before them; wanted a start channel that hides them too, or a warm start and, "
-                "instead of automatic ones, the settings that these tell"
+                "before them; wanted a start channel that hides them too, or a warm start and "
+                "explicit settings in place of automatic ones"
             )
         problem.first_uplink.check(clients, len(clients), first)
 

@@ -72,9 +72,9 @@ def by_id(solution: Any, problem: Problem) -> Personalized:
         return result
     if not problem.clients.layout.in_one_process:
         raise ValueError(
-            "warm_start: wanted a solution of these very clients, since they lie in several "
-            "processes, got one of others; its shared part alone, "
-            "Personalized(solution.result.shared, None), starts any"
+            "warm_start: wanted a solution of the same clients, since they span several "
+            "processes, got one of others; pass only its shared part, "
+            "Personalized(solution.result.shared, None)"
         )
     place = {int(number): position for position, number in enumerate(np.asarray(known))}
     ids = np.asarray(wanted).tolist()

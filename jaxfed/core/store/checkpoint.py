@@ -139,8 +139,8 @@ class Checkpoint:
             return rebuilt("run", arrays, like), history
         if rounds:
             raise CheckpointError(
-                f"checkpoint: wanted a round that can be read, got damage, or what another version "
-                f"of jaxfed has saved, in {self.path}"
+                "checkpoint: wanted a round that can be read, got only damaged ones, or ones saved "
+                f"by another version of jaxfed, in {self.path}"
             )
         return None
 

@@ -31,7 +31,7 @@ class PerPCAData(NamedTuple):
     """Samples of clients that share some principal components, and the truth behind them.
 
     A named tuple, so it is a pytree, and `data._replace(shared_scale=...).draw(key, n)` draws
-    from a changed law with the same components.
+    from another distribution with the same components.
 
     Attributes:
         samples: one `(m, n, d)` array, or a list of `(n_i, d)` arrays if sizes were given per
