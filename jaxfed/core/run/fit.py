@@ -81,8 +81,8 @@ def fit(
             for bit; a finished run computes nothing more. With more `rounds`, the run continues if
             its rounds so far equal those of the longer run. To continue a run that a callback
             function stopped, pass no callbacks.
-        callbacks: `Callback`s, or stateless functions of the solution so far, called after each
-            chunk. A function that returns True stops the run.
+        callbacks: called after each chunk; each is a `Callback`, or a stateless function of the
+            solution so far that may return True to stop the run.
         best: name of a history entry, where smaller is better. Return the solution at the end of
             the chunk with the lowest value instead of the last one.
         chunk_rounds: rounds per chunk. By default all rounds if nothing happens in between.
