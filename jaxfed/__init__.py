@@ -1,7 +1,7 @@
 """jaxfed: federated, personalized, unsupervised learning in JAX.
 
-What is asked for is imported when it is, so that `import jaxfed` and a command's `--help` do not
-wait for JAX.
+Names are imported on first use, so that `import jaxfed` and a command's `--help` do not wait for
+JAX.
 """
 
 from typing import TYPE_CHECKING
@@ -65,7 +65,7 @@ if TYPE_CHECKING:
 
 __version__: str
 
-# Where each public name lives, as above.
+# Where each public name is defined, as above.
 _PLACES = {
     "data": "jaxfed.data",
     "deploy": "jaxfed.deploy",

@@ -1,7 +1,7 @@
-"""Checks of arguments, with one form of error: `name: wanted ..., got ...`, a `ValueError`.
+"""Checks of arguments, which raise a `ValueError` of the form `name: wanted ..., got ...`.
 
-Functions named `check_...` raise it or return nothing, those named `checked_...` also return the
-argument in its final form. Of traced numbers and arrays only shapes and types are checked.
+Functions named `check_...` return nothing; those named `checked_...` return the argument in its
+final form. Of traced numbers and arrays, only shapes and types are checked.
 """
 
 import os
@@ -20,7 +20,7 @@ from jaxfed._refusals import refuse as refuse
 from jaxfed._refusals import shown as shown
 
 LARGEST = 2**31 - 1
-"""The largest whole number that every index of JAX can hold."""
+"""The largest integer that every index of JAX can hold."""
 
 
 def check_name(argument: str, given: object, known: Sequence[str]) -> None:
@@ -36,13 +36,13 @@ def check_flag(argument: str, given: object) -> None:
 
 
 def check_text(argument: str, given: object) -> None:
-    """Accept a text."""
+    """Accept a string."""
     if not isinstance(given, str):
         raise refuse(argument, "a text", given)
 
 
 def check_texts(argument: str, given: object) -> None:
-    """Accept a list of texts."""
+    """Accept a list of strings."""
     if not is_list(given) or not all(isinstance(each, str) for each in given):
         raise refuse(argument, "a list of texts", given)
 
@@ -54,14 +54,14 @@ def check_list(argument: str, given: object, wanted: str) -> None:
 
 
 def is_list(given: object) -> TypeGuard[Sequence[Any]]:
-    """Whether a value is a list or another sequence, but not a text."""
+    """Whether a value is a list or another sequence, but not a string."""
     return isinstance(given, Sequence) and not isinstance(given, str | bytes)
 
 
 def check_count(argument: str, given: object, *, least: int = 1, most: int = LARGEST) -> None:
-    """Accept an int of Python from `least` to `most`.
+    """Accept a Python int from `least` to `most`.
 
-    Those of NumPy are arrays for Equinox, which static fields must not hold; see `check_whole`.
+    Equinox treats NumPy integers as arrays, which static fields must not hold; see `check_whole`.
     """
     if isinstance(given, np.integer):
         raise refuse(argument, "an int of Python", given)
@@ -69,7 +69,7 @@ def check_count(argument: str, given: object, *, least: int = 1, most: int = LAR
 
 
 def check_whole(argument: str, given: object, *, least: int = 1, most: int = LARGEST) -> None:
-    """Accept a whole number, Python's or NumPy's, from `least` to `most`."""
+    """Accept an integer, Python's or NumPy's, from `least` to `most`."""
     if not is_whole(given) or given < least:
         raise refuse(argument, f"a whole number of at least {least}", given)
     if given > most:
@@ -77,7 +77,7 @@ def check_whole(argument: str, given: object, *, least: int = 1, most: int = LAR
 
 
 def counts_of(argument: str, given: object, owners: int) -> tuple[int, ...]:
-    """A positive whole number for each client, from one for all or a list."""
+    """A positive integer for each client, from one for all or a list."""
     if is_whole(given):
         given = (given,) * owners
     if isinstance(given, np.ndarray | jax.Array):
@@ -90,7 +90,7 @@ def counts_of(argument: str, given: object, owners: int) -> tuple[int, ...]:
 
 
 def is_whole(given: object) -> TypeGuard[int]:
-    """Whether a value is a whole number, Python's or NumPy's, and not True or False."""
+    """Whether a value is an integer, Python's or NumPy's, and not a boolean."""
     return isinstance(given, int | np.integer) and not isinstance(given, bool)
 
 
@@ -154,19 +154,19 @@ def _check_numbers(
 
 
 def check_callable(argument: str, given: object, wanted: str = "a function") -> None:
-    """Accept what can be called."""
+    """Accept a callable."""
     if not callable(given):
         raise refuse(argument, wanted, given)
 
 
 def check_instance(argument: str, given: object, kind: type, wanted: str) -> None:
-    """Accept an object of a class."""
+    """Accept an instance of a class."""
     if not isinstance(given, kind):
         raise refuse(argument, wanted, given)
 
 
 def checked_key(argument: str, given: object) -> Key[Array, ""]:
-    """One random key; one of the old style (`uint32`) becomes one of the new."""
+    """One random key; one of the old style (`uint32`) is converted to the new style."""
     if isinstance(given, jax.Array | np.ndarray):
         key = given
         if given.dtype == np.uint32 and given.ndim > 0:
@@ -178,7 +178,7 @@ def checked_key(argument: str, given: object) -> Key[Array, ""]:
 
 
 def checked_dtype(argument: str, given: object) -> np.dtype:
-    """A type of floating-point numbers."""
+    """A floating-point type."""
     try:
         found = jnp.dtype(given) if isinstance(given, str | type | np.dtype) else None
     except TypeError:
@@ -201,15 +201,15 @@ def checked_path(argument: str, given: object) -> Path:
 def checked_array(
     argument: str, given: Any, axes: str, *, finite: bool = False, whole: bool = True
 ) -> Array:
-    """Real numbers as an array of JAX, of at least one entry; whole ones in its default precision.
+    """Real numbers as a JAX array with at least one entry; integers become floats.
 
     Args:
         argument: its name.
         given: an array, or lists of numbers.
-        axes: what its axes are, such as `"clients features rank"`: a number is the axis's length,
+        axes: names of its axes, such as `"clients features rank"`; a number is the axis's length,
             `"..."` stands for any number of axes.
         finite: whether NaN and infinity are refused.
-        whole: whether whole numbers are taken.
+        whole: whether integers are accepted.
     """
     kind = "real" if whole else "floating-point"
     wanted = f"an array of {kind} numbers of shape ({', '.join(axes.split())})"
@@ -227,7 +227,7 @@ def checked_array(
 
 
 def host_array(argument: str, given: object, wanted: str) -> np.ndarray:
-    """An array of NumPy, of any type but objects, in the machine's order of bytes."""
+    """A NumPy array of any type but objects, in the machine's byte order."""
     listed = is_list(given) or isinstance(given, np.ndarray | np.generic | int | float | jax.Array)
     try:
         array = np.asarray(given) if listed else None
@@ -235,7 +235,7 @@ def host_array(argument: str, given: object, wanted: str) -> np.ndarray:
         array = None
     if array is None or array.dtype.kind == "O" or isinstance(given, np.ma.MaskedArray):
         raise refuse(argument, wanted, given)
-    # JAX takes no other order of bytes.
+    # JAX accepts no other byte order.
     return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
@@ -256,7 +256,7 @@ def checked_labels(argument: str, given: object, length: int | None = None) -> n
     Args:
         argument: its name.
         given: the labels.
-        length: how many are wanted; any number of at least one by default.
+        length: the wanted number; any positive number by default.
     """
     wanted = f"{'' if length is None else f'{length} '}labels, numbers or names, in a list"
     labels = host_array(argument, given, wanted)
@@ -271,7 +271,7 @@ def checked_weights(weights: Any, clients: int) -> np.ndarray:
     """The clients' weights, of any scale, as numbers on the host.
 
     Raises:
-        ValueError: if they are not one finite, non-negative number for each of so many clients.
+        ValueError: if they are not one finite, non-negative number per client.
     """
     wanted = f"{clients} numbers, one per client"
     raw = host_array("weights", weights, wanted)
@@ -296,7 +296,7 @@ def _has_axes(shape: tuple[int, ...], axes: list[str]) -> bool:
 
 
 def is_real(dtype: Any) -> bool:
-    """Whether a type is one of real numbers, floating-point or whole."""
+    """Whether a type holds real numbers, floating-point or integer."""
     return jnp.issubdtype(dtype, jnp.floating) or jnp.issubdtype(dtype, jnp.integer)
 
 

@@ -1,4 +1,4 @@
-"""Namespaces that import on demand and show public names alone, and the caller of a warning."""
+"""Namespaces that import on demand and list only public names, and the caller of a warning."""
 
 import os
 import pkgutil
@@ -8,24 +8,24 @@ from typing import Any
 
 
 def lazy_names(module: str, places: Mapping[str, str]) -> Callable[[str], Any]:
-    """A module's `__getattr__`, which imports a name when it is first used.
+    """Create a module's `__getattr__`, which imports a name on first use.
 
-    Hide it from type checkers by `if not TYPE_CHECKING`, or they take every misspelt name of the
-    module for one of these.
+    Hide it from type checkers by `if not TYPE_CHECKING`; otherwise they accept every misspelt name
+    of the module.
 
     Args:
         module: the module's `__name__`.
-        places: by the name, where it lives, `"jaxfed.core.run:fit"`.
+        places: where each name is defined, such as `"jaxfed.core.run:fit"`.
 
     Returns:
-        `f(name)`, which returns what the name stands for and raises an `AttributeError` for any
-        other.
+        `f(name)`, which returns the named object, or raises an `AttributeError` for an unknown
+        name.
     """
 
     def attribute(name: str) -> Any:
         if name not in places:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
-        # With a colon even for a module: an error while it is imported is then raised as it is.
+        # Add a colon even for a module, so that errors during its import are raised unchanged.
         place = places[name] + ":" * (":" not in places[name])
         found = vars(sys.modules[module])[name] = pkgutil.resolve_name(place)
         return found
@@ -34,9 +34,9 @@ def lazy_names(module: str, places: Mapping[str, str]) -> Callable[[str], Any]:
 
 
 def public_names(module: str) -> Callable[[], list[str]]:
-    """A module's `__dir__`, which shows its public names alone.
+    """Create a module's `__dir__`, which lists only its public names.
 
-    These are `__all__` if it has one, and otherwise the functions and classes that the module and
+    These are `__all__` if it exists, and otherwise the functions and classes that the module and
     its submodules define.
 
     Args:
@@ -58,7 +58,7 @@ def public_names(module: str) -> Callable[[], list[str]]:
 def caller() -> int:
     """The `stacklevel` of a warning that points to the line that called this package."""
     level, frame, package = 1, sys._getframe(1), os.path.dirname(__file__)
-    # A context manager used as a decorator, and a type checker, call from their own modules.
+    # Skip context managers used as decorators, and type checkers: they call from their own modules.
     while frame.f_back is not None and (
         frame.f_code.co_filename.startswith(package)
         or frame.f_globals.get("__name__", "").startswith(("contextlib", "jaxtyping"))

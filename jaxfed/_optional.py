@@ -1,4 +1,4 @@
-"""One door to the optional packages, so that their absence is always told in the same words."""
+"""Imports optional packages, with one error message for all that are missing."""
 
 import importlib
 from types import ModuleType
@@ -15,7 +15,7 @@ def require(module: str, *, extra: str) -> ModuleType:
         The imported module.
 
     Raises:
-        ImportError: if it is not installed; the message holds the command that installs it.
+        ImportError: if it is not installed; the message has the command that installs it.
     """
     try:
         return importlib.import_module(module)

@@ -1,4 +1,4 @@
-"""The error for a wrong argument, which needs no JAX."""
+"""The error for a wrong argument, usable without JAX."""
 
 import reprlib
 
@@ -10,11 +10,11 @@ _BRIEF.maxlong = 60
 def shown(given: object) -> str:
     """Any value in one short line."""
     shape, dtype = getattr(given, "shape", None), getattr(given, "dtype", None)
-    if isinstance(shape, tuple) and shape and dtype is not None:  # JAX's and NumPy's arrays alike
+    if isinstance(shape, tuple) and shape and dtype is not None:  # an array of JAX or NumPy
         return f"an array of {dtype} of shape {shape}"
     try:
         return " ".join(_BRIEF.repr(given).split())
-    except ValueError:  # a whole number of more digits than Python writes
+    except ValueError:  # an integer with more digits than Python writes
         return f"{'-' * (given < 0)}2^{given.bit_length()}"  # pyright: ignore
 
 

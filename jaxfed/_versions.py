@@ -1,12 +1,12 @@
-"""What the numbers may depend on: versions of the language and of the packages."""
+"""Versions of Python and of the packages that results may depend on."""
 
 import platform
 from importlib import metadata
 
 try:
     VERSION = metadata.version("jaxfed")
-    """Of jaxfed, as it was installed."""
-except metadata.PackageNotFoundError:  # its sources alone are on the path
+    """The installed version of jaxfed."""
+except metadata.PackageNotFoundError:  # only its sources are on the path
     VERSION = "0+unknown"
 
 

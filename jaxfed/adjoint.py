@@ -1,16 +1,16 @@
-"""How a run is differentiated: `rollout(..., adjoint=...)`.
+"""Ways to differentiate a run: `rollout(..., adjoint=...)`.
 
-* `unrolled()`, the default, goes back through every round, whatever ended the run or how far from a
-  solution it is. That is what one wants for few rounds, for derivatives by the start or a step size
-  that matters, and for algorithms that never settle. Memory grows with the rounds.
-* `checkpointed()` gives the same numbers in less memory, for more rounds computed again; a run that
-  ends by `tol` has a reverse derivative too.
-* `implicit()` differentiates the equation that a solution solves, z = T(z, θ) with T a round, and
-  knows nothing of the rounds that led there. Memory is that of a round, time that of a few dozen
-  rounds, and what does not influence a solution, as the start or a step size at a stationary point,
-  has a derivative of exactly zero.
+* `unrolled()`, the default, differentiates through every round, however the run ended and however
+  far it is from a solution. Use it for few rounds, for derivatives with respect to the start or a
+  step size that matters, and for algorithms that never converge. Memory grows with the rounds.
+* `checkpointed()` gives the same numbers in less memory by recomputing rounds. It also supports
+  reverse derivatives of runs that end by `tol`.
+* `implicit()` differentiates the equation that a solution satisfies, z = T(z, θ) with T a round,
+  whatever rounds led there. It takes the memory of one round and the time of a few dozen. The
+  derivative with respect to anything that does not influence a solution, such as the start or a
+  step size at a stationary point, is exactly zero.
 
-The gradient of a held-out error by the prior variance, at a converged solution:
+The gradient of a held-out error with respect to the prior variance, at a converged solution:
 
     >>> import jax, jaxfed as jf
     >>> data = jf.data.hierarchical_synthetic(

@@ -1,7 +1,7 @@
-"""How clients are mapped: all at once, in blocks, one by one, or spread over devices.
+"""Ways to map clients: all at once, in blocks, one by one, or spread over devices.
 
-Every backend computes the same numbers up to the order of floating-point sums, because clients are
-told apart by their ids and never by their places.
+All backends compute the same numbers up to the order of floating-point sums, because clients are
+identified by id and never by position.
 """
 
 from jaxfed.core.backends.backend import Backend as Backend

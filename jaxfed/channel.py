@@ -1,4 +1,4 @@
-"""What messages go through: `lossless`, compressors, memory around them, noise and masks."""
+"""Channels for messages: `lossless`, compressors, memory around them, noise and masks."""
 
 from jaxfed.core.wire.channel import Channel as Channel
 from jaxfed.core.wire.channel import Context as Context

@@ -1,8 +1,7 @@
-"""For authors of algorithms: the contract, its optional parts, and checks of arguments.
+"""The contract for authors of algorithms, its optional parts, and checks of arguments.
 
-`jf.Algorithm` and what goes beside it can be imported from here too: `jf.Personalized`,
-`jf.hyperparameter`, `jf.HasRemarks`, and `HasBases`, `Bases` and `DifferentiatedThrough` of
-`jf.adjoint`.
+`jf.Algorithm`, `jf.Personalized`, `jf.hyperparameter` and `jf.HasRemarks`, and the classes
+`HasBases`, `Bases` and `DifferentiatedThrough` of `jf.adjoint`, can also be imported from here.
 """
 
 from jaxfed._checks import check_count as check_count

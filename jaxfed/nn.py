@@ -53,12 +53,12 @@ def personalized_projection(
     tol: float | None = None,
     adjoint: Adjoint | None = None,
 ) -> tuple[Projected, Personalized]:
-    """Samples projected onto the components learned from them, `x (UUᵀ + V_iV_iᵀ)`.
+    """Project samples onto the components learned from them, `x (UUᵀ + V_iV_iᵀ)`.
 
     Args:
-        algorithm: learns shared or local components, or both, orthonormal together: `PerPCA`.
-        samples: equally many of every client, `(clients, samples, features)`.
-        rounds: rounds of the solve, or at most so many with `tol`.
+        algorithm: learns shared or local components, or both, orthonormal together, like `PerPCA`.
+        samples: `(clients, samples, features)`, equally many of every client.
+        rounds: rounds of the solve; an upper limit with `tol`.
         key: random key.
         warm_start: an earlier result to start from, in any precision.
         tol: tolerance that ends the solve, as in `rollout`.
@@ -66,7 +66,7 @@ def personalized_projection(
 
     Returns:
         The projected samples, differentiable in the samples and the algorithm's numbers, and the
-        result, from which the next call may start.
+        result, from which the next call can start.
 
     Raises:
         ValueError: as in `rollout`.
@@ -93,19 +93,19 @@ def common_projection(
     tol: float | None = None,
     adjoint: Adjoint | None = None,
 ) -> tuple[Float[Array, "views entities features"], Personalized]:
-    """Views projected onto their common representation, `GGᵀ X_j`.
+    """Project views onto their common representation, `GGᵀ X_j`.
 
     Args:
-        algorithm: learns an orthonormal representation `G (entities, rank)`: `MaxVar`.
+        algorithm: learns an orthonormal representation `G (entities, rank)`, like `MaxVar`.
         views: dense views, `jaxfed.gcca.Views.from_arrays`, whose features may be traced.
-        rounds: as in `personalized_projection`, like everything below.
+        rounds: as in `personalized_projection`, like the other arguments.
         key: random key.
         warm_start: an earlier result to start from.
         tol: tolerance that ends the solve.
         adjoint: how the solve is differentiated.
 
     Returns:
-        The projected views, and the result, from which the next call may start.
+        The projected views, and the result, from which the next call can start.
 
     Raises:
         ValueError: as in `rollout`.
@@ -175,13 +175,13 @@ class PersonalizedProjection(_Solver):
         tol: float | None = None,
         adjoint: Adjoint | None = None,
     ):
-        """Set up the layer by a first solve, which runs until it has converged.
+        """Create the layer and solve once, until convergence.
 
         Args:
             algorithm: as in `personalized_projection`.
             samples: the samples of the first solve, `(clients, samples, features)`.
-            rounds: rounds of each later solve, or at most so many with `tol`. The first solve takes
-                up to a hundred times as many.
+            rounds: rounds of each later solve; an upper limit with `tol`. The first solve takes up
+                to a hundred times as many.
             key: random key.
             tol: tolerance that ends a solve, as in `rollout`.
             adjoint: how solves are differentiated; `jaxfed.adjoint.implicit()` by default.
@@ -200,7 +200,7 @@ class PersonalizedProjection(_Solver):
 class CommonRepresentation(_Solver):
     """`common_projection` as an Equinox layer that starts each solve from the last solution.
 
-    Use it as `PersonalizedProjection`, with dense views in place of samples.
+    Use it like `PersonalizedProjection`, with dense views in place of samples.
     """
 
     def __init__(
@@ -213,12 +213,12 @@ class CommonRepresentation(_Solver):
         tol: float | None = None,
         adjoint: Adjoint | None = None,
     ):
-        """Set up the layer by a first solve, which runs until it has converged.
+        """Create the layer and solve once, until convergence.
 
         Args:
             algorithm: as in `common_projection`.
             views: the dense views of the first solve.
-            rounds: as in `PersonalizedProjection`, like everything below.
+            rounds: as in `PersonalizedProjection`, like the other arguments.
             key: random key.
             tol: tolerance that ends a solve.
             adjoint: how solves are differentiated.
@@ -244,7 +244,7 @@ def _clients(samples: Samples) -> Clients:
 
 
 def _check_views(views: Clients) -> None:
-    # Of all data, only views have `rmv`; the values of sparse ones are a list, with one axis less.
+    # Only views have `rmv`; the values of sparse ones are a list, with one axis less.
     data = views.data
     if not hasattr(data, "rmv") or data.values.ndim != 3:
         raise refuse("views", "dense views, jaxfed.gcca.Views.from_arrays", views)
@@ -259,7 +259,7 @@ def _result(
 ) -> Personalized:
     """The result of a solve, whose warm start may be in any precision."""
     if warm_start is not None:
-        # Runs compute in single precision at least, also for samples in half precision.
+        # Runs compute in at least single precision, even for samples in half precision.
         dtype = jnp.promote_types(clients.data.values.dtype, jnp.float32)
         warm_start = jax.tree.map(
             lambda x: jnp.asarray(x, dtype) if eqx.is_inexact_array(x) else x, warm_start
@@ -271,7 +271,7 @@ def _result(
 def _first_solution(
     algorithm: Algorithm, clients: Clients, rounds: int, key: Key[Array, ""], tol: float | None
 ) -> Personalized:
-    """The solution that the first call starts from: runs until a call's rounds do not move it."""
+    """The first call's starting point: runs until a call's rounds hardly move the solution."""
     check_count("rounds", rounds)
     before = None
 
@@ -282,11 +282,11 @@ def _first_solution(
         before = basis
         if last is None:
             return False
-        # The part outside of the last span, which is blind to rotations of the basis.
+        # The part outside of the last span, which ignores rotations of the basis.
         moved = basis - last @ (jnp.swapaxes(last, -1, -2) @ basis)
         return float(jnp.abs(moved).max()) < (1e-6 if basis.dtype == jnp.float64 else 1e-4)
 
-    # In chunks of one call's rounds, after each of which `settled` decides.
+    # Run chunks of one call's rounds, and let `settled` decide after each.
     chunks: dict[str, Any] = {"rounds": _MOST * rounds, "chunk_rounds": rounds}
     solution = fit(algorithm, clients, **chunks, key=key, tol=tol, callbacks=[settled])
     return jax.lax.stop_gradient(solution.result)

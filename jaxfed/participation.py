@@ -1,4 +1,4 @@
-"""Who takes part in each round: everybody, a random sample, or clients by a mask."""
+"""Which clients take part in each round: all, a random sample, or those of a mask."""
 
 from jaxfed.core.contract.participation import Participation as Participation
 from jaxfed.core.contract.participation import everybody as everybody

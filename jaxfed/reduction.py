@@ -1,7 +1,7 @@
-"""How the parts of all clients' messages become one: means, sums, maxima, mean products, gathers.
+"""Reductions of the clients' messages: means, sums, maxima, mean products, and gathering.
 
-An algorithm wraps a part of its message in one of these classes; a bare array is a mean. The server
-gets the same structure, reduced.
+An algorithm wraps each part of its message in one of these classes; a bare array is a mean. The
+server receives the same structure, reduced.
 """
 
 from jaxfed.core.contract.groups import Groups as Groups

@@ -1,4 +1,4 @@
-"""Arrays in NumPy's files, and their conversion to samples."""
+"""Loads arrays from NumPy's files and converts them to samples."""
 
 import zipfile
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ def load_numpy(path: Path, names: Sequence[str] | None, max_bytes: int) -> dict[
                 raise ValueError(f"holds {', '.join(loaded.files)}, not {', '.join(missing)}")
             chosen = names if names is not None else sorted(loaded.files, key=natural)
             entries = {name: loaded[name] for name in chosen}
-    # A member of the archive that is not an array comes as bytes.
+    # NumPy returns members of the archive that are not arrays as bytes.
     if not entries or not all(isinstance(entry, np.ndarray) for entry in entries.values()):
         raise ValueError(f"{path}: wanted an archive of arrays, it holds {listing(entries)}")
     return entries
@@ -40,7 +40,7 @@ def load_numpy(path: Path, names: Sequence[str] | None, max_bytes: int) -> dict[
 def load_one(
     path: Path, max_bytes: int, one: str, names: Sequence[str] | None = None
 ) -> Float[np.ndarray, "n d"]:
-    """The samples in a file of a folder, which holds `one` array; `names` may choose it."""
+    """The samples in a file of a folder that holds `one` array; `names` may select it."""
     entries = load_numpy(path, names, max_bytes)
     if len(entries) != 1:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Finding files, reading them within a memory limit, and naming the file when reading fails."""
+"""Finds files, reads them within a memory limit, and names the file if reading fails."""
 
 import gzip
 import os
@@ -12,8 +12,8 @@ from jaxfed._checks import check_whole, checked_path
 
 StrPath = str | os.PathLike[str]
 
-#: Default limit of the memory that a compressed file or a picture may take. Without a limit, a few
-#: kilobytes of well-compressed zeros could fill any memory.
+#: Default memory limit of a compressed file or a picture. Without a limit, a few kilobytes of
+#: compressed zeros could fill any memory.
 MAX_BYTES = 2**30
 
 
@@ -91,7 +91,7 @@ def checked_source(argument: str, path: StrPath, max_bytes: int) -> Path:
 
 
 def content(path: Path, max_bytes: int) -> bytes | bytearray:
-    """What a file holds, unpacked if it is compressed by gzip."""
+    """The content of a file, unpacked if it is compressed with gzip."""
     limit = allowed(existing(path), max_bytes)
     with path.open("rb") as file:
         compressed = file.read(2) == b"\x1f\x8b"
@@ -99,7 +99,7 @@ def content(path: Path, max_bytes: int) -> bytes | bytearray:
         if not compressed:
             return file.read()
         found = bytearray()
-        # In parts, to stop as soon as the limit is passed.
+        # Read in parts, to stop as soon as the limit is exceeded.
         with reading(path, "damaged gzip file"), gzip.GzipFile(fileobj=file) as stream:
             while len(found) <= limit and (part := stream.read(2**20)):
                 found += part

@@ -1,4 +1,4 @@
-"""Pictures as matrices of gray values or colours."""
+"""Reads pictures as matrices of gray values or colours."""
 
 from pathlib import Path
 
@@ -9,8 +9,8 @@ from jaxfed._optional import require
 from jaxfed.data._files import allowed, check_size, existing, reading
 
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp", ".pgm", ".ppm")
-# By default Pillow ignores the file's name and tries every format it knows; for one of them it
-# starts a program.
+# By default Pillow ignores a file's suffix and tries every format it knows, one of which starts a
+# program.
 _FORMATS = ("PNG", "JPEG", "BMP", "TIFF", "WEBP", "PPM")
 
 
@@ -34,7 +34,7 @@ def _read_image(path: Path, color: bool, max_bytes: int) -> Float[np.ndarray, "h
     pillow = require("PIL.Image", extra="data")
     limit = allowed(existing(path), max_bytes)
     with reading(path, "not a readable image"), pillow.open(path, formats=_FORMATS) as image:
-        # At most 16 bytes a pixel: decoded, converted, and in single precision.
+        # At most 16 bytes per pixel: decoded, converted, and in single precision.
         check_size(path, 16 * image.height * image.width, limit)
         if image.mode == "F":
             raise ValueError("floating-point pixels have no known range")

@@ -1,4 +1,4 @@
-"""Tables in `.csv` and `.parquet` files."""
+"""Loads tables from `.csv` and `.parquet` files."""
 
 import csv
 import re
@@ -16,11 +16,11 @@ from jaxfed.data._files import allowed, check_size, existing, listing, reading
 
 TABLES = (".csv", ".parquet")
 Column = Sequence[str] | np.ndarray
-#: Cells that stand for a missing number; a row of these alone is not a header.
+#: Cells that mean a missing number; a row with only these is not a header.
 _MISSING = frozenset(
     ("", "#N/A", "#NA", "<NA>", "N/A", "NA", "n/a", "NULL", "null", "None", "nil", "?", "-", ".")
 )
-#: The header of a column without a name, as written by pandas and as read back by it.
+#: The header of a column without a name, as pandas writes it and as pandas reads it back.
 _NAMELESS = re.compile(r"(Unnamed: \d+(\.\d+)?)?")
 
 
@@ -65,7 +65,7 @@ def places_in(path: Path, schema: Any, client_column: str | None = None) -> list
     """The positions of a `.parquet` file's columns except those that pandas calls an index."""
     with reading(path, "damaged metadata of pandas"):
         described = (schema.pandas_metadata or {}).get("index_columns", ())
-        # An index that counts the rows is not stored: a range stands in place of its name.
+        # An index that just counts rows is not stored: a range takes the place of its name.
         index = [name for name in described if isinstance(name, str)]
     return _places(path, schema.names, client_column, index)
 
@@ -89,9 +89,9 @@ def _load_csv(path: Path, client_column: str | None) -> tuple[list[str], list[Co
             )
     table = [[cell.strip() for cell in row] for _, row in rows]
     names = [str(k) for k in range(width)]
-    # The columns of a data frame without names are counted; its index is not.
+    # A data frame without column names numbers its columns, but not its index.
     counted = [cell for cell in table[0] if not _NAMELESS.fullmatch(cell)]
-    # A row of missing values could be either; without a name for any column, it is data.
+    # A row of missing values could be header or data; without any column name, it is data.
     is_header = (
         client_column in table[0]
         or not (any(map(_is_number, table[0])) or _MISSING.issuperset(table[0]))
@@ -113,7 +113,7 @@ def _load_parquet(
     parquet = require("pyarrow.parquet", extra="data")
     limit, size, batches = allowed(existing(path), max_bytes), 0, []
     with reading(path, "not a Parquet file"), parquet.ParquetFile(path) as file:
-        # In batches of a million cells, to stop as soon as the limit is passed.
+        # Read a million cells at a time, to stop as soon as the limit is exceeded.
         rows = max(1, 2**20 // max(1, file.metadata.num_columns))
         for batch in file.iter_batches(batch_size=rows):
             check_size(path, size := size + batch.nbytes, limit)

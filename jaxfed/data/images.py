@@ -33,7 +33,7 @@ class LabelledImages(NamedTuple):
     """Images and their classes.
 
     Attributes:
-        images: bytes, `(n, height, width)`, with a last axis for the channels of colours.
+        images: bytes, `(n, height, width)`, with a last axis for the channels of colour images.
         labels: the class of each image, from 0.
     """
 
@@ -105,7 +105,7 @@ def read_mnist(
 
 
 _CIFAR_FILES = {"train": [f"data_batch_{i}.bin" for i in range(1, 6)], "test": ["test_batch.bin"]}
-#: Bytes of an image of CIFAR-10: its label, then three planes of 32 x 32 pixels.
+#: Bytes of a CIFAR-10 image: its label, then three planes of 32 x 32 pixels.
 _CIFAR_BYTES = 1 + 3 * 32 * 32
 
 
@@ -117,8 +117,8 @@ def read_cifar10(
     The Python version is refused: it consists of pickles, which can run any code when read.
 
     Args:
-        path: the archive `cifar-10-binary.tar.gz`, the folder that it unpacks to, or the folder
-            around that one.
+        path: the archive `cifar-10-binary.tar.gz`, the folder that it unpacks to, or the parent of
+            that folder.
         split: `data_batch_1.bin` to `data_batch_5.bin` for training, `test_batch.bin` for testing.
         max_bytes: memory limit of the archive once unpacked.
 
@@ -153,7 +153,7 @@ def read_cifar10(
             )
     stored = b"".join(batches[name] for name in names)
     records = np.frombuffer(stored, np.uint8).reshape(-1, _CIFAR_BYTES)
-    # Stored plane by plane; channels last is the order of all images here.
+    # Stored plane by plane; all images here have channels last.
     images = records[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
     labels = _checked_labels(records[:, 0], 10, f"{path}: {', '.join(names)}")
     return LabelledImages(np.ascontiguousarray(images), labels)
@@ -175,7 +175,7 @@ def _cifar_batches(path: Path, max_bytes: int) -> dict[str, bytes]:
         reading(path, "not a readable archive"),
         tarfile.open(fileobj=stored, mode="r:") as archive,
     ):
-        # Nothing is written to disk, so that members with malicious paths do no harm.
+        # Nothing is written to disk, so members with malicious paths do no harm.
         for member in archive:
             name = Path(member.name).name
             if name in names and member.isreg() and (file := archive.extractfile(member)):

@@ -1,4 +1,4 @@
-"""Splitting one data set over clients, and each client's samples into training and test sets.
+"""Splits a data set over clients, and each client's samples into training and test sets.
 
 These functions run on the host and return NumPy arrays, which may differ in length between
 clients. Every sample goes to at most one client. The same random key gives the same split.
@@ -55,8 +55,8 @@ def partition_iid(
         labels: a label for each sample, or None.
         clients: number of clients.
         key: random key.
-        sizes: samples per client, one number or one per client; by default all samples are shared
-            out as equally as possible.
+        sizes: samples per client, one number or one per client; by default all samples are divided
+            as equally as possible.
 
     Returns:
         Samples, labels and indices of each client.
@@ -117,7 +117,7 @@ def partition_by_class(
     rng = _generator(key)
     owns = np.zeros((clients, len(known)), bool)  # which client has which class
     for client in range(clients):
-        # Ordered by how often a class was drawn, and at random among equals.
+        # Order by how often a class was drawn, at random among equals.
         least_drawn = np.lexsort((rng.random(len(known)), owns.sum(axis=0)))
         owns[client, least_drawn[:classes_per_client]] = True
 
@@ -157,11 +157,11 @@ def partition_dirichlet(
     key: PRNGKeyArray,
     min_samples: int = 1,
 ) -> Partition:
-    """Share out each class in Dirichlet(alpha, ..., alpha) proportions (graded label skew).
+    """Divide each class in Dirichlet(alpha, ..., alpha) proportions (graded label skew).
 
     A small `alpha` gives a class to few clients, a large one to all equally. Clients' sizes differ
     too. Every sample is used. A client with fewer than `min_samples` gets random samples from the
-    largest client, which always succeeds; drawing again might not.
+    largest client, which always works, unlike drawing again.
 
     Args:
         samples: the whole data set.
@@ -220,7 +220,7 @@ def partition_sizes(
 
     Args:
         key: random key.
-        total: samples to share out.
+        total: number of samples to divide.
         clients: number of clients m.
         skew: standard deviation of the logarithm of a client's size; 0 gives equal sizes, up to
             one.
@@ -240,7 +240,7 @@ def partition_sizes(
     weights = np.exp(logits - logits.max())  # shifted, so that nothing overflows
     exact = (total - min_samples * clients) * weights / weights.sum()
     sizes = np.floor(exact).astype(int)
-    # The largest remainders round up.
+    # Round up the largest remainders.
     rest = total - min_samples * clients - sizes.sum()
     sizes[np.argsort(sizes - exact, kind="stable")[:rest]] += 1
     return sizes + min_samples
@@ -273,7 +273,7 @@ def train_test_split(
     if not len(arrays):
         raise refuse("arrays", "at least one client", arrays)
     arrays = [_table(f"arrays[{i}]", array) for i, array in enumerate(arrays)]
-    # A float is a fraction even where it is whole: 1.0 is refused, 1 holds out one sample.
+    # A float is a fraction even if it is whole: 1.0 is refused, 1 holds out one sample.
     if isinstance(test, float | np.floating):
         check_number(
             "test", test, "a share between 0 and 1, or a number", lambda x: (x > 0) & (x < 1)
@@ -296,7 +296,7 @@ def train_test_split(
 
 
 def _generator(key: PRNGKeyArray) -> np.random.Generator:
-    # NumPy's generator has no programs to compile for every new length.
+    # NumPy's generator need not compile a program for every new length.
     return np.random.default_rng(np.asarray(jax.random.key_data(checked_key("key", key))))
 
 

@@ -1,6 +1,6 @@
 """Sequences for `jaxfed.Clients.from_source` that read one client at a time from files.
 
-For more clients than fit in memory: each member is one client's samples, read when accessed.
+Use them for more clients than fit in memory: each member is one client's samples, read on access.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ class NpyFolder(Sequence[Table]):
     """The `.npy` files of a folder, one client each, in natural order of their names.
 
     Attributes:
-        files: their paths.
+        files: the paths.
     """
 
     def __init__(self, folder: StrPath):
@@ -55,8 +55,8 @@ class ParquetGroups(Sequence[Table]):
     The index of a data frame is dropped as in `read_table`.
 
     Attributes:
-        counts: their numbers of rows, known without reading them.
-        files: the path, once for each of them.
+        counts: number of rows of each group, known without reading it.
+        files: the path, repeated for each group.
     """
 
     def __init__(self, path: StrPath):
@@ -68,7 +68,7 @@ class ParquetGroups(Sequence[Table]):
         Raises:
             FileNotFoundError: if the file does not exist.
             ImportError: if pyarrow is not installed.
-            ValueError: if it is not such a file.
+            ValueError: if it is not a Parquet file, or a column has another type.
         """
         path = existing(checked_path("path", path))
         parquet = require("pyarrow.parquet", extra="data")

@@ -81,7 +81,7 @@ def bag_of_words(
             group or of the vocabulary.
     """
     check_whole("min_count", min_count)
-    # A text is a sequence of texts for Python: its letters would be counted.
+    # To Python, a text is a sequence of texts: its letters would be counted.
     for name, given in (("stop_words", stop_words), ("vocabulary", vocabulary)):
         if isinstance(given, str):
             raise refuse(name, "a collection of words", given)
@@ -98,7 +98,7 @@ def bag_of_words(
         raise ValueError(
             f"min_count, vocabulary: no word occurs {min_count} times besides the stop words"
         )
-    # Counters hold few words of a long vocabulary: fill in those that are there.
+    # A counter holds few words of a long vocabulary, so fill in only those.
     place = {word: k for k, word in enumerate(vocabulary)}
 
     arrays = []

@@ -1,4 +1,4 @@
-"""Reader of views: arrays that have the same entities as rows and different features."""
+"""Reads views: arrays with the same entities as rows and different features."""
 
 from collections.abc import Sequence
 from pathlib import Path

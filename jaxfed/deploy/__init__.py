@@ -1,6 +1,6 @@
-"""Runs on several machines: with Flower (`flower`), or as processes of a cluster (`processes`).
+"""Runs on several machines, with Flower (`flower`) or as processes of a cluster (`processes`).
 
-A process that hands its messages to a resident worker (`worker`) imports no JAX for it.
+A process that hands its messages to a resident worker (`worker`) need not import JAX.
 """
 
 from typing import TYPE_CHECKING

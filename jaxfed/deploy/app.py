@@ -1,4 +1,4 @@
-"""The app folder that Flower runs: a few lines, for the user to change."""
+"""Writes the app folder that Flower runs: a few lines for the user to change."""
 
 import inspect
 import json
@@ -85,16 +85,16 @@ def write_app(
     """Write an app folder.
 
     Args:
-        folder: which must not be there, or be empty.
-        algorithm: the name of an exported one, in any case.
+        folder: the folder, which must be empty or missing.
+        algorithm: the name of an exported algorithm, in any case.
         settings: its arguments, by name.
-        clients: how many there are.
-        rounds: how many rounds to run.
+        clients: number of clients.
+        rounds: number of rounds.
         key: the seed of the run's key.
 
     Raises:
-        ValueError: for a name or settings that do not fit, or a folder that is not empty.
-        OSError: if it cannot be written.
+        ValueError: if the name or settings are unsuitable, or the folder is not empty.
+        OSError: if the folder cannot be written.
     """
     known = {
         name.lower(): (family, kind)
@@ -116,12 +116,12 @@ def write_app(
     ]
     if missing:
         raise ValueError(
-            f"{kind.__name__}: wanted {', '.join(missing)} too; what is no number or text, such as "
-            "a network, is for an app.py of your own"
+            f"{kind.__name__}: wanted {', '.join(missing)} too; write your own app.py for settings "
+            "other than numbers and text, such as a network"
         )
-    kind(**settings)  # refuses values that do not fit
+    kind(**settings)  # refuses unsuitable values
     if folder.exists() and any(folder.iterdir()):
-        raise refuse("folder", "an empty one, or one that is not there", str(folder))
+        raise refuse("folder", "an empty or missing folder", str(folder))
     app = APP.format(
         kind=kind.__name__,
         family=family,

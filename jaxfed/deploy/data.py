@@ -1,4 +1,4 @@
-"""Shapes of clients' data as words in messages, since the data themselves stay where they are."""
+"""Describes the shapes of clients' data in messages, since the data stay with the clients."""
 
 import operator
 from collections.abc import Mapping, Sequence
@@ -23,10 +23,10 @@ KINDS = {kind.__name__: kind for kind in (Samples, IncompleteSamples, View, Spar
 
 
 def describe(data: PyTree) -> dict[str, Any]:
-    """One client's data in words: their kind, and shapes and types of their arrays.
+    """Describe one client's data: their kind, and shapes and types of their arrays.
 
     Raises:
-        ValueError: for data of another kind than `Clients` has constructors for.
+        ValueError: if `Clients` has no constructor for this kind of data.
     """
     kind = type(data).__name__
     if KINDS.get(kind) is not type(data):
@@ -47,18 +47,18 @@ def shapes_from(words: Mapping[str, Any]) -> PyTree:
     """Inverse of `describe`, with `jax.ShapeDtypeStruct` in place of arrays.
 
     Raises:
-        ValueError: for words that `describe` never gives.
+        ValueError: if `describe` cannot have produced the description.
     """
     try:
         kind = KINDS[words["kind"]]
-        found = object.__new__(kind)  # constructors want arrays
+        found = object.__new__(kind)  # constructors require arrays
         for name, value in words["arrays"].items():
             array = value and jax.ShapeDtypeStruct(_lengths(value[0]), jnp.dtype(value[1]))
             object.__setattr__(found, name, array)
         for name, value in words["fields"].items():
             object.__setattr__(found, name, _lengths(value))
         complete = vars(found).keys() == {field.name for field in fields(kind)}
-        # What does not give the same words again is none of these kinds.
+        # Refuse anything that `describe` would describe differently.
         if not complete or describe(found) != words:
             raise ValueError
         if isinstance(found, Ragged):
@@ -80,7 +80,7 @@ def clients_from(
     weights: Float[Array, " clients"],
     counts: Sequence[int | None],
 ) -> Clients:
-    """Clients with shapes in place of data, and numbers of samples where these are known."""
+    """Clients with shapes in place of data, and their numbers of samples if known."""
     data = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct((len(counts), *x.shape), x.dtype), shapes_from(words)
     )
@@ -91,10 +91,10 @@ def clients_from(
 
 
 def common(by_client: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
-    """The words of data that are padded to the longest client's.
+    """Describe data that are padded to the longest client's.
 
     Raises:
-        RefusedError: naming the first client whose data do not go with the others'.
+        RefusedError: names the first client whose data do not match the others'.
     """
     shapes = {client: shapes_from(words) for client, words in by_client.items()}
     lengths = [data.lengths for data in shapes.values() if isinstance(data, Ragged)]
@@ -127,10 +127,10 @@ def check_pads(data: PyTree, words: Mapping[str, Any]) -> None:
 
 
 def pad(data: PyTree, lengths: tuple[int, ...]) -> PyTree:
-    """One client's data, with zeros up to these lengths."""
+    """One client's data, padded with zeros to these lengths."""
     if not isinstance(data, Ragged):
         return data
-    # `filled` is for all clients' data, with an axis of clients.
+    # `filled` expects all clients' data, with an axis of clients.
     everybody = jax.tree.map(lambda x: x[None], data)
     return jax.tree.map(lambda x: x[0], everybody.filled(lengths))
 

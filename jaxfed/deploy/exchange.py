@@ -1,4 +1,4 @@
-"""The server's questions to clients over a Flower grid, and their answers, with deadlines."""
+"""Sends the server's questions to clients over a Flower grid, and collects answers by deadlines."""
 
 import logging
 import time
@@ -11,11 +11,11 @@ from jaxfed.deploy.messages import Packet, message_of, packet_of
 
 LOG = logging.getLogger("jaxfed.deploy")
 RAISED = 2  # Flower's code for a ClientApp that raised an exception
-PAUSE = 0.2  # seconds between two looks for answers
+PAUSE = 0.2  # seconds between checks for answers
 
 
 class RefusedError(ValueError):
-    """An answer that is an error or makes no sense; to ask again would not help."""
+    """An answer that is an error or makes no sense; asking again would not help."""
 
 
 @contextmanager
@@ -23,7 +23,7 @@ def reading(sender: str) -> Iterator[None]:
     """Turn any exception while a message is read into an error that names its sender.
 
     Raises:
-        RefusedError: for whatever is raised.
+        RefusedError: for any exception.
     """
     try:
         yield
@@ -37,18 +37,18 @@ def reading(sender: str) -> Iterator[None]:
 
 
 class Exchange:
-    """Which clients are there, and what they answer.
+    """Keeps track of the connected clients and their answers.
 
-    Clients are known by their partition ids. Which of Flower's nodes has which is asked once of
-    each node: a machine that comes back is another node, and takes the place of the one it was.
+    Clients are known by their partition ids. Each of Flower's nodes is asked once for its client. A
+    machine that returns is a new node, which replaces its old one.
 
     Attributes:
-        hello: what each client has said of itself, by id.
-        accept: called with that; raises for a client that does not fit the run.
+        hello: each client's description of itself, by id.
+        accept: called with that description; raises for a client that does not fit the run.
     """
 
     def __init__(self, grid: Any):
-        """Talk over Flower's grid."""
+        """Communicate over Flower's grid."""
         self._grid = grid
         self._client_of: dict[int, int | None] = {}  # by node; None until its hello has arrived
         self._node_of: dict[int, int] = {}  # by client
@@ -57,7 +57,7 @@ class Exchange:
         self.accept: Callable[[Mapping[str, Any]], None] = lambda words: None
 
     def gather(self, number: int, patience: float) -> None:
-        """Wait until so many clients are there.
+        """Wait until `number` clients are connected.
 
         Raises:
             TimeoutError: if they are not after `patience` seconds.
@@ -72,7 +72,7 @@ class Exchange:
             time.sleep(PAUSE)
 
     def clients(self) -> list[int]:
-        """Those that are there, in order."""
+        """The connected clients, in order."""
         self._meet()
         return sorted(self._node_of)
 
@@ -85,27 +85,27 @@ class Exchange:
         at_least: int,
         patience: float,
     ) -> dict[int, Packet]:
-        """The answers that arrive in time, in the clients' order.
+        """Ask questions and return the answers that arrive in time, in the clients' order.
 
-        A question is put again to a client that comes back as another node. A second answer to one
-        question is ignored.
+        A client that returns as another node is asked again. Further answers to the same question
+        are ignored.
 
         Args:
             questions: by client.
             group: what the messages belong to, such as the round.
-            deadline: seconds after which missing answers are given up, if there are `at_least`
-                others; None: all are waited for.
-            at_least: how many answers are needed.
+            deadline: seconds after which to give up on missing answers, if there are `at_least`
+                others; None waits for all.
+            at_least: number of answers needed.
             patience: seconds after which too few answers are an error.
 
         Raises:
-            RefusedError: if a client answers with an error, or with what cannot be read.
-            TimeoutError: if too few answer.
+            RefusedError: if a client answers with an error, or its answer cannot be read.
+            TimeoutError: if too few clients answer.
         """
         start = time.monotonic()
         answers: dict[int, Packet] = {}
         asked: dict[str, int] = {}  # clients by message
-        last_node: dict[int, int] = {}  # to which each client's question was sent last
+        last_node: dict[int, int] = {}  # the node that last received each client's question
         while True:
             self._meet()
             nodes = {
@@ -117,7 +117,7 @@ class Exchange:
             last_node |= nodes
             names = self._push([message_of(questions[c], nodes[c], group) for c in nodes])
             for client, name in zip(nodes, names, strict=True):
-                if name is None:  # Flower refuses it: the node is gone
+                if name is None:  # Flower refuses it because the node is gone
                     self._lose(client)
                 else:
                     asked[name] = client
@@ -130,7 +130,7 @@ class Exchange:
                     answers[client] = answer
             seconds = time.monotonic() - start
             missing = [client for client in questions if client not in answers]
-            # With a deadline, nobody waits for clients that have left.
+            # With a deadline, do not wait for clients that have left.
             gone = not self._greetings and all(c not in self._node_of for c in missing)
             late = deadline is not None and (seconds >= deadline or gone)
             if not missing or (late and len(answers) >= at_least):
@@ -169,7 +169,7 @@ class Exchange:
     def _lose(self, client: int) -> None:
         node = self._node_of.pop(client, None)
         if node is not None:
-            # It may say hello again: a machine whose process died comes back as the same node.
+            # Let it say hello again: a machine whose process died returns as the same node.
             self._client_of.pop(node, None)
 
     def _meet(self) -> None:

@@ -1,4 +1,4 @@
-"""A run and its members: all that follows from what is asked for and from who is there."""
+"""A deployed run and its members, derived from the settings and the connected clients."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -25,7 +25,7 @@ from jaxfed.deploy.shapes import shapes_of
 
 
 class Settings(NamedTuple):
-    """What a run is asked for; see `jaxfed.deploy.flower.server_app`."""
+    """The settings of a run; see `jaxfed.deploy.flower.server_app`."""
 
     algorithm: Algorithm
     wire: Wire
@@ -46,10 +46,10 @@ class Member(NamedTuple):
     """A client, as the server knows it."""
 
     id: int
-    raw: float  # its weight before all are made to sum to one
+    raw: float  # its weight before normalisation
     late: bool  # whether it joined after the first messages
-    base: int  # the last round whose answer has arrived; 0: none
-    samples: int | None = None  # None where its data are not samples
+    base: int  # the last round whose answer has arrived; 0 for none
+    samples: int | None = None  # None if its data are not samples
 
 
 class Federation:
@@ -58,19 +58,19 @@ class Federation:
     Attributes:
         run: of this size.
         dtype: of weights.
-        problem: with the members' ids and weights; with a deadline, with everybody in each round.
-        planned: the same with the participation that was asked for.
+        problem: with the members' ids and weights; with a deadline, all take part in each round.
+        planned: the same with the requested participation.
         programs: those of `backend.separate()`.
         kind: shapes of one member's prepared data.
         shapes: of everything that is sent and saved.
     """
 
     def __init__(self, settings: Settings, run: Run, dtype: str, members: Sequence[Member]):
-        """Set up the run.
+        """Create the run.
 
         Args:
             settings: the settings.
-            run: whose size may be another.
+            run: the run; its size is replaced by the number of members.
             dtype: of weights.
             members: in order.
 
@@ -90,7 +90,7 @@ class Federation:
             problem_of_run(settings.algorithm, settings.wire, self.run, dtype),
             (ids, weights, settings.participants),
         )
-        # With a deadline nobody knows beforehand who takes part.
+        # With a deadline, the participants are not known beforehand.
         everybody = np.ones(len(members), bool)
         self.problem = self.planned if settings.deadline is None else self.with_only(everybody)
         data = shapes_from(run.like)
@@ -103,14 +103,14 @@ class Federation:
         self.shapes = shapes_of(self.problem, self.kind, settings.start)
 
     def check(self) -> None:
-        """Refuse what does not go together, as `fit` does.
+        """Refuse settings that do not work together, as `fit` does.
 
         Raises:
-            ValueError: naming it.
+            ValueError: names them.
         """
         settings, wire = self._settings, self._settings.wire
         settings.participants.check(self.run.size)
-        # With the channels as they were given: `planned` has them without their masks.
+        # Check the original channels, since `planned` has them without their masks.
         given = replace(
             self.planned,
             clients=self._clients,
@@ -122,16 +122,16 @@ class Federation:
         check_together(given, settings.start, settings.rounds)
         if wire.up.private and settings.tol is not None:
             raise ValueError(
-                "tol: wanted None, since clients that hide their messages tell no objective"
+                "tol: wanted None, since clients that hide their messages report no objective"
             )
 
     def with_only(self, present: Bool[np.ndarray, " members"]) -> Problem:
-        """The run of a round in which these members take part."""
+        """The run in a round in which these members take part."""
         return replace(self.planned, participation=participation.mask(present))
 
     @property
     def threshold(self) -> int:
-        """How many clients must be left of a round with masks: two thirds."""
+        """The number of clients that must remain in a round with masks: two thirds."""
         return max(least_threshold(self.run.size), -(-2 * self.run.size // 3))
 
 
@@ -139,7 +139,7 @@ def enlarged(state: State, like: State) -> State:
     """The server's state with room for more clients.
 
     Raises:
-        ValueError: if more than lists of clients would have to grow.
+        ValueError: if anything but lists of clients would have to grow.
     """
     size = len(like.failure.clients)
 

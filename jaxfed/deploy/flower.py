@@ -1,8 +1,8 @@
-"""Any algorithm as a Flower app: clients on their own machines, their data and states with them.
+"""Any algorithm as a Flower app: clients keep their data and states on their own machines.
 
-Server and clients call the functions of `jaxfed.fit`, and exchange messages. For each answer of a
-client Flower starts a process, which takes seconds to import JAX if there is no
-`jaxfed.deploy.worker`: choose algorithms that need few rounds.
+Server and clients call the functions of `jaxfed.fit` and exchange messages. Flower starts a process
+for each answer of a client, which takes seconds to import JAX unless there is a
+`jaxfed.deploy.worker`, so choose algorithms that need few rounds.
 """
 
 import json
@@ -43,7 +43,7 @@ from jaxfed.deploy.node import Node
 from jaxfed.deploy.server import Server
 from jaxfed.linalg.precision import precise
 
-Config = Mapping[str, Any]  # Flower's run or node configuration: texts and numbers by name
+Config = Mapping[str, Any]  # Flower's run or node configuration: strings and numbers by name
 
 
 def server_app(
@@ -62,38 +62,39 @@ def server_app(
     patience: float = 600.0,
     out: str | Path = "jaxfed-run",
 ) -> Any:
-    """The server, as a `flwr.serverapp.ServerApp`.
+    """Create the server as a `flwr.serverapp.ServerApp`.
 
-    What it learns is bit for bit what `jaxfed.fit` learns of the same clients with
-    `backend=jaxfed.backend.separate()`, on machines of one kind with the same versions. Of a
-    client it sees what the algorithm sends, and what the client says of itself: its id, the shapes
-    of its data and their number.
+    On machines of one kind with the same versions, it learns bit for bit what `jaxfed.fit` learns
+    from the same clients with `backend=jaxfed.backend.separate()`. It sees what clients send for
+    the algorithm, and each client's id, and the shapes and number of its data.
 
     Args:
-        make_algorithm: the algorithm, from Flower's run configuration; the same as the clients'.
-        clients: how many there must be before the first round.
-        rounds: how many rounds; at most that many with `tol`.
-        key: random key, or the seed of one; the clients get it from here.
-        channel: what messages go through, as in `jaxfed.fit`; the same as the clients'.
-        participation: who is asked in each round; everybody by default.
-        warm_start: a result to start from, from the run configuration; its local part is not used.
-        weights: of clients, as in `jaxfed.Clients.from_samples`; numbers are by ascending id.
+        make_algorithm: returns the algorithm, given Flower's run configuration; the same as the
+            clients'.
+        clients: number of clients to wait for before the first round.
+        rounds: number of rounds; an upper limit with `tol`.
+        key: random key or its seed, which the server passes on to the clients.
+        channel: channels of the messages, as in `jaxfed.fit`; the same as the clients'.
+        participation: which clients are asked in each round; all by default.
+        warm_start: returns a result to start from, given the run configuration; its local part is
+            ignored.
+        weights: the clients' weights, as in `jaxfed.Clients.from_samples`; numbers are in order of
+            the ids.
         tol: stop once the algorithm's stopping measure is at most this.
-        deadline: seconds a round may take. Who is late or gone is absent in this round, as in
-            `jaxfed.participation.mask`, and is welcome in the next. None: all are waited for.
-        at_least: with a deadline, how many must have answered; the round goes on until they have.
-            1 by default, and all of them for an algorithm that needs everybody.
+        deadline: seconds that a round may take. Clients that are late or gone are absent from it,
+            as in `jaxfed.participation.mask`, and may take part in the next. None waits for all.
+        at_least: with a deadline, number of answers required; the round continues until it has
+            them. 1 by default, or all for an algorithm that needs every client.
         patience: seconds to wait for enough clients or answers before the run ends with an error.
-        out: a folder for the state after each round, from which a server that is started again
-            goes on, and for `solution.npz`, which `jaxfed.load` reads. The run configuration's
-            `out` goes before it.
+        out: folder for the state after each round, from which a restarted server continues, and for
+            `solution.npz`, which `jaxfed.load` reads. `out` in the run configuration overrides it.
 
     Returns:
-        The app. Running it raises a `TimeoutError` where too few clients answer, a `ValueError`
-        where one does not fit or refuses, and a `FloatingPointError` where the run diverges.
+        The app. Running it raises a `TimeoutError` if too few clients answer, a `ValueError` if one
+        does not fit or refuses, and a `FloatingPointError` if the run diverges.
 
     Raises:
-        ValueError: for arguments that do not fit together.
+        ValueError: if arguments do not fit together.
         ImportError: if Flower is not installed.
     """
     _check_functions("run", make_algorithm=make_algorithm, warm_start=warm_start)
@@ -158,27 +159,28 @@ def client_app(
     warm_start: Callable[[Config], Personalized] | None = None,
     folder: str | Path | None = None,
 ) -> Any:
-    """A client, as a `flwr.clientapp.ClientApp`.
+    """Create a client as a `flwr.clientapp.ClientApp`.
 
-    Its data and its state stay on its machine. The state after each round is on its disk before
-    the answer is sent, so that a machine that is killed and started again goes on where it was.
-    Its own model is `result.npz` in the run's folder there, in the end; `jaxfed.load` reads it.
+    Its data and its state stay on its machine. It writes the state after each round to disk before
+    it answers, so that a machine that is killed and restarted continues where it was. At the end
+    its own model is in `result.npz` in the run's folder there, which `jaxfed.load` reads.
 
     Args:
-        make_algorithm: the algorithm, from Flower's run configuration; the same as the server's.
-        make_data: from Flower's node configuration, `Clients` that are this one client alone.
-            `partition-id` there is the client's id, a whole number of at least 0; all differ.
-        channel: what messages go through; the same as the server's.
-        warm_start: a result to start from, from the node configuration, with this client's own
-            local part, without an axis of clients.
-        folder: where states are kept; by default the node configuration's `folder`, or
-            `.jaxfed` in the user's home.
+        make_algorithm: returns the algorithm, given Flower's run configuration; the same as the
+            server's.
+        make_data: returns `Clients` with this client alone, given Flower's node configuration. Its
+            `partition-id` is the client's id, a unique non-negative integer.
+        channel: channels of the messages; the same as the server's.
+        warm_start: returns a result to start from, given the node configuration, with this client's
+            local part without an axis of clients.
+        folder: where to keep states; by default the node configuration's `folder`, or `.jaxfed` in
+            the user's home.
 
     Returns:
         The app.
 
     Raises:
-        ValueError: for arguments that do not fit.
+        ValueError: if arguments are unsuitable.
         ImportError: if Flower is not installed.
     """
     _check_functions("run", make_algorithm=make_algorithm)
@@ -188,7 +190,7 @@ def client_app(
     flwr = require("flwr.clientapp", extra="flower")
     app = flwr.ClientApp()
 
-    # A worker and other engines answer many messages in one process.
+    # A worker, like other engines, answers many messages in one process.
     @cache
     def node(run_config: str, node_config: str) -> Node:
         own = json.loads(node_config)
@@ -201,7 +203,7 @@ def client_app(
 
     @precise()
     def answer(asked: Packet, run_config: Config, node_config: Config) -> Packet:
-        # Another process, for a message or a run, would compile everything again.
+        # Without the cache, a new process for a message or a run would compile everything again.
         enable_compilation_cache()
         configs = (run_config, node_config)
         made = node(*(json.dumps(dict(config), sort_keys=True) for config in configs))
@@ -212,7 +214,7 @@ def client_app(
         answered = answer(packet_of(message), context.run_config, context.node_config)
         return reply_of(answered, message)
 
-    app.answer = answer  # for `jaxfed.deploy.worker`, which has no messages of Flower's
+    app.answer = answer  # for `jaxfed.deploy.worker`, which does not use Flower's messages
     return app
 
 
@@ -241,7 +243,7 @@ def _algorithm(make: Callable[[Config], Algorithm], config: Config) -> Algorithm
 
 
 def _show_rounds() -> None:
-    # Flower's log of a run is what its process writes.
+    # Flower's log of a run is the output of its process.
     log = logging.getLogger("jaxfed.deploy")
     if not log.hasHandlers():
         handler = logging.StreamHandler()

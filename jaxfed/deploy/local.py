@@ -1,4 +1,4 @@
-"""Flower's SuperLink and SuperNodes on this machine, to try an app out without others."""
+"""Runs Flower's SuperLink and SuperNodes on this machine, to try out an app."""
 
 import contextlib
 import json
@@ -16,28 +16,28 @@ from jaxfed._optional import require
 from jaxfed.deploy import worker
 
 STARTING = 120.0  # seconds for a process to be ready
-STOPPING = 20.0  # and to end when it is asked to
-ANSWERING = 180.0  # and for one of Flower's commands
+STOPPING = 20.0  # seconds for a process to end when asked
+ANSWERING = 180.0  # seconds for one of Flower's commands
 
 
 class Options(NamedTuple):
-    """Options of Flower's processes: by default neither encryption nor authentication."""
+    """Options of Flower's processes; by default neither encryption nor authentication."""
 
     link: Sequence[str] = ("--insecure",)  # options of the SuperLink
-    # Options of each SuperNode; all the same if there is one entry.
+    # Options of each SuperNode; one entry serves all.
     nodes: Sequence[Sequence[str]] = (("--insecure",),)
-    # The line of Flower's configuration by which its commands reach the SuperLink.
+    # The line of Flower's configuration by which its commands connect to the SuperLink.
     connection: str = "insecure = true"
 
 
 class Local:
-    """A SuperLink and SuperNodes on this machine's loopback.
+    """A SuperLink and SuperNodes on this machine's loopback interface.
 
-    Use it in a `with` block: in the end, however that comes, all its processes are ended, and the
-    nodes' workers. They end too if this process dies, but for workers, which end when idle.
+    Use it in a `with` block. However the block ends, all processes and the nodes' workers are then
+    ended. If this process dies, they end too, except for workers, which end when idle.
 
     Attributes:
-        link: the SuperLink, once it was started.
+        link: the SuperLink, once started.
         nodes: the SuperNodes by number.
     """
 
@@ -49,13 +49,13 @@ class Local:
         options: Options | None = None,
         environment: Mapping[str, str] | None = None,
     ):
-        """Start nothing yet.
+        """Prepare everything, but start nothing yet.
 
         Args:
             folder: for logs and Flower's own files; not one of the user's.
             configs: each node's configuration.
-            options: of the processes.
-            environment: of the processes; this one's by default.
+            options: options of the processes.
+            environment: environment of the processes; this one's by default.
 
         Raises:
             ImportError: if Flower is not installed.
@@ -72,7 +72,7 @@ class Local:
             "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
             "PYTHONUNBUFFERED": "1",
-            # Flower starts its own programs by their names.
+            # Flower starts its own programs by name.
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
         }
         self.port = _free_port()
@@ -109,7 +109,7 @@ class Local:
         self._wait(self.link, "superlink", self._listens)
 
     def start_nodes(self, *numbers: int) -> None:
-        """Start SuperNodes, also again after they died, and wait until they are ready."""
+        """Start SuperNodes, or restart dead ones, and wait until they are ready."""
         options = self.options.nodes
         for number in numbers:
             where = ("--host", "127.0.0.1", "--port", str(_free_port()))
@@ -129,7 +129,7 @@ class Local:
     # --- runs ----------------------------------------------------------------------------------
 
     def begin(self, app: Path, config: Mapping[str, Any]) -> int:
-        """Start a run of an app folder; its number."""
+        """Start a run of an app folder; return its number."""
         chosen = ["--run-config", _in_toml(config)] if config else []
         return int(self.flwr("run", str(app), "here", *chosen)["run-id"])
 
@@ -139,44 +139,44 @@ class Local:
         """Wait until a run has written a file.
 
         Args:
-            run: its number.
+            run: the run's number.
             path: the file.
             seconds: how long to wait.
             look: called twice a second.
 
         Raises:
-            ValueError: if the run fails, or takes longer, with the last errors of its output.
+            ValueError: if the run fails or takes longer, with the last errors of its output.
         """
         end, checked = time.monotonic() + seconds, time.monotonic()
         while not path.exists():
             look()
             failed, late = False, time.monotonic() > end
-            if time.monotonic() > checked + 30:  # to ask takes seconds of a processor
+            if time.monotonic() > checked + 30:  # asking takes seconds of CPU time
                 failed, checked = "failed" in self.status(run), time.monotonic()
             if failed or late:
                 words = "" if failed else f" after {seconds:g} seconds"
                 with contextlib.suppress(RuntimeError):
                     lines = [x for x in self.output(run).splitlines() if "error" in x.lower()]
                     words += ": " + " ".join(lines[-3:])
-                raise ValueError(f"the run did not end well{words}")
+                raise ValueError(f"the run failed{words}")
             time.sleep(0.5)
 
     def status(self, run: int) -> str:
-        """Of a run, such as `running` or `finished:completed`."""
+        """The status of a run, such as `running` or `finished:completed`."""
         return str(self.flwr("ls", "here", "--run-id", str(run))["runs"][0]["status"])
 
     def output(self, run: int) -> str:
-        """What the server of a run has written."""
+        """The output of a run's server."""
         return self._command("flwr", "log", str(run), "here", "--show")
 
     def flwr(self, *words: str) -> Any:
-        """One of Flower's commands, and its answer in JSON.
+        """Run one of Flower's commands and return its JSON answer.
 
         Raises:
             RuntimeError: if it fails.
         """
         text = self._command("flwr", *words, "--format", "json")
-        start = text.find("{")  # behind what Flower prints before
+        start = text.find("{")  # after what Flower prints first
         answer = json.loads(text[start:]) if start >= 0 else {}
         if not answer.get("success", True):
             raise RuntimeError(f"flwr {words[0]}: {answer.get('error-message', text)}")
@@ -240,8 +240,8 @@ def _free_port() -> int:
         return probe.getsockname()[1]
 
 
-# On Linux a process is ended when the one that started it is (PR_SET_PDEATHSIG). A process in
-# between sets that: this one may have threads, and must not run Python code in a fork of itself.
+# On Linux a process ends with its parent (PR_SET_PDEATHSIG). A process in between sets that, since
+# this one may have threads and must not run Python code after a fork.
 _LAUNCH = """
 import ctypes, os, sys
 try:
@@ -252,7 +252,7 @@ os.execvp(sys.argv[1], sys.argv[1:])
 """
 
 
-# A SuperNode of Flower 1.41 looks for messages every three seconds, and has no option for that.
+# A SuperNode of Flower 1.41 checks for messages every three seconds, and has no option for it.
 _NODE = """
 import contextlib, time, types
 from flwr.supernode.cli import flower_supernode
@@ -264,20 +264,20 @@ flower_supernode()
 
 
 def family(pid: int) -> list[int]:
-    """A process and all its descendants, also those in sessions of their own."""
+    """A process and all its descendants, including those in other sessions."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError, ValueError, IndexError):  # it may have just ended
             fields = (entry / "stat").read_text().rpartition(")")[2].split()
             children.setdefault(int(fields[1]), []).append(int(entry.name))
     found = [pid]
-    for one in found:  # which grows on the way
+    for one in found:  # grows meanwhile
         found += children.get(one, [])
     return found
 
 
 def kill(process: subprocess.Popen, pids: Sequence[int] | None = None) -> None:
-    """Kill a process and its descendants, by default those of now."""
+    """Kill a process and its descendants, by default the current ones."""
     for pid in family(process.pid) if pids is None else pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -285,7 +285,7 @@ def kill(process: subprocess.Popen, pids: Sequence[int] | None = None) -> None:
 
 
 def _end(processes: Sequence[subprocess.Popen]) -> None:
-    """Ask processes to end, and kill those that do not, and what they leave behind."""
+    """Ask processes to end; kill those that do not, and any descendants left behind."""
     families = {each: family(each.pid) for each in processes if each.poll() is None}
     for process in families:
         process.terminate()

@@ -1,10 +1,10 @@
-"""Rounds in which the server learns a sum and nothing else: both ends of their four exchanges.
+"""Both ends of the four exchanges in which the server learns a sum and nothing else.
 
-1. Clients make keys, and publish the public ones.
-2. Each gives all others shares of its secrets, encrypted, which the server passes on.
-3. Each sends its message under masks.
-4. The survivors, whose messages arrived, reveal the shares that take off the masks that are left
-   in the sum.
+1. Clients create keys and publish the public ones.
+2. Each client gives all others encrypted shares of its secrets, which the server passes on.
+3. Each client sends its message under masks.
+4. The survivors, whose messages arrived, reveal the shares needed to remove the masks that are
+   left in the sum.
 """
 
 import json
@@ -31,13 +31,13 @@ Numbers = UInt32[np.ndarray, " n"]
 
 
 class NodeMasks:
-    """One client's part, in one attempt at one round; its secrets are in a file of its own."""
+    """One client's part in one attempt at a round; a file holds its secrets."""
 
     def __init__(self, folder: Path, client: int, run: str, attempt: str):
-        """Go on from the file, if there is one.
+        """Continue from the file, if there is one.
 
         Raises:
-            ValueError: for an attempt whose name is none.
+            ValueError: if the attempt's name is invalid.
         """
         check_file_name("attempt", attempt)
         self.client, self.purpose = client, f"{run} {attempt}"
@@ -50,7 +50,7 @@ class NodeMasks:
         return kinds[question.words["kind"]](question)
 
     def _public(self, question: Packet) -> Packet:
-        """Make keys, and delete those of earlier rounds; the public ones."""
+        """Create keys, delete those of earlier rounds, and return the public ones."""
         del question
         if "keys" not in self.known:
             for old in self.path.parent.glob("*.json"):
@@ -62,8 +62,8 @@ class NodeMasks:
         """Shares of the secrets, encrypted for each other client.
 
         Raises:
-            ValueError: for a threshold of no more than half of the clients, or keys that are not
-                everybody's.
+            ValueError: if the threshold is not more than half of the clients, or a client's key is
+                missing.
         """
         members, threshold = list(question.words["members"]), question.words["threshold"]
         least = masks.least_threshold(len(members))
@@ -96,7 +96,7 @@ class NodeMasks:
         givers: Sequence[int],
         encrypted: Sequence[bytes],
     ) -> PyTree:
-        """The payload under masks, with those who have given shares.
+        """The payload under the masks shared with the clients that have given shares.
 
         Raises:
             ValueError: if they are too few.
@@ -114,10 +114,10 @@ class NodeMasks:
         return channel.with_numbers(payload, numbers + own + pairs)
 
     def _unmask(self, question: Packet) -> Packet:
-        """Of each client one of its shares: of its own seed, or, of who dropped out, of its key.
+        """One share of each client: of its own seed if it survived, or of its key if it did not.
 
         Raises:
-            ValueError: for too few survivors, or a second question with others.
+            ValueError: if there are too few survivors, or a second question names others.
         """
         survivors = sorted(question.words["survivors"])
         shares = {int(c): bytes.fromhex(text) for c, text in self.known["shares"].items()}
@@ -126,7 +126,7 @@ class NodeMasks:
                 f"masks: wanted messages of at least {self.known['threshold']} clients that have "
                 f"given shares, got {survivors}"
             )
-        # Both shares of one client would uncover its message.
+        # Both shares of one client would reveal its message.
         if self.known.setdefault("survivors", survivors) != survivors:
             raise ValueError("masks: of one client both shares would tell all; one was told")
         self._save(survivors=survivors)
@@ -161,7 +161,7 @@ class NodeMasks:
 
 
 class MaskedSum(NamedTuple):
-    """The sum of the survivors' messages, modulo 2^32, and who they are."""
+    """The survivors, and the sum of their messages modulo 2^32."""
 
     survivors: list[int]
     total: Numbers
@@ -178,20 +178,20 @@ def masked_sum(
     threshold: int,
     everybody: bool,
 ) -> MaskedSum:
-    """The sum of the messages of those who answer.
+    """Sum the messages of the clients that answer.
 
     Args:
-        ask: puts questions by client, for a group, and waits for at least so many answers.
-        question: makes one to a client, of some kind, with parts.
+        ask: asks questions by client, for a group, and waits for a number of answers.
+        question: creates a question to a client, of some kind, with parts.
         questions: for the messages themselves, by client.
-        numbers_of: the numbers in a message.
-        run: its name.
+        numbers_of: extracts the numbers of a message.
+        run: name of the run.
         group: what the messages belong to, such as the round.
-        threshold: how many shares give a secret back.
-        everybody: whether nobody may drop out.
+        threshold: number of shares that recover a secret.
+        everybody: whether no client may drop out.
 
     Raises:
-        TimeoutError: if fewer than the threshold answer.
+        TimeoutError: if fewer clients than the threshold answer.
         RefusedError: if an answer cannot be read, or the shares do not fit.
     """
 
@@ -204,7 +204,7 @@ def masked_sum(
                 )
         return answers
 
-    # A round that is asked again gets new keys, since no stream may cover two messages.
+    # Use new keys whenever a round is repeated, since no stream may cover two messages.
     attempt = secrets.token_hex(8)
     least = len(questions) if everybody else threshold
     asked = {c: question(c, "keys", attempt=attempt) for c in questions}
@@ -218,7 +218,7 @@ def masked_sum(
     asked = {c: question(c, "shares", publics, **words) for c in members}
     shares = answers_to(asked, f"shares of {group}", least, len(members))
     givers = list(shares)
-    # Each survivor of the second exchange gets the shares that are for it, with its question.
+    # Each survivor of the second exchange gets the shares for it with its question.
     for place, client in enumerate(members):
         if client in shares:
             packet, encrypted = questions[client], [shares[c].parts[place] for c in givers]
@@ -248,32 +248,32 @@ def masked_sum(
 
 @final
 class OverSurvivors(Channel):
-    """A masked channel after clients have dropped out: means are over those who are left."""
+    """A masked channel after clients have dropped out: means are over the remaining ones."""
 
     inner: Channel
-    factor: Float[Array, ""]  # one over the weights of those who are left
+    factor: Float[Array, ""]  # one over the total weight of the remaining clients
     means: tuple[bool, ...] = eqx.field(static=True)  # for each array, whether it is a mean
 
     private = True
 
     def memory(self, message):
-        """That of the masked channel."""
+        """The memory of the masked channel."""
         return self.inner.memory(message)
 
     def encode(self, key, message, memory):
-        """As the masked channel does."""
+        """Encode like the masked channel."""
         return self.inner.encode(key, message, memory)
 
     def decode(self, payload):
-        """As the masked channel does."""
+        """Decode like the masked channel."""
         return self.inner.decode(payload)
 
     def differentiable(self, decoded, message, memory):
-        """As the masked channel does."""
+        """Differentiate like the masked channel."""
         return self.inner.differentiable(decoded, message, memory)
 
     def receive(self, decoded, last):
-        """The message, with means over those who are left."""
+        """The message, with means over the remaining clients."""
         leaves, structure = jax.tree.flatten(self.inner.receive(decoded, last))
         scaled = [
             leaf * self.factor.astype(leaf.dtype) if mean else leaf
@@ -283,6 +283,6 @@ class OverSurvivors(Channel):
 
 
 def means_of(message: PyTree) -> tuple[bool, ...]:
-    """For each array of a message whether it becomes a mean."""
+    """For each array of a message, whether it becomes a mean."""
     parts = jax.tree.leaves(message, is_leaf=is_part)
     return tuple(part.is_mean for part in parts for _ in jax.tree.leaves(part))

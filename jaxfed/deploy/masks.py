@@ -1,12 +1,12 @@
 """Cryptography of masks that cancel in a sum: keys, agreement, streams and shares.
 
-Every two clients agree on a seed (X25519, HKDF with SHA-256), from which one adds a stream
-(ChaCha20) and the other subtracts it; each also adds a mask of its own. Every client gives shares
-(Shamir) of the secrets behind its masks to all others, encrypted for each (Fernet, as in Flower's
-SecAgg+). In the end those who answer reveal, of each client, one of two shares: that of its own
-seed if the server has its message, so that its own mask can be taken off; that of its key if it
-dropped out, so that its masks with the others can. Any `threshold` shares are enough, fewer tell
-nothing.
+Each two clients agree on a seed (X25519, HKDF with SHA-256), from which one adds a stream
+(ChaCha20) and the other subtracts it; each client also adds a mask of its own. Every client gives
+all others shares (Shamir) of the secrets behind its masks, encrypted for each (Fernet, as in
+Flower's SecAgg+). At the end, the clients that answer reveal one of two shares of each client. If
+the server has the client's message, it is the share of its own seed, to remove its own mask; if the
+client dropped out, it is the share of its key, to remove its masks with the others. Any `threshold`
+shares are enough; fewer reveal nothing.
 
 The server passes public keys on, and is trusted to pass on the right ones: it may be curious, but
 follows the rules. So may clients, below the threshold.
@@ -28,7 +28,7 @@ KEY = 32  # bytes of keys and seeds
 
 
 class Keys(NamedTuple):
-    """ONE client's secrets of one round: private keys for shares and for masks, and a seed."""
+    """ONE client's secrets in one round: private keys for shares and for masks, and a seed."""
 
     sealing: bytes
     masking: bytes
@@ -36,7 +36,7 @@ class Keys(NamedTuple):
 
     @classmethod
     def draw(cls) -> "Keys":
-        """New ones, from the operating system's generator."""
+        """New secrets, from the operating system's generator."""
         return cls(*(secrets.token_bytes(KEY) for _ in cls._fields))
 
     @property
@@ -48,10 +48,10 @@ class Keys(NamedTuple):
 
 
 def agree(private: bytes, public: bytes, purpose: str) -> bytes:
-    """The secret of two clients, from one's private key and the other's public one.
+    """The shared secret of two clients, from one's private key and the other's public key.
 
     Raises:
-        ValueError: for a public key with which there is no secret.
+        ValueError: if the public key is invalid.
     """
     curve = _flower("cryptography.hazmat.primitives.asymmetric.x25519")
     own, other = curve.X25519PrivateKey, curve.X25519PublicKey
@@ -60,7 +60,7 @@ def agree(private: bytes, public: bytes, purpose: str) -> bytes:
 
 
 def derive(secret: bytes, purpose: str) -> bytes:
-    """A key for one purpose."""
+    """Derive a key for one purpose."""
     hashes = _flower("cryptography.hazmat.primitives.hashes")
     hkdf = _flower("cryptography.hazmat.primitives.kdf.hkdf")
     kind = hkdf.HKDF(algorithm=hashes.SHA256(), length=KEY, salt=None, info=purpose.encode())
@@ -68,7 +68,7 @@ def derive(secret: bytes, purpose: str) -> bytes:
 
 
 def stream(key: bytes, count: int) -> np.ndarray:
-    """So many whole numbers of 32 bits; a key is for one stream."""
+    """A stream of `count` 32-bit integers; use a key for one stream only."""
     # A nonce of zeros is safe, since no key is used twice.
     ciphers = _flower("cryptography.hazmat.primitives.ciphers")
     cipher = ciphers.Cipher(ciphers.algorithms.ChaCha20(key, bytes(16)), mode=None)
@@ -76,18 +76,18 @@ def stream(key: bytes, count: int) -> np.ndarray:
 
 
 def own_mask(seed: bytes, purpose: str, count: int) -> np.ndarray:
-    """What a client adds for itself."""
+    """The mask that a client adds for itself."""
     return stream(derive(seed, f"own {purpose}"), count)
 
 
 def pair_masks(
     client: int, private: bytes, publics: Mapping[int, bytes], purpose: str, count: int
 ) -> np.ndarray:
-    """What a client adds for all others: one of each two adds what the other subtracts."""
+    """The sum of a client's masks with all others; of each two, one adds and one subtracts."""
     total = np.zeros(count, np.uint32)
     for other, public in publics.items():
         if other != client:
-            # Both clients must derive the same stream, whichever of them asks.
+            # Both clients must derive the same stream.
             low, high = sorted((client, other))
             mask = stream(agree(private, public, f"pair {low} {high} {purpose}"), count)
             total = total + mask if client < other else total - mask
@@ -95,20 +95,20 @@ def pair_masks(
 
 
 def split(secret: bytes, threshold: int, clients: Sequence[int]) -> dict[int, bytes]:
-    """Shares of a secret, one for each client, any `threshold` of which give it back."""
+    """Split a secret into one share per client, any `threshold` of which recover it."""
     shamir = _flower("flwr.common.secure_aggregation.crypto.shamir")
     shares = shamir.create_shares(secret, threshold, len(clients))
     return dict(zip(clients, shares, strict=True))
 
 
 def join(shares: Iterable[bytes]) -> bytes:
-    """Inverse of `split`, from at least as many shares as its threshold."""
+    """Inverse of `split`, from at least `threshold` shares."""
     shamir = _flower("flwr.common.secure_aggregation.crypto.shamir")
     return shamir.combine_shares(list(shares))
 
 
 def encrypt(key: bytes, text: bytes) -> bytes:
-    """A text that only who has the key can read or change."""
+    """Encrypt a text, so that only holders of the key can read or change it."""
     symmetric = _flower("flwr.common.secure_aggregation.crypto.symmetric_encryption")
     return symmetric.encrypt(base64.urlsafe_b64encode(key), text)
 
@@ -117,7 +117,7 @@ def decrypt(key: bytes, text: bytes) -> bytes:
     """Inverse of `encrypt`.
 
     Raises:
-        ValueError: for what was changed on its way, or is for somebody else.
+        ValueError: if the text was changed on its way, or is for another client.
     """
     symmetric = _flower("flwr.common.secure_aggregation.crypto.symmetric_encryption")
     try:
@@ -127,7 +127,7 @@ def decrypt(key: bytes, text: bytes) -> bytes:
 
 
 def least_threshold(clients: int) -> int:
-    """More than half, so that no two halves can each be told the other half's secrets."""
+    """More than half, so that no two halves can each learn the other half's secrets."""
     return clients // 2 + 1
 
 

@@ -1,4 +1,4 @@
-"""Messages between machines: words in JSON and parts of bytes, and how Flower carries them."""
+"""Messages between machines: JSON and binary parts, and how Flower carries them."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -13,9 +13,9 @@ ARRAY, WORDS, HEAD = "payload", "jaxfed", "head"
 
 
 class Packet(NamedTuple):
-    """One message: words that JSON can write, and parts of bytes, one after the other on the wire.
+    """One message: words that JSON can write, and binary parts.
 
-    Who reads one trusts nothing in it: it may come from another version, or from an attacker.
+    Readers must not trust its content: it may come from another version, or from an attacker.
     """
 
     words: Mapping[str, Any]
@@ -29,7 +29,7 @@ class Packet(NamedTuple):
 
     @property
     def body(self) -> bytes:
-        """The parts, one after the other."""
+        """The parts, concatenated."""
         return b"".join(self.parts)
 
     @classmethod
@@ -37,14 +37,14 @@ class Packet(NamedTuple):
         """Inverse of `head` and `body`.
 
         Raises:
-            ValueError: for anything else, whatever the text and the bytes are.
+            ValueError: if the text and the bytes are anything else.
         """
         try:
             words = json.loads(head)
             version, lengths = words.pop("version"), words.pop("lengths")
         except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
             raise refuse("message", "one of jaxfed.deploy", head) from error
-        # By `type`, since JSON's `true` is a whole number to Python.
+        # Compare types exactly, since JSON's `true` is an `int` in Python.
         if type(version) is not int or version != VERSION:
             raise ValueError(
                 f"message: wanted version {VERSION}, got {shown(version)}; install the same jaxfed "
@@ -62,7 +62,7 @@ def message_of(packet: Packet, node: int, group: str) -> Any:
     """Flower's message to a node.
 
     Args:
-        packet: what it says.
+        packet: its content.
         node: Flower's number of the node.
         group: what the message belongs to, such as the round.
     """

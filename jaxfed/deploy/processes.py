@@ -1,6 +1,6 @@
-"""Starting JAX in several processes: on a cluster, a TPU pod, or one machine.
+"""Starts JAX in several processes: on a cluster, a TPU pod, or one machine.
 
-Each process then makes its own clients and calls the same functions:
+Each process then creates its own clients and calls the same functions:
 
     from jaxfed.deploy import processes
 
@@ -17,7 +17,7 @@ import jax
 from jaxfed import _names
 from jaxfed._checks import check_count, check_text
 
-# What tells JAX of a cluster, and of processes that were started by hand.
+# The environment variables that describe processes started by hand.
 _NAMES = ("JAXFED_COORDINATOR", "JAXFED_PROCESSES", "JAXFED_PROCESS")
 
 
@@ -32,26 +32,25 @@ def initialize(
 ) -> None:
     """Join the processes of a run, before anything is computed.
 
-    It is `jax.distributed.initialize` with what runs want: processors of several processes reduce
-    by Gloo, a process that says nothing is taken for dead within half a minute (JAX's own default
-    are 100 seconds, and 300 for the last goodbye), and a signal to end a process ends it.
+    It calls `jax.distributed.initialize` with settings for runs: CPUs of several processes reduce
+    with Gloo, a silent process counts as dead within half a minute (JAX's default is 100 seconds,
+    and 300 for the shutdown), and a signal to end a process ends it.
 
-    The first three arguments may be left out under Slurm, Open MPI and on TPU pods, where JAX finds
-    them, and in an indexed job of Kubernetes with the `kubernetes` package. Elsewhere they may come
-    from the environment, as `JAXFED_COORDINATOR`, `JAXFED_PROCESSES` and `JAXFED_PROCESS`.
+    Omit the first three arguments under Slurm, Open MPI and on TPU pods, where JAX finds them, and
+    in an indexed job of Kubernetes with the `kubernetes` package. Elsewhere they may come from the
+    environment variables `JAXFED_COORDINATOR`, `JAXFED_PROCESSES` and `JAXFED_PROCESS`.
 
     Args:
         coordinator: address and port of the first process, such as `"10.0.0.1:5000"`.
-        processes: how many there are.
-        process: which of them this one is, counted from 0.
+        processes: number of processes.
+        process: number of this process, from 0.
         timeout: how long to wait for the others at the start, in seconds.
-        heartbeat: after how many seconds of silence a process is taken for dead, and all others
-            end.
+        heartbeat: seconds of silence after which a process counts as dead, and all others end.
         shutdown: how long to wait for the others at the end, in seconds.
 
     Raises:
-        ValueError: for what is no address, number or place, some of the first three without the
-            others, and where none is given and JAX finds no cluster.
+        ValueError: if an argument is invalid, only some of the first three are given, or none is
+            and JAX finds no cluster.
         RuntimeError: if JAX has been used before, or the others cannot be reached.
     """
     given: list[Any] = [coordinator, processes, process]
@@ -71,7 +70,7 @@ def initialize(
     for name, seconds in (("timeout", timeout), ("heartbeat", heartbeat), ("shutdown", shutdown)):
         check_count(name, seconds)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    # It would catch the signal and leave it to a program that asks.
+    # This service would catch the signal and leave it to the program to ask for it.
     jax.config.update("jax_enable_preemption_service", False)
     jax.distributed.initialize(
         coordinator,

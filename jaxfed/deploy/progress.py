@@ -1,4 +1,4 @@
-"""How far a run has come: what the server saves after each round, and goes on from."""
+"""The progress of a run, which the server saves after each round and resumes from."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -16,7 +16,7 @@ from jaxfed.deploy.run import Run
 
 LOG = logging.getLogger("jaxfed.deploy")
 _COUNTED = ("first_bytes_up", "first_bytes_down")
-_PAYLOAD, _HISTORY = "payload ", "history "  # how names of arrays begin
+_PAYLOAD, _HISTORY = "payload ", "history "  # prefixes of arrays' names
 
 
 class Progress(NamedTuple):
@@ -27,16 +27,16 @@ class Progress(NamedTuple):
     members: list[Member]
     state: State
     costs: Costs
-    payloads: dict[int, bytes]  # broadcasts that somebody may miss, by round
+    payloads: dict[int, bytes]  # broadcasts that some member may need, by round
     history: dict[str, np.ndarray]  # of the rounds that have run
     present: list[list[int]]  # ids, by round
 
     def save(self, store: Series, description: Mapping[str, str]) -> None:
-        """Write it, and remove what was saved before the last round.
+        """Save it, and remove what was saved before the previous round.
 
         Args:
-            store: the server's own.
-            description: what must be the same when the run goes on.
+            store: the server's files.
+            description: what must be the same when the run continues.
         """
         header = {
             "identity": _identity(description),
@@ -61,15 +61,16 @@ class Progress(NamedTuple):
         description: Mapping[str, str],
         like: Callable[[Run, str, list[Member]], State],
     ) -> Self | None:
-        """What was saved last and is not damaged; None where nothing is.
+        """Load the newest undamaged progress; None if there is none.
 
         Args:
-            store: the server's own.
-            description: of the run that is to go on.
-            like: the shapes of the state, for a run, the type of its weights and its members.
+            store: the server's files.
+            description: of the run to continue.
+            like: returns the shapes of the state, for a run, the type of its weights and its
+                members.
 
         Raises:
-            ValueError: if it is another run's.
+            ValueError: if it belongs to another run.
         """
         found = _newest(store)
         if found is None:
@@ -96,7 +97,7 @@ def _identity(description: Mapping[str, str]) -> Identity:
 
 
 def _after(prefix: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The arrays whose names begin so, by the rest of their names."""
+    """The arrays whose names have this prefix, by the rest of their names."""
     return {k.removeprefix(prefix): x for k, x in arrays.items() if k.startswith(prefix)}
 
 

@@ -1,4 +1,4 @@
-"""The engine whose clients are on other machines: it asks them for their part of a run."""
+"""The engine for clients on other machines: it asks them for their part of a run."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ LOG = logging.getLogger("jaxfed.deploy")
 
 
 class Broadcasts(NamedTuple):
-    """What a client must be sent to have the current downlink."""
+    """The broadcasts that a client needs to have the current downlink."""
 
     forms: list[str]  # of each part: "first", "next" or "whole", as `Node` reads them
     parts: list[bytes]
@@ -37,46 +37,46 @@ class Broadcasts(NamedTuple):
 
 @final
 class Remote(FromHost):
-    """The members of a federation.
+    """Runs the members of a federation.
 
-    Their states stay with them; what the server decodes, and what clients decode, is computed by
-    the programs of `backend.separate()`, so that the numbers are those of `fit` with it.
+    Clients keep their states. The programs of `backend.separate()` compute what the server and the
+    clients decode, so that the numbers equal those of `fit` with that backend.
 
     Attributes:
         payloads: broadcasts that some member has not received, by round.
-        present: ids of who took part, by round.
+        present: ids of the participants, by round.
     """
 
     def __init__(self, settings: Settings, exchange: Exchange):
-        """Ask over this exchange; `use` says whom."""
+        """Ask over this exchange; `use` sets the members."""
         self.settings, self.exchange = settings, exchange
         self.members: list[Member] = []
         self.payloads: dict[int, bytes] = {}
         self.present: list[list[int]] = []
 
     def use(self, federation: Federation, members: list[Member]) -> None:
-        """Go on with these members."""
+        """Continue with these members."""
         self.federation, self.members = federation, members
         self.problem, self.programs = federation.problem, federation.programs
 
     def prepared(self, problem, rounds):
-        """Members prepare their own data."""
+        """Return the problem unchanged, since members prepare their own data."""
         del rounds
         return problem
 
     def before_round(self, state):
-        """Take in clients that were not there before, where that can be done."""
+        """Add newly connected clients, if possible."""
         known = {member.id for member in self.members}
         new = [client for client in self.exchange.clients() if client not in known]
         return self._joined(state, new) if new else state
 
     def kinds(self, problem):
-        """The shapes of the members' prepared data, which are padded to one."""
+        """The shapes of the members' prepared data, which are padded to one shape."""
         del problem
         return (self.federation.kind,)
 
     def first_messages(self, problem, start):
-        """Everybody's, unless the algorithm sends none."""
+        """The messages of all members, unless the algorithm sends none."""
         del start
         like = self.federation.shapes.first
         messages = [Message(like, jnp.asarray(False))] * len(self.members)
@@ -89,15 +89,15 @@ class Remote(FromHost):
         return Collected(contribution, None, failed)
 
     def first_states(self, problem, start, broadcast, first):
-        """Nothing that the server has."""
+        """Empty, since the clients keep their states."""
         del problem, start, broadcast, first
         return ClientState(None, None)
 
     def steps(self, problem, state, inclusion, broadcast):
-        """The messages of those who answer in time."""
+        """The messages of the members that answer in time."""
         del broadcast
         settings, number = self.settings, int(state.round) + 1
-        # With a deadline the problem has everybody, since nobody knows who will answer.
+        # With a deadline the problem has all members, since those that will answer are unknown.
         if settings.deadline is not None:
             inclusion = self.call(server.inclusion_of, self.federation.planned, state.round)
         questions = {}
@@ -120,12 +120,12 @@ class Remote(FromHost):
         return Collected(contribution, ClientState(None, None), failed, turnout)
 
     def opened(self, problem, opening):
-        """With the downlink as clients decode it."""
+        """The opening with the downlink as clients decode it."""
         self.payloads[0] = channel.to_bytes(opening.payload)
         return received_first(self, problem, opening)
 
     def closed(self, problem, before, closing):
-        """With the downlink as clients decode it; diagnostics that no client sent are NaN."""
+        """The closing with the downlink as clients decode it; NaN for diagnostics nobody sent."""
         if self.settings.wire.up.private:
             record = closing.record
             hidden = {k for k in self.federation.shapes.diagnostics if not np.any(record[k])}
@@ -136,7 +136,7 @@ class Remote(FromHost):
         self.members[:] = [
             m._replace(base=number) if m.id in self.present[-1] else m for m in self.members
         ]
-        # Only a cumulative downlink needs broadcasts that a client has missed.
+        # Only a cumulative downlink requires the broadcasts that a client has missed.
         oldest = min((m.base for m in self.members), default=0)
         needed = max(oldest, 1) if problem.downlink.cumulative else number
         for old in [k for k in self.payloads if k and k < needed]:
@@ -144,11 +144,11 @@ class Remote(FromHost):
         return received(self, problem, before, closing)
 
     def local_results(self, problem, state, downlink):
-        """None: they stay with their clients; `finish_models` has them made."""
+        """None, since models stay with their clients; `finish_models` has them computed."""
         del problem, state, downlink
 
     def finish_models(self, state: State) -> list[int]:
-        """Have all clients that are there make their own models; the ids of those that do not."""
+        """Have all connected clients compute their own models; return the ids of the others."""
         end = channel.to_bytes(self.problem.algorithm.downlink(state.server))
         number, there, questions = int(state.round), self.exchange.clients(), {}
         for place, member in enumerate(self.members):
@@ -160,10 +160,10 @@ class Remote(FromHost):
         return [member.id for member in self.members if member.id not in answers]
 
     def new_members(self, clients: Sequence[int], *, late: bool) -> list[Member]:
-        """These clients, as members that come after those that there are.
+        """These clients as new members, which follow the present ones.
 
         Raises:
-            RefusedError: for a client without samples, where weights are their numbers.
+            RefusedError: if weights are numbers of samples and a client has no samples.
         """
         return [
             Member(c, self._raw_weight(c, i), late, 0, self.exchange.hello[c]["samples"])
@@ -183,7 +183,7 @@ class Remote(FromHost):
         return float(samples)
 
     def _joined(self, state: State, new: list[int]) -> State:
-        """The state with room for new clients, or as it is if they cannot join."""
+        """The state with room for new clients, or unchanged if they cannot join."""
         try:
             uplink, run = self.problem.uplink, self.federation.run
             if uplink.cumulative or uplink.private:
@@ -202,12 +202,12 @@ class Remote(FromHost):
         return state
 
     def _broadcasts(self, state: State, member: Member, *, for_state: bool = False) -> Broadcasts:
-        """What a client must be sent to have the current downlink.
+        """The broadcasts that a client needs to have the current downlink.
 
         Args:
-            state: the server's.
+            state: the server's state.
             member: the client.
-            for_state: only what its state is made of, whatever the current downlink is.
+            for_state: return only what its state requires, without the current downlink.
         """
         last = int(state.round)  # the broadcast after this round
         current = state.downlink.receiver
@@ -218,13 +218,13 @@ class Remote(FromHost):
             return first
         since = max(member.base, 1) if self.federation.problem.downlink.cumulative else last
         missed = [self.payloads[number] for number in range(since, last + 1)]
-        # Either all that it has missed, or the downlink itself, whichever is shorter.
+        # Send all missed broadcasts or the downlink itself, whichever is shorter.
         if sum(map(len, missed)) < channel.fixed_bits(current) // 8 or len(missed) == 1:
             return Broadcasts(first.forms + ["next"] * len(missed), first.parts + missed)
         return Broadcasts([*first.forms, "whole"], [*first.parts, channel.to_bytes(current)])
 
     def _turnout(self, state: State, there: Sequence[bool]) -> Turnout | None:
-        """Who took part after all; None where that is who was asked."""
+        """The actual participants, if they differ from the planned ones; else None."""
         settings, federation = self.settings, self.federation
         problem = self.problem
         lost_masks = isinstance(settings.wire.up, MaskedChannel) and not all(there)
@@ -259,12 +259,12 @@ class Remote(FromHost):
     def _messages(
         self, questions: Mapping[int, Packet], least: int, number: int
     ) -> dict[int, Message]:
-        """The messages of those who answer; under masks, the sum as the first's, others' zero.
+        """The messages by client; under masks, the first has the sum and the others are zero.
 
         Args:
             questions: by client.
-            least: how many answers are needed.
-            number: the round; 0: the messages before the rounds.
+            least: number of answers needed.
+            number: the round, or 0 for the messages before the rounds.
         """
         shapes, wire = self.federation.shapes, self.settings.wire
         way, like, diagnostics = wire.first_up, shapes.first, None
@@ -289,7 +289,7 @@ class Remote(FromHost):
                 messages[client] = Message(
                     channel.from_bytes(payload, like),
                     jnp.asarray(answer.words["broken"]),
-                    # Where messages are hidden, nothing is sent beside them.
+                    # If messages are hidden, nothing else is sent with them.
                     channel.from_bytes(rest[0], diagnostics) if rest else nothing.diagnostics,
                 )
         return messages

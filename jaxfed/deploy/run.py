@@ -1,4 +1,4 @@
-"""What the server and the clients of a run must agree on."""
+"""The parts of a run that the server and the clients must agree on."""
 
 import re
 from collections.abc import Mapping
@@ -24,17 +24,17 @@ from jaxfed.deploy.data import shapes_from
 
 
 class Run(NamedTuple):
-    """What the server says of a run in each of its questions."""
+    """What the server tells clients about a run in each of its questions."""
 
     name: str
     rounds: int
-    size: int  # clients
+    size: int  # number of clients
     like: dict[str, Any]  # of one client's data, padded to the longest; see `data.describe`
     key: Key[Array, ""]
 
     @property
     def words(self) -> dict[str, Any]:
-        """As JSON can write it."""
+        """The run in a form that JSON can write."""
         data = np.asarray(jax.random.key_data(self.key)).tolist()
         return self._asdict() | {"key": {"data": data, "impl": str(jax.random.key_impl(self.key))}}
 
@@ -43,7 +43,7 @@ class Run(NamedTuple):
         """Inverse of `words`.
 
         Raises:
-            ValueError: for words that no run has, above all a name that would be a path.
+            ValueError: if the words are invalid, in particular a name that could be a path.
         """
         try:
             data = jnp.asarray(words["key"]["data"], jnp.uint32)
@@ -70,9 +70,9 @@ def check_file_name(argument: str, given: object) -> None:
 
 
 def problem_of_run(algorithm: Algorithm, wire: Wire, run: Run, dtype: Any) -> Problem:
-    """The run as the server knows it: without data, with equal weights and everybody in a round."""
+    """The run as the server knows it: without data, with equal weights and full participation."""
     weights = jnp.full(run.size, 1 / run.size, dtype)
-    # Here masks come from keys that clients agree on, not from the run's.
+    # Masks come from keys that clients agree on, not from the run's key.
     up, down, first_up, first_down = map(without_masks, wire.channels)
     return Problem(
         algorithm=algorithm,
@@ -96,7 +96,7 @@ def programs_for(algorithm: Algorithm, data: PyTree, weights: Float[Array, " cli
 
 
 def description(algorithm: Algorithm, wire: Wire, start: PyTree) -> dict[str, str]:
-    """What must be the same on all machines, by name, in a few words."""
+    """What must be the same on all machines, by name, as short text."""
     return {
         "algorithm": f"{_text(algorithm)} {digest_of(algorithm)}",
         "channel": _text(wire.channels),
@@ -107,4 +107,4 @@ def description(algorithm: Algorithm, wire: Wire, start: PyTree) -> dict[str, st
 
 def _text(tree: Any) -> str:
     text = " ".join(eqx.tree_pformat(tree).split())
-    return re.sub(r" at 0x[0-9a-f]+", "", text)  # addresses of functions, which differ
+    return re.sub(r" at 0x[0-9a-f]+", "", text)  # function addresses, which differ

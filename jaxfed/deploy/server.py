@@ -1,4 +1,4 @@
-"""The server of a run: it goes on where it was interrupted, and writes what was learned."""
+"""The server of a run, which resumes if interrupted and writes what was learned."""
 
 import logging
 import secrets
@@ -28,10 +28,10 @@ LOG = logging.getLogger("jaxfed.deploy")
 
 
 class Server:
-    """One run."""
+    """One run's server."""
 
     def __init__(self, settings: Settings, exchange: Exchange):
-        """Begin, or go on where an interrupted server has saved its last round."""
+        """Begin a run, or continue where an interrupted server has saved its last round."""
         self.settings, self.exchange = settings, exchange
         self.remote = Remote(settings, exchange)
         self.store = states(settings.out / "server")
@@ -42,12 +42,12 @@ class Server:
         self.loop = self._resumed() or self._begun()
 
     def solve(self) -> Saved:
-        """All rounds, then everybody's own models; what was learned is in `out` too.
+        """Run all rounds and have the clients compute their own models; save the result in `out`.
 
         Raises:
             RefusedError: if clients do not fit together, or one answers with an error.
             TimeoutError: if too few clients answer.
-            FloatingPointError: if the run diverges; what there was before is saved.
+            FloatingPointError: if the run diverges; the state before that is saved.
         """
         try:
             solution = self.loop.run()
@@ -77,7 +77,7 @@ class Server:
         """Refuse a client that does not fit the run.
 
         Raises:
-            ValueError: naming what does not, a `RefusedError` where the client is named too.
+            ValueError: says why; a `RefusedError` also names the client.
         """
         client, settings = said["id"], self.settings
         shapes_from(said["data"])
@@ -97,10 +97,10 @@ class Server:
         if any(member.id == client for member in self.remote.members):
             wanted = self.remote.federation.run.like
             if common({-1: wanted, client: said["data"]}) != wanted:
-                raise RefusedError(f"data: client {client} has more than it had at the start")
+                raise RefusedError(f"data: client {client} has more data than at the start")
 
     def _begun(self) -> HostLoop:
-        """The loop before its first round, once all clients are there.
+        """The loop before its first round, once all clients are connected.
 
         Raises:
             FloatingPointError: if a first message is not finite.
@@ -109,7 +109,7 @@ class Server:
         self.exchange.gather(settings.clients, settings.patience)
         clients, hello = self.exchange.clients(), self.exchange.hello
         like = common({client: hello[client]["data"] for client in clients})
-        # No two runs share a name, or states on a client's disk.
+        # No two runs may share a name, or states on a client's disk.
         run = Run(secrets.token_hex(8), settings.rounds, len(clients), like, settings.key)
         members = remote.new_members(clients, late=False)
         remote.use(Federation(settings, run, hello[clients[0]]["weights"], members), members)
@@ -123,7 +123,7 @@ class Server:
         return HostLoop(remote, costs, self.requests, progress, {}, saver)
 
     def _resumed(self) -> HostLoop | None:
-        """The loop where it was saved last; None where nothing was."""
+        """The loop at its last save; None if nothing was saved."""
         remote = self.remote
         found = Progress.load(self.store, self._description(), self._state_shapes)
         if found is None:
@@ -151,7 +151,7 @@ class Server:
         clients = [self.remote.members[i].id for i in np.flatnonzero(failure.clients)]
         return FloatingPointError(
             f"an objective or a message is not finite in round {int(failure.round)}, at clients "
-            f"{clients}; a smaller step size or smaller data may help; what there was before is in "
+            f"{clients}; a smaller step size or smaller data may help; the state before it is in "
             f"{self.store.folder}"
         )
 
@@ -168,7 +168,7 @@ class Server:
         return history | {"present": np.asarray(present)}
 
     def _description(self) -> dict[str, str]:
-        """What must be the same when the run goes on."""
+        """What must be the same when the run continues."""
         settings = self.settings
         return description(settings.algorithm, settings.wire, settings.start) | {
             "participation": repr(settings.participants),
@@ -185,7 +185,7 @@ class _ToStore(Saver):
         self._server, self._costs = server, costs
 
     def save(self, progress: host_loop.Progress, history: Mapping[str, np.ndarray]) -> None:
-        """Write all that the server goes on from."""
+        """Write everything that the server resumes from."""
         remote = self._server.remote
         saved = Progress(
             run=remote.federation.run,

@@ -1,4 +1,4 @@
-"""Shapes of everything that is sent and saved in a run, by which bytes are read."""
+"""Shapes of everything that is sent and saved in a run, needed to read the bytes."""
 
 from functools import partial
 from typing import NamedTuple
@@ -16,13 +16,13 @@ from jaxfed.core.round.shapes import Kind, member_shapes
 class Shapes(NamedTuple):
     """What is sent and saved, with `jax.ShapeDtypeStruct` in place of arrays."""
 
-    first: PyTree  # payloads: of a first message, the first downlink, an uplink and a downlink
+    first: PyTree  # payloads of a first message, the first downlink, an uplink and a downlink
     first_down: PyTree
     up: PyTree
     down: PyTree
     diagnostics: PyTree
     downlink: PyTree  # as it is received
-    end: PyTree  # the downlink that clients make their models of
+    end: PyTree  # the downlink from which clients make their models
     decoded: PyTree  # a first message, as it is received
     uplink: PyTree  # a message as it is, and how it is reduced
     client: ClientState
@@ -30,14 +30,14 @@ class Shapes(NamedTuple):
 
 
 def shapes_of(problem: Problem, kind: Kind, start: Personalized | None) -> Shapes:
-    """All of them; nothing is computed.
+    """Find all shapes without computing anything.
 
     Args:
         problem: the run, as the server knows it.
         kind: shapes of one client's prepared data.
-        start: shapes of a warm start, with the local parts of all clients, or None.
+        start: shapes of a warm start with all clients' local parts, or None.
     """
-    # In the order of a run, since each part is made from those before.
+    # Follow the order of a run, since each part depends on earlier ones.
     run = problem.for_client
     broadcast = jax.eval_shape(partial(before_rounds, problem), start)
     member = member_shapes(kind, start)

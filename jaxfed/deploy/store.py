@@ -1,4 +1,4 @@
-"""Where a client or the server keeps its states of the last rounds, on its own disk."""
+"""Where a client or the server keeps the states of the last rounds, on its own disk."""
 
 from pathlib import Path
 

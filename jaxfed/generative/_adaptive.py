@@ -1,4 +1,4 @@
-"""A round of ADEPT: what a client and the server do, for any model and loss."""
+"""One round of ADEPT, for any model and loss."""
 
 import abc
 import dataclasses
@@ -95,7 +95,7 @@ class Adaptive(Training):
         # A coarse channel may round a spread to zero.
         downlink = downlink._replace(spread=bounded(downlink.spread, self.bounds))
         spread, collected = self._spread(local, downlink)
-        precision = jax.tree.map(lambda s: 1 / s**2, spread)  # here, to divide only once
+        precision = jax.tree.map(lambda s: 1 / s**2, spread)  # divide only once
 
         def step(carry, batch):
             (personal, state, mean, global_state, collected), (index, rows) = carry, batch
@@ -126,7 +126,7 @@ class Adaptive(Training):
         (personal, state, mean, global_state, collected), losses = jax.lax.scan(
             step, start, self.batches(draw_key, data, self.local_steps)
         )
-        # Changes instead of values, so that messages become small and compress well.
+        # Send changes instead of values, because small messages compress well.
         change = jax.tree.map(jnp.subtract, Prior(mean, spread), downlink)
         new_local = Local(personal, state, global_state, local.rounds + 1, collected)
         penalty = regularizer(local.personal, downlink, self.hyper_prior)

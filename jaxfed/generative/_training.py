@@ -32,7 +32,7 @@ class Training(Algorithm, DifferentiatedThrough):
     """An algorithm that trains a model on minibatches of the clients' samples.
 
     A model is any pytree. Its floating-point arrays are its parameters; all of its arrays are
-    traced leaves. `split_model` makes the first two fields.
+    traced leaves. `split_model` creates the first two fields.
     """
 
     arrays: PyTree
@@ -106,7 +106,7 @@ class Training(Algorithm, DifferentiatedThrough):
         def loss(arrays, batch):
             return self.loss(self.model_of(arrays), batch, jax.random.key(0))
 
-        # Nothing is computed: only shapes and types pass through the loss.
+        # Only shapes and types pass through the loss; nothing is computed.
         try:
             out = jax.eval_shape(loss, self.arrays, batch)
         except Exception as error:

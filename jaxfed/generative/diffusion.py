@@ -34,7 +34,7 @@ _PRESERVING, _INTERPOLATION = variance_preserving(), interpolation()
 def decaying_adam(steps: int | None) -> optax.GradientTransformation:
     """Adam with a learning rate of 1, and of 0.1 after this many steps.
 
-    Cached, because JAX compiles again for every new optimizer object.
+    It is cached, because JAX compiles again for every new optimizer object.
     """
     if steps is None:
         return optax.adam(1.0)
@@ -51,18 +51,18 @@ def sample(
     steps: int = 500,
     at_once: int | None = None,
 ) -> Float[Array, "*clients n d"]:
-    """New samples from models that were trained to undo a corruption.
+    """Draw samples from models that were trained to undo a corruption.
 
     Args:
-        algorithm: what trained the models with a `DenoisingLoss`: `AdaptiveDiffusion`, or `FedAvg`
-            as its baseline.
+        algorithm: the algorithm that trained the models with a `DenoisingLoss`:
+            `AdaptiveDiffusion`, or `FedAvg` as its baseline.
         key: random key of the initial noise.
         arrays: the arrays of one model, such as `solution.result.shared`, or of all clients' models
             with a leading axis, such as `solution.result.local`.
         count: samples per model.
         features: features of a sample; None if the model has an `image_shape`.
         steps: steps of the sampler; the authors' code takes 500.
-        at_once: how many clients to sample from at the same time; None for all.
+        at_once: number of clients to sample from at the same time; None for all.
 
     Returns:
         The samples, `(count, features)` for one model and `(clients, count, features)` for many.
@@ -99,7 +99,7 @@ def sample(
     if not many:
         return draw(key, arrays)
     clients = given[0][0]
-    # By `fold_in`, a client's samples do not depend on the number of clients.
+    # Fold in positions, so that a client's samples do not depend on the number of clients.
     keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.arange(clients))
     together = clients if at_once is None else min(at_once, clients)
     return jax.lax.map(lambda pair: draw(*pair), (keys, arrays), batch_size=together)

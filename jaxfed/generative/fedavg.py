@@ -62,9 +62,9 @@ class FedAvg(Training):
     with `fine_tuning_steps=...` and `server_optimizer=optax.set_to_zero()`; for pooled training,
     run one client with all samples.
 
-    The model's arrays, `step_size` and `proximal` are traced leaves, to sweep over or differentiate
-    by. An optimizer's own numbers are compiled into the program. To trace the step size, pass it
-    here, `FedAvg(..., optax.sgd(1.0), step_size=0.1)`; and reuse one optimizer object over many
+    The model's arrays, `step_size` and `proximal` are traced leaves, to sweep over or
+    differentiate. An optimizer's own numbers are compiled into the program. To trace the step size,
+    pass it here, `FedAvg(..., optax.sgd(1.0), step_size=0.1)`. Reuse one optimizer object over many
     runs, because JAX compiles again for each new object. Parameters keep their own type.
 
     Source: McMahan et al. (2017), Algorithm 1; Li et al. (2020), Algorithm 2, with a fixed number
@@ -172,7 +172,7 @@ class FedAvg(Training):
         """The client's fine-tuned model; None without fine-tuning."""
         if local is None:
             return None
-        # The same draws however often the result is asked for.
+        # Draw the same batches however often the result is requested.
         key = jax.random.key(local)
         return self.whole(self._trained(key, downlink, data, self.fine_tuning_steps)[0])
 

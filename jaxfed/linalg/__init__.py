@@ -1,9 +1,8 @@
 """Linear algebra of the rounds: polar factors, bases, singular values, second moments.
 
-Users find all they need among the names here. Authors of algorithms, channels and backends also
-import the modules `derivatives` (values with a derivative rule of their own), `division`,
-`platforms` (another implementation for a platform) and `precision` (products as precise as a run
-asks for).
+Users need only these names. Authors of algorithms, channels and backends also import the modules
+`derivatives` (values with custom derivative rules), `division`, `platforms` (implementations for
+one platform) and `precision` (products at the run's precision).
 """
 
 from jaxfed import _names

@@ -1,6 +1,6 @@
-"""Where the library calls the hand-written kernels of `jaxfed_kernels`, and nowhere else.
+"""The only module that calls the hand-written kernels of `jaxfed_kernels`.
 
-Each kernel is one implementation among others of a function; `jaxfed.linalg.platforms` chooses.
+A kernel is one implementation of a function among others; `jaxfed.linalg.platforms` chooses.
 """
 
 import math
@@ -16,22 +16,22 @@ from jaxtyping import Array, Float
 from jaxfed.linalg.platforms import Maps, in_one_row, per_platform, sizes_of, with_all_axes
 from jaxfed.linalg.precision import chosen_precision, client_matmul
 
-# With at least so many features `(X W)ᵀ X` takes a processor a third of the time of `Xᵀ (X W)`,
-# whose left factor it copies (bench/speed/larger_than_memory.py).
+# With at least this many features, `(X W)ᵀ X` takes a CPU a third of the time of `Xᵀ (X W)`, whose
+# left factor it copies (bench/speed/larger_than_memory.py).
 _MANY_FEATURES = 64
 
 
 def second_moment_product(x: Float[Array, "n d"], w: Array, *, wide: bool) -> Array:
-    """The product `Xᵀ (X W)`, on TPUs in one pass over the samples where that reads less.
+    """The product `Xᵀ (X W)`; on TPUs in one pass over the samples if that reads less.
 
     Differentiable in both modes and at every order; the derivative with respect to `w` is the same
-    product. Mapped over clients it is one kernel for all; mapped over runs that share the samples
+    product. Mapped over clients, it is one kernel for all; mapped over runs that share the samples,
     it still reads them once.
 
     Args:
-        x: the samples. In bfloat16 they are read as they are and converted to the type of `w`.
+        x: the samples. If bfloat16, they are read as such and converted to the type of `w`.
         w: a matrix `(d, r)`, or if `wide` its transpose `(r, d)`; the product has the same shape.
-        wide: which of the two. Transposing takes a processor half as long again as the product.
+        wide: which of the two. On a CPU, transposing takes 1.5 times as long as the product.
     """
     (n, d), rank = x.shape, w.shape[0 if wide else 1]
     if w.dtype == jnp.float32 and second_moment_reads_less(n, d, rank, x.dtype):
@@ -62,7 +62,7 @@ def _in_one_pass(
     runs = [place for place, has in enumerate(mapped) if not has]
     w = with_all_axes(maps, (x, w if wide else w.mT))[1]
     (n, d), r = x.shape[-2:], w.shape[-2]
-    # Runs that share the samples are more rows of one product.
+    # Treat runs that share the samples as more rows of one product.
     rows = math.prod(sizes[place] for place in runs) * r
     if not second_moment_reads_less(n, d, rows, x.dtype):
         return None
@@ -82,8 +82,8 @@ def _product(x, w, wide):
     return _chosen_product(x, w, wide=wide, precision=chosen_precision())
 
 
-# X^T X is symmetric, so the derivative D with respect to W is its own transpose. JAX learns that
-# from the symmetric linear equations Y - D Z = A, Z = B, whose solution at A = 0 is Y = D B; see
+# XᵀX is symmetric, so the derivative D with respect to W is its own transpose. To tell JAX, we
+# solve the symmetric linear equations Y - D Z = A, Z = B, whose solution at A = 0 is Y = D B; see
 # `jaxfed.linalg.polar`.
 @partial(_product.defjvp, symbolic_zeros=True)
 def _(wide, primals, tangents):
@@ -106,15 +106,15 @@ InverseSqrt = Callable[[Array], tuple[Array, Array]]
 
 
 def inverse_sqrt_of_many(plain: InverseSqrt, *, cuda: bool = False) -> InverseSqrt:
-    """The inverse square root of a symmetric positive definite matrix, of many by a kernel.
+    """The inverse square root of a symmetric positive definite matrix, by a kernel for many.
 
-    On TPUs, for matrices of single precision that fit: by the compiler's count, its few products as
-    single operations read and write hundreds of times as much as the kernel. However often it is
-    mapped by `jax.vmap`, the kernel is called once, on one longer batch.
+    TPUs use the kernel for matrices in single precision that fit: by the compiler's count, the few
+    products as single operations read and write hundreds of times as much. However often `jax.vmap`
+    maps it, the kernel is called once, on one longer batch.
 
-    `plain` is the function elsewhere, without a derivative, like the result: it returns the inverse
-    square root Z and the error to expect, `|Z G Z - I|_F`. With `cuda`, CUDA devices use a kernel
-    too.
+    `plain` is the default implementation. Like the result, it has no derivative and returns the
+    inverse square root Z and the expected error, `|Z G Z - I|_F`. With `cuda`, CUDA devices use a
+    kernel too.
     """
     kernels = {"tpu": partial(_inverse_sqrts, inverse_sqrt)}
     return per_platform(plain, kernels=kernels | ({"cuda": _inverse_sqrts_on_cuda} if cuda else {}))

@@ -1,4 +1,4 @@
-"""Checks and products that the polar factor, the QR factor and other decompositions share."""
+"""Checks and products shared by the polar factor, the QR factor and other decompositions."""
 
 from collections.abc import Callable
 from functools import partial
@@ -15,8 +15,8 @@ from jaxfed.linalg.precision import client_matmul
 
 Factors = tuple[Float[Array, "m n"], Float[Array, "r r"]]
 
-# In full precision whatever the user has chosen for products with data (`jaxfed.linalg.precision`),
-# or Q^T Q = I would not hold.
+# Always in full precision, even if the user has chosen less for products with data
+# (`jaxfed.linalg.precision`), or QᵀQ = I would not hold.
 matmul = partial(jnp.matmul, precision=lax.Precision.HIGHEST)
 
 
@@ -32,8 +32,8 @@ def gram(w: Float[Array, "d r"]) -> Float[Array, "r r"]:
 
 def cross(q: Float[Array, "d r"], w: Float[Array, "d s"]) -> Float[Array, "r s"]:
     """The product Q^T W."""
-    # For few rows a sum of outer products, which the compiler fuses, is 3 to 8 times as fast on a
-    # processor as a batch of small products with the left factor transposed.
+    # For few rows, a sum of outer products, which the compiler fuses, is 3 to 8 times as fast on a
+    # CPU as a batch of small products with the left factor transposed.
     if len(w) <= 32:
         first, *rest = (jnp.outer(q[i], w[i]) for i in range(len(w)))
         return sum(rest, first)
@@ -63,10 +63,10 @@ def by_sums(d: int, r: int) -> bool:
 def transposed_product(
     x: Float[ArrayLike, "n d"], y: Float[ArrayLike, "n r"]
 ) -> Float[Array, "d r"]:
-    """The product X^T Y of a large matrix with one of few columns, at full precision.
+    """The product XᵀY of a large matrix and one with few columns, at full precision.
 
-    As `x.T @ y`, but mapped over many matrices without transposing them, for which a processor
-    would copy them in two thirds of the time.
+    Unlike `x.T @ y`, it does not transpose when mapped over many matrices. A CPU would copy them,
+    which takes two thirds of the time.
 
     Raises:
         ValueError: if the shapes do not fit each other.
@@ -92,12 +92,12 @@ _product_of_transposed = per_platform(_as_written, kernels={"cpu": _as_it_lies})
 
 
 def is_wide(w: Float[Array, "m n"]) -> bool:
-    """Whether the rows are to be orthonormal, and not the columns."""
+    """Whether the rows, not the columns, become orthonormal."""
     return w.shape[0] <= w.shape[1]
 
 
 def inner(q: Float[Array, "m n"], w: Float[Array, "m n"]) -> Float[Array, "r r"]:
-    """The smaller of the two products of Q and W: Q^T W, or W Q^T if they are wide."""
+    """The smaller of the two products of Q and W: QᵀW, or WQᵀ if they are wide."""
     return client_matmul(w, q.T) if is_wide(q) else cross(q, w)
 
 
@@ -107,7 +107,7 @@ def times(w: Float[Array, "m n"], x: Float[Array, "r r"]) -> Float[Array, "m n"]
 
 
 def normalized(w: Float[Array, "d 1"]) -> Factors:
-    """The factors of one column, the same for all: w / |w| and 1 / |w|, for any |w|."""
+    """The polar and QR factors of one column, which coincide: w / |w| and 1 / |w|, for any |w|."""
     scale = jnp.max(jnp.abs(w))
     zero = scale == 0
     scaled = jnp.where(zero, jnp.zeros_like(w).at[0].set(1), w / jnp.where(zero, 1, scale))
@@ -116,18 +116,18 @@ def normalized(w: Float[Array, "d 1"]) -> Factors:
 
 
 def for_derivatives(inverse: Float[Array, "r r"]) -> Float[Array, "r r"]:
-    """The inverse of a factor, or zero where multiples of it would overflow, as in `ratio`."""
+    """The inverse of a factor, or zero if its multiples would overflow, as in `ratio`."""
     limit = 1 / (1e5 * float(jnp.finfo(inverse.dtype).tiny))
     return jnp.where(jnp.max(jnp.abs(inverse)) < limit, inverse, 0)
 
 
 def repeated(bad: Bool[Array, ""], again: Callable, result: tuple) -> tuple:
-    """The result, or where it is bad that of a more expensive method `(bad, *result) -> result`.
+    """The result, or that of a more expensive method `(bad, *result) -> result` if it is bad.
 
-    A loop of at most one turn, and not a `lax.cond`: under `jax.vmap` a `cond` runs both branches
-    for all matrices, while this loop runs only if the result of some is bad. All that the method
-    computes must depend on its arguments, or the compiler moves it out of the loop and computes it
-    every time.
+    This is a loop of at most one turn instead of a `lax.cond`: under `jax.vmap`, a `cond` runs both
+    branches for all matrices, but this loop runs only if some result is bad. Everything that the
+    method computes must depend on its arguments; otherwise the compiler moves it out of the loop
+    and always computes it.
     """
 
     def turn(state):
@@ -140,22 +140,21 @@ def repeated(bad: Bool[Array, ""], again: Callable, result: tuple) -> tuple:
 def one_by_one(
     library: Callable[[Any], tuple], **others: Callable[[Any], tuple]
 ) -> Callable[..., tuple]:
-    """A decomposition by a library that, under `jax.vmap`, takes a CPU one matrix after the other.
+    """Wrap a library's decomposition so that, under `jax.vmap`, a CPU runs one matrix at a time.
 
-    Given several at once, jaxlib's LAPACK kernels (up to 0.11 at least) spread them over a pool of
-    threads and wait for these, themselves on a thread of that pool. If as many do so at once as
-    there are threads, in runs on several devices or in independent operations of one program, all
-    of them wait for ever.
+    For several matrices at once, jaxlib's LAPACK kernels (up to 0.11 at least) wait on a thread of
+    a pool for other threads of that pool. If as many wait as there are threads, in runs on several
+    devices or in independent operations of one program, they deadlock.
 
-    The library goes from one matrix, or a tree of arrays, to a tuple of arrays; so do others on
-    their platforms, `tpu` or `cuda` (see `jaxfed.linalg._jacobi`). The result takes `(matrix,
-    wanted=None)`: where `wanted` is False the arrays are arbitrary, and take a processor no time.
+    The library maps one matrix, or a tree of arrays, to a tuple of arrays, and so do the `others`
+    on their platforms, `tpu` or `cuda` (see `jaxfed.linalg._jacobi`). The result takes `(matrix,
+    wanted=None)`: if `wanted` is False, the arrays are arbitrary and cost a CPU no time.
     """
     decompose = per_platform(library, None, None, **others) if others else library
 
     @jax.custom_batching.custom_vmap
     def one(matrix, wanted):
-        if wanted is None:  # without the condition it compiles faster
+        if wanted is None:  # compiles faster without the condition
             return decompose(matrix)
 
         def nothing(matrix):
@@ -168,7 +167,7 @@ def one_by_one(
         if not any(in_batched):  # only a tangent is mapped
             found = decompose(matrices)
         else:
-            # A further map, over runs, comes back here.
+            # Mapped again, over runs, it comes back here.
             spread = jax.tree.map(
                 lambda x, batched: x if batched else jnp.broadcast_to(x, (axis_size, *x.shape)),
                 (matrices, wanted),
@@ -190,7 +189,7 @@ def checked_matrix(w: Float[ArrayLike, "m n"]) -> Float[Array, "m n"]:
 
 
 def checked_method(method: str | None, methods: tuple[str, ...]) -> str:
-    """The method, by default the first one; a `ValueError` if there is none of that name."""
+    """The method, by default the first one; a `ValueError` if it is unknown."""
     if method is None:
         return methods[0]
     check_name("method", method, methods)
@@ -198,9 +197,9 @@ def checked_method(method: str | None, methods: tuple[str, ...]) -> str:
 
 
 def factor_alone(factors: Callable[..., Factors]) -> Callable[[Array, str], Array]:
-    """The first factor by itself, in the type of the matrix; half precisions in single.
+    """The first factor only, in the type of the matrix; half precisions are computed in single.
 
-    Compiled by itself, so that a program that needs it in several places traces it once.
+    It is compiled separately, so that a program that uses it in several places traces it once.
     """
 
     @partial(jax.jit, static_argnums=1)

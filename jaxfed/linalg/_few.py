@@ -1,6 +1,6 @@
-"""Leading eigenvectors of the second moment of few samples, with or without a deflation.
+"""Leading eigenvectors of the second moment of few samples, with or without deflation.
 
-For the derivative nothing as large as the samples is kept but the samples themselves.
+Derivatives store nothing as large as the samples, except the samples themselves.
 """
 
 from collections.abc import Callable
@@ -31,15 +31,15 @@ Product = Callable[[Array, Array], Array]
 def top_of_few(rows: Float[Array, "n d"], basis: Float[Array, "d b"], rank: int) -> Eigen:
     """The largest eigenvalues of `(I - B Bᵀ) Yᵀ Y (I - B Bᵀ)`, descending, and eigenvectors.
 
-    Through the n x n Gram matrix, for samples Y fewer than features and orthonormal columns B,
-    perhaps none. Eigenvectors of zero eigenvalues complete the basis, and have no derivative.
-    Otherwise as differentiable as `top_eigenvectors`; with respect to the basis, along changes that
-    leave it orthonormal.
+    It uses the n x n Gram matrix, for fewer samples Y than features; B has orthonormal columns, or
+    none. Eigenvectors of zero eigenvalues complete the basis, and have no derivative. Otherwise it
+    is as differentiable as `top_eigenvectors`; with respect to the basis, along changes that keep
+    it orthonormal.
     """
     return _top(rows, basis, rank=rank)
 
 
-# On a processor one client after the other, so that only one copy of samples exists at a time.
+# A CPU runs one client at a time, so that only one copy of samples exists at a time.
 _kernel = one_by_one(
     lambda pair: (_of_rest(*pair),),
     tpu=lambda pair: (_of_rest(*pair, product=_jacobi.product),),
@@ -62,7 +62,7 @@ def _beyond(basis, vectors, product: Product = matmul):
 
 
 def _completed(rows, basis, values, scores, rank, product: Product = matmul):
-    """Eigenvalues and eigenvectors of the features' side from those of the samples'."""
+    """Eigenvalues and eigenvectors in feature space, from those in sample space."""
     missing = rank - scores.shape[1]
     vectors = _beyond(basis, _back(rows, scores, product), product)
     vectors = jnp.pad(vectors, ((0, 0), (0, missing)))
@@ -70,7 +70,7 @@ def _completed(rows, basis, values, scores, rank, product: Product = matmul):
 
 
 def _back(rows, scores, product: Product = matmul):
-    """`Yᵀ C` without transposing the samples, for which a processor would copy them."""
+    """`Yᵀ C` without transposing the samples, which a CPU would copy."""
     return product(scores.T, rows).T
 
 
@@ -104,7 +104,7 @@ def _image(moment, x):
     return _beyond(basis, _back(rows, matmul(rows, _beyond(basis, x))))
 
 
-# From the samples' side: with P Yᵀ k the eigenvectors left out and mu their eigenvalues,
+# In sample space: with eigenvectors left out, P Yᵀ k, and their eigenvalues mu,
 #     1 / (lambda - M) = 1 / lambda + sum  P Yᵀ k (1 / lambda (lambda - mu)) kᵀ Y P.
 def _resolvent(moment, found, y):
     rows, basis = moment

@@ -1,13 +1,13 @@
-"""Decompositions by rotations and projections of whole rows, for processors made for arrays.
+"""Decompositions by rotations and projections of whole rows, for array processors.
 
-What XLA makes of its own decompositions for a TPU takes a minute to compile where a program holds
-several; these are short loops over elementwise work, which compile in a second, run on any number
-of small matrices side by side and use no product of reduced precision. They need more operations
-than a library does on a processor, where they are not used.
+XLA's own decompositions for a TPU take a minute to compile if a program has several. These are
+short loops of elementwise work, which compile in a second, run on any number of small matrices side
+by side and use no products of reduced precision. They need more operations than a library, so CPUs
+do not use them.
 
-CUDA's libraries have the eigenvalues of many small matrices at once, but their reflections and
-singular values of tall ones take each matrix by itself: 37 ms for 100 of 784 x 5 on an H100, and
-3.2 s for 10,000 of 64 x 5, where `svd_of_projected` took 0.5 and 3.0 ms.
+CUDA's libraries compute the eigenvalues of many small matrices at once, but Householder reflections
+and singular values of tall matrices one by one: on an H100, 37 ms for 100 of 784 x 5, and 3.2 s for
+10,000 of 64 x 5, where `svd_of_projected` took 0.5 and 3.0 ms.
 """
 
 import jax
@@ -20,16 +20,16 @@ _SMALL = 64
 
 
 def are_small(*matrices: Array) -> bool:
-    """Whether `product` does without the matrix unit."""
+    """Whether `product` avoids the matrix unit."""
     return max(length for x in matrices for length in x.shape) <= _SMALL
 
 
 def product(a: Float[Array, "m k"], b: Float[Array, "k n"]) -> Float[Array, "m n"]:
     """The product of two matrices, at full precision.
 
-    The matrix unit takes 128 x 128 numbers of half precision at a time. Of a small product at full
-    precision it makes little use, six times over, in a program that is ten times as long as that
-    of a plain sum and takes ten times as long to compile.
+    The matrix unit takes 128 x 128 numbers of half precision at a time. A small product at full
+    precision wastes most of it, in six passes, with a program ten times as long as a plain sum's,
+    which takes ten times as long to compile.
     """
     if are_small(a, b):
         return jnp.sum(a[:, :, None] * b, axis=1)
@@ -37,16 +37,16 @@ def product(a: Float[Array, "m k"], b: Float[Array, "k n"]) -> Float[Array, "m n
 
 
 def first_of(holds: Bool[Array, "n ..."]) -> Bool[Array, "n ..."]:
-    """Only the first that holds, along the leading axis.
+    """Keep only the first True along the leading axis.
 
-    XLA reduces pairs for `argmax`, which it may take a minute to compile for a TPU.
+    XLA implements `argmax` by reducing pairs, which can take a minute to compile for a TPU.
     """
     places = _places(holds)
     return places == jnp.min(jnp.where(holds, places, len(holds)), axis=0)
 
 
 def _places(x: Array) -> Array:
-    """The numbers 0, 1, ... along the leading axis, to be compared with the others."""
+    """The numbers 0, 1, ... along the leading axis, with the axes of `x`."""
     return jnp.arange(len(x)).reshape(-1, *[1] * (x.ndim - 1))
 
 
@@ -54,15 +54,14 @@ def _places(x: Array) -> Array:
 def gram_schmidt(
     x: Float[Array, "k n *many"],
 ) -> tuple[Float[Array, "k n *many"], Float[Array, "k k *many"]]:
-    """Orthonormal rows that span those of a wide matrix, row by row.
+    """Orthonormal rows that span the rows of a wide matrix, row by row.
 
-    Every row is projected twice, which leaves it orthogonal to rounding. A row that depends on
-    earlier ones is replaced by the coordinate axis farthest from them all, made orthogonal.
+    Every row is projected twice, which makes it orthogonal to rounding. A row that depends on
+    earlier ones is replaced by the coordinate axis farthest from them, made orthogonal.
 
     Args:
-        x: the matrix, or many side by side along the last axes. There `jax.vmap` puts them: with
-            the few entries of a row last the compiler would lay them out so, each row in a tile
-            of its own.
+        x: the matrix, or many along the last axes, where `jax.vmap` puts them. If the few entries
+            of a row came last, the compiler would store each row in a tile of its own.
 
     Returns:
         The rows Q, and the lower triangular T with Q = T X; zeros for rows that were replaced.
@@ -76,10 +75,10 @@ def gram_schmidt(
     scale = scale * _lengths(x / jnp.where(scale == 0, 1, scale)[:, None])
     reciprocal = 1 / jnp.where(scale == 0, 1, scale)
 
-    # Each pass is one turn of a loop; written out, the compiler would repeat a pass in the next.
+    # Each pass is one turn of a loop; if unrolled, the compiler would repeat a pass in the next.
     def step(i, state):
         q, t = state
-        place = _places(x) == i  # a mask, which reads a batch faster than an index
+        place = _places(x) == i  # a mask, which is faster for batches than an index
         taken = jnp.sum(q * q, axis=0)
         axis = first_of(taken == jnp.min(taken, axis=0))
 
@@ -117,7 +116,7 @@ def _(size, batched, x):
 
 
 def orthonormalized(w: Float[Array, "d r"]) -> tuple[Float[Array, "d r"], Float[Array, "r r"]]:
-    """The factor Q of W = Q R, the diagonal of R positive, and R^{-1}.
+    """The factor Q of W = Q R, with a positive diagonal of R, and R^{-1}.
 
     Columns that depend on earlier ones are replaced, and get zeros in R^{-1}.
     """
@@ -128,9 +127,9 @@ def orthonormalized(w: Float[Array, "d r"]) -> tuple[Float[Array, "d r"], Float[
 def svd(
     w: Float[Array, "m n"],
 ) -> tuple[Float[Array, "m k"], Float[Array, " k"], Float[Array, "k n"]]:
-    """Thin singular value decomposition, the values descending, by one-sided Jacobi rotations.
+    """Thin singular value decomposition by one-sided Jacobi rotations, values descending.
 
-    Vectors of values lost to rounding complete the bases. NaN and infinity give NaN.
+    If values are lost to rounding, arbitrary vectors complete the bases. NaN and infinity give NaN.
 
     Source: Demmel & Veselić (1992), Jacobi's method is more accurate than QR.
     """
@@ -138,7 +137,7 @@ def svd(
         left, values, right = svd(w.T)
         return right.T, values, left.T
     k, n = w.shape
-    # The rotations are applied to an identity beside the matrix, which gathers them.
+    # Apply the rotations to an identity too, which accumulates them.
     both = _orthogonalized(jnp.concatenate([w, jnp.eye(k, dtype=w.dtype)], axis=1), n)
     values = _lengths(both[:, :n])
     values, both = _sorted(-values, both)
@@ -152,7 +151,7 @@ def svd(
 def svd_of_projected(
     w: Float[Array, "m n"],
 ) -> tuple[Float[Array, "m k"], Float[Array, " k"], Float[Array, "k n"]]:
-    """The same as `svd`, through the library's decomposition of a small square factor."""
+    """The result of `svd`, through the library's decomposition of a small square factor."""
     if w.shape[0] > w.shape[1]:
         left, values, right = svd_of_projected(w.T)
         return right.T, values, left.T
@@ -163,10 +162,11 @@ def svd_of_projected(
 
 
 def eigh(matrix: Float[Array, "d d"]) -> tuple[Float[Array, " d"], Float[Array, "d d"]]:
-    """Eigenvalues of a symmetric matrix, ascending, and eigenvectors, one a column.
+    """Eigenvalues of a symmetric matrix, ascending, and eigenvectors as columns.
 
-    Shifted by twice a bound, the matrix has eigenvalues between one and three times that. Rotations
-    make its rows orthogonal, which are then the eigenvectors times these eigenvalues.
+    The matrix is shifted by twice a bound, so that its eigenvalues lie between one and three times
+    the bound. Rotations make its rows orthogonal; they are then the eigenvectors times these
+    eigenvalues.
     """
     eye = jnp.eye(len(matrix), dtype=matrix.dtype)
     matrix = (matrix + matrix.T) / 2
@@ -174,7 +174,7 @@ def eigh(matrix: Float[Array, "d d"]) -> tuple[Float[Array, " d"], Float[Array, 
     scaled = matrix / jnp.where(bound == 0, 1, bound)
     rows = _orthogonalized(scaled + 2 * eye, len(matrix))
     vectors = rows / _lengths(rows)[:, None]
-    # In Rayleigh's quotient, errors of the vectors count only squared.
+    # Use Rayleigh quotients, in which errors of the vectors count only squared.
     images = product(vectors, scaled)
     values, vectors = _sorted(bound * jnp.sum(images * vectors, axis=1), vectors)
     finite = jnp.isfinite(bound)
@@ -184,13 +184,13 @@ def eigh(matrix: Float[Array, "d d"]) -> tuple[Float[Array, " d"], Float[Array, 
 def _sorted(
     keys: Float[Array, " k"], rows: Float[Array, "k n"]
 ) -> tuple[Float[Array, " k"], Float[Array, "k n"]]:
-    """The keys in ascending order, and the rows in the same order, without gathering whole rows."""
+    """Sort keys in ascending order, and rows with them, without gathering whole rows."""
     places = jnp.arange(len(keys))
     if len(keys) > _SMALL:
         spread = jnp.broadcast_to(keys[:, None], rows.shape)
         spread, rows = lax.sort((spread, rows), dimension=0, num_keys=1, is_stable=True)
         return spread[:, 0], rows
-    # By counting the keys before each, since a sort would copy to another layout and back.
+    # Count the smaller keys, since a sort would copy to another layout and back.
     earlier = (keys < keys[:, None]) | ((keys == keys[:, None]) & (places < places[:, None]))
     wanted = places[:, None] == jnp.sum(earlier, axis=1)
     return (
@@ -204,9 +204,10 @@ def _lengths(rows: Float[Array, "k n ..."]) -> Float[Array, "k ..."]:
 
 
 def _orthogonalized(x: Float[Array, "k n"], width: int) -> Float[Array, "k n"]:
-    """Rotate pairs of rows until, in their first `width` columns, all are orthogonal.
+    """Rotate pairs of rows until all are orthogonal in their first `width` columns.
 
-    In a sweep every row meets every other once; half as many pairs as there are rows turn at once.
+    In a sweep every row meets every other once; half as many pairs as there are rows rotate at
+    once.
 
     Source: Brent & Luk (1985), The solution of singular-value and symmetric eigenvalue problems on
     multiprocessor arrays.
@@ -223,7 +224,7 @@ def _orthogonalized(x: Float[Array, "k n"], width: int) -> Float[Array, "k n"]:
         inner = jnp.sum(a * b, axis=1)
         lengths = jnp.sqrt(squares) * jnp.sqrt(others)
         wanted = jnp.abs(inner) > tolerance * lengths
-        # The smaller angle by which the two become orthogonal.
+        # The smaller of the angles that make the two orthogonal.
         slope = (others - squares) / (2 * jnp.where(wanted, inner, 1))
         tangent = jnp.where(slope < 0, -1, 1) / (jnp.abs(slope) + jnp.sqrt(1 + slope * slope))
         tangent = jnp.where(wanted, tangent, 0)[:, None]
@@ -233,7 +234,7 @@ def _orthogonalized(x: Float[Array, "k n"], width: int) -> Float[Array, "k n"]:
             cosine * (lower + tangent * upper),
         )
         relative = jnp.where(wanted, jnp.abs(inner) / jnp.where(wanted, lengths, 1), 0)
-        # The first row stays, the others move on by one place around it.
+        # Keep the first row, and move the others on by one place around it.
         if half > 1:
             upper, lower = (
                 jnp.concatenate([upper[:1], lower[:1], upper[1:-1]]),

@@ -1,6 +1,6 @@
-"""Newton-Schulz iterations of ninth order: for inverse square roots, and for polar factors.
+"""Newton-Schulz iterations of ninth order, for inverse square roots and polar factors.
 
-They are products of small matrices alone, a handful where the matrix is nearly orthonormal.
+They use only products of small matrices, and few of them if the matrix is nearly orthonormal.
 """
 
 import math
@@ -18,8 +18,8 @@ from jaxfed.linalg.platforms import per_platform
 Product = Callable[[Array, Array], Array]
 
 
-# XLA's processor backend multiplies batches of r x r matrices of these sizes two to six times
-# slower than those of the next multiple of 8.
+# On a CPU, XLA multiplies batches of r x r matrices of these sizes two to six times slower than
+# those of the next multiple of 8.
 _SLOW_RANKS = (4, 5, 6, 7, 11, 14, 15)
 
 
@@ -30,30 +30,30 @@ def _iteration(
     error: Float[Array, ""],
     tolerance: Float[Array, ""],
 ) -> tuple[Array, Array, Float[Array, ""]]:
-    """The factors by the iteration of `_inverse_sqrt`, on the matrix itself.
+    """The factors by the iteration of `_inverse_sqrt`, applied to the matrix itself.
 
-    A step multiplies the smallest singular values by 3.3 and costs a product with the matrix, and
-    the condition number is not squared. It leaves the ninth power of an error below 0.1.
+    It does not square the condition number. A step multiplies the smallest singular values by 3.3,
+    raises an error below 0.1 to the ninth power, and costs a product with the matrix.
 
     Args:
         product: the product of two matrices.
         q: the matrix times `inverse`, with singular values below the square root of 2.
         inverse: the product of all factors so far, in the end P^{-1}.
-        error: an upper bound of `|Q^T Q - I|_F`; infinity where rounding hides it.
-        tolerance: the error to reach.
+        error: an upper bound of `|Q^T Q - I|_F`; infinity if rounding hides it.
+        tolerance: the target error.
     """
     r = min(q.shape)
     eye = jnp.eye(r, dtype=q.dtype)
 
-    # The barrier stores the transpose. Otherwise the compiler makes it part of the product, which
-    # takes a processor three times as long.
+    # The barrier stores the transpose. Otherwise the compiler merges it into the product, which
+    # then takes a CPU three times as long.
     def step(state):
         q, inverse, _, count = state
         transposed = lax.optimization_barrier(q.T)
         e = eye - (product(q, transposed) if is_wide(q) else product(transposed, q))
         t = _series(product, padded(e))[:r, :r]
         q, size = times(q, t), squared_norm(e)
-        # The norm, whose square is `size`, to the ninth power; of a large one that says nothing.
+        # The norm to the ninth power; `size` is its square. A large norm says nothing.
         error = jnp.where(size > 0.01, jnp.inf, size**4.5)
         return q, product(inverse, t), jnp.where(jnp.isnan(size), size, error), count + 1
 
@@ -73,11 +73,11 @@ def _inverse_sqrt(
     """Inverse square root by a Newton-Schulz iteration of ninth order.
 
     With `E = I - G / c`, multiply `T = (I - E)^{-1/2} + O(E^9)` into the result and replace `E` by
-    `I - (I - E) T^2`, until the next `T` is exact to rounding. One `T` is enough where `W` is
-    nearly orthonormal.
+    `I - (I - E) T^2`, until the next `T` is exact to rounding. One `T` is enough if `W` is nearly
+    orthonormal.
 
     Returns:
-        The inverse square root `Z`, and the error `|Z G Z - I|_F` to expect: the rest of the series
+        The inverse square root `Z`, and the expected error `|Z G Z - I|_F`: the rest of the series
         and the rounding of `G`, multiplied by `Z` from both sides.
     """
     r = gram.shape[0]
@@ -93,9 +93,9 @@ def _inverse_sqrt(
         t = _series(product, e)
         return product(z, t), t, e, squared_norm(e), size
 
-    # E shrinks until rounding stops it. That also ends hopeless cases and NaN, without a count.
+    # E shrinks until rounding stops it. That also ends hopeless cases and NaN without a counter.
     t = _series(product, e)
-    # Where the ninth power of the error is rounding.
+    # Below it, the ninth power of the error is rounding.
     threshold = (eps * r) ** (2 / 9)
     z, _, _, size, _ = lax.while_loop(
         lambda state: (state[3] > threshold) & (state[3] < state[4]),
@@ -107,7 +107,7 @@ def _inverse_sqrt(
 
 
 def by_platform(function: Callable) -> Callable:
-    """With the products of r x r matrices that suit the platform."""
+    """Use the products of r x r matrices that suit the platform."""
     return per_platform(partial(function, matmul), tpu=partial(function, _jacobi.product))
 
 
@@ -120,8 +120,8 @@ newton_schulz = by_platform(_inverse_sqrt)
 def scale_of(gram: Float[Array, "r r"]) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """The number c by which to divide a Gram matrix G, and ‖I - G / c‖².
 
-    The iterations need eigenvalues of G / c below 2 and are fastest where they are 1: c is their
-    mean, unless the largest may exceed twice that.
+    The iterations need eigenvalues of G / c below 2 and are fastest if they are 1: c is the mean of
+    G's eigenvalues, unless the largest may exceed twice that.
     """
     r = len(gram)
     mean = jnp.sum(gram * jnp.eye(r, dtype=gram.dtype)) / r
@@ -135,7 +135,7 @@ def _series(product: Product, e: Float[Array, "r r"]) -> Float[Array, "r r"]:
     """The binomial series of (I - E)^{-1/2} up to E^8, in three products.
 
     Source: Sastre (2018), Efficient evaluation of matrix polynomials, Linear Algebra and its
-    Applications 539: the scheme for degree 8, of which `_SERIES` holds the coefficients.
+    Applications 539: the scheme for degree 8, with the coefficients in `_SERIES`.
     """
     eye = jnp.eye(e.shape[0], dtype=e.dtype)
     a, b, c, f, g, h = _SERIES
@@ -146,7 +146,7 @@ def _series(product: Product, e: Float[Array, "r r"]) -> Float[Array, "r r"]:
 
 
 def _degree_eight() -> tuple[float, ...]:
-    """The coefficients that turn the products of `_series` into the binomial series."""
+    """The coefficients that make the products of `_series` equal the binomial series."""
     *_, b3, b4, b5, b6, b7, b8 = (math.comb(2 * k, k) / 4**k for k in range(9))
     a = math.sqrt(b8)
     b = b7 / (2 * a)
@@ -162,6 +162,6 @@ _SERIES = _degree_eight()
 
 
 def padded(x: Float[Array, "r r"]) -> Float[Array, "s s"]:
-    """Append zero rows and columns where that makes a processor's products faster."""
+    """Append zero rows and columns if that makes a CPU's products faster."""
     padding = -len(x) % 8 if len(x) in _SLOW_RANKS else 0
     return jnp.pad(x, ((0, padding), (0, padding)))

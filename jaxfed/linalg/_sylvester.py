@@ -11,12 +11,12 @@ from jaxfed.linalg._newton_schulz import Product, by_platform, padded
 from jaxfed.linalg.eigen import eigh
 
 
-# The Omega of the rule in `jaxfed.linalg.polar`: dP = dP^T gives P Omega + Omega P = M - M^T = B
-# with M = Q^T dW, a Sylvester equation. In the eigenbasis of R = P^{-1} its solution multiplies B
-# by r_i r_j / (r_i + r_j), and never divides by differences of singular values. With R = c (I + D),
+# Omega of the rule in `jaxfed.linalg.polar`: dP = dPᵀ gives P Omega + Omega P = M - Mᵀ = B with
+# M = Qᵀ dW, a Sylvester equation. In the eigenbasis of R = P^{-1} its solution multiplies B by
+# r_i r_j / (r_i + r_j), and never divides by differences of singular values. With R = c (I + D),
 # s = 1 + (d_i + d_j) / 2 and t = (d_i - d_j) / 2 the factor is c (s - t^2 / s) / 2: two products
-# give s and t^2, and the equation that remains is of second order in D. Wide matrices have -M in
-# place of M.
+# give s and t^2, and the remaining equation is of second order in D. Wide matrices have -M in place
+# of M.
 def rotation(
     inverse: Float[Array, "r r"], m: Float[Array, "r r"], solve: Callable[[Array, Array], Array]
 ) -> Float[Array, "r r"]:
@@ -38,7 +38,7 @@ def rotation(
 def differentiable_sylvester(
     s: Float[Array, "r r"], right: Float[Array, "r r"]
 ) -> Float[Array, "r r"]:
-    """`sylvester` for a right side of any size, with derivatives of every order."""
+    """`sylvester` for a right-hand side of any size, with derivatives of every order."""
 
     def relative(_, right):
         size = jnp.max(jnp.abs(right))
@@ -55,10 +55,9 @@ def _antisymmetric_solution(
 ) -> Float[Array, "r r"]:
     """Antisymmetric solution of S X + X S = B, for S symmetric semidefinite, B antisymmetric.
 
-    The residual is rounding, for S and B of order one. Where S is near the identity and B small,
-    three terms of a series are enough, which take two products; else conjugate gradients solve it,
-    and where a few steps are not enough, the eigenbasis of S. For singular S it is the
-    least-squares solution.
+    The residual is rounding, for S and B of order one. If S is near the identity and B small, three
+    terms of a series, in two products, are enough; otherwise conjugate gradients solve it, or the
+    eigenbasis of S if a few steps are not enough. For singular S it is the least-squares solution.
     """
     r = len(s)
     eps = jnp.finfo(s.dtype).eps

@@ -32,21 +32,21 @@ def orthonormalize(w: Float[ArrayLike, "d r"], method: Method | None = None) -> 
 
     The signs make the factor unique, hence continuous and differentiable, and the identity on
     orthonormal matrices. The columns are orthonormal to `1e-5 r` in single and `1e-12 r` in double
-    precision at any condition number. Columns that depend on earlier ones are replaced by some that
-    complete the basis; NaN and infinity in `w` give NaN.
+    precision at any condition number. Columns that depend on earlier ones are replaced by others
+    that complete the basis; NaN and infinity in `w` give NaN.
 
-    Differentiable in both modes and at every order; along dependent columns, where the factor is
-    not differentiable, the derivative is zero, and so it is of matrices so small that multiples of
-    their inverses would overflow (below some 1e-33 in single precision).
+    Differentiable in both modes and at every order. The derivative is zero along dependent columns,
+    where the factor is not differentiable, and for matrices so small that multiples of their
+    inverses would overflow (below some 1e-33 in single precision).
 
     Args:
         w: the matrix, with d >= r.
-        method: `"cholesky"` (the default), Cholesky's factor of the Gram matrix, applied a second
-            time where rounding asks for it and replaced by `"qr"` where that would not help; or
-            `"qr"`, Householder's reflections throughout, which took 1.5 to 2 times as long.
+        method: `"cholesky"` (the default) uses the Cholesky factor of the Gram matrix, a second
+            time if rounding requires it, and falls back on `"qr"` if that would not help. `"qr"`
+            always uses Householder reflections, which took 1.5 to 2 times as long.
 
     Returns:
-        The orthonormal basis, of the dtype of `w` (half precisions are computed in single).
+        The orthonormal basis, in the dtype of `w` (half precisions are computed in single).
 
     Raises:
         ValueError: if `w` is not one tall, real floating-point matrix, or `method` is unknown.
@@ -61,19 +61,19 @@ def orthonormalize(w: Float[ArrayLike, "d r"], method: Method | None = None) -> 
 
 
 def orthonormalize_once(w: Float[Array, "d r"]) -> Float[Array, "d r"]:
-    """The same, for use once a run: by the shorter program, not the faster one.
+    """`orthonormalize` for use once per run: a shorter program instead of a faster one.
 
-    With many rows the threads of LAPACK's QR wait for each other, on a busy processor a hundred
-    times as long as they work.
+    With many rows, the threads of LAPACK's QR wait for each other; on a busy CPU, a hundred times
+    as long as they work.
     """
     return orthonormalize(w, "qr" if len(w) < 512 else "cholesky")
 
 
 def orthonormal_rows(w: Float[Array, "r d"]) -> Float[Array, "r d"]:
-    """Orthonormal rows by modified Gram-Schmidt: the first k span what the first k of `w` do.
+    """Orthonormal rows by modified Gram-Schmidt: the first k rows span the first k rows of `w`.
 
     A shorter program than `orthonormalize`, for rows far from dependent: the error is rounding
-    times the condition number of `w` with rows of unit length. A row of zeros stays one.
+    times the condition number of `w` with rows of unit length. A row of zeros stays zero.
     """
 
     def step(k, q):
@@ -91,17 +91,17 @@ def _values(w: Float[Array, "d r"], method: str) -> Factors:
 
 
 def _by_cholesky(w: Float[Array, "d r"]) -> Factors:
-    """The factors by way of the Gram matrix, or by reflections where that would not do."""
+    """The factors from the Gram matrix, or by reflections if that is not accurate enough."""
     eps = jnp.finfo(w.dtype).eps
 
     def cholesky(w):
-        """One pass, and the error to expect of it."""
+        """One pass, and its expected error."""
         g = gram(w)
-        # With columns of unit length, the error no longer depends on their lengths.
+        # With columns of unit length, the error does not depend on their lengths.
         length = jnp.sqrt(jnp.diagonal(g))
         (inverse,) = _inverse_cholesky(g / (length[:, None] * length))
         error = 2 * eps * squared_norm(inverse)
-        # Underflow of products of tiny entries is an error beyond rounding.
+        # Add the error of products of tiny entries, which underflow.
         error += len(w) * jnp.finfo(w.dtype).tiny / jnp.min(length) ** 2
         inverse = inverse / length[:, None]
         return matmul(w, inverse), inverse, error
@@ -150,12 +150,12 @@ _METHODS = {
 }
 
 
-# W = Q R gives dW = dQ R + Q dR, where Q^T dQ = Omega is antisymmetric because Q^T Q = I. With
-# A = dW R^{-1} and N = Q^T A,
+# W = Q R gives dW = dQ R + Q dR, where Qᵀ dQ = Omega is antisymmetric because QᵀQ = I. With
+# A = dW R^{-1} and N = Qᵀ A,
 #     dR R^{-1}  = N - Omega,
-#     dQ         = (I - Q Q^T) A + Q Omega = A + Q K   with K = Omega - N,
-#     d(R^{-1})  = -R^{-1} dR R^{-1}       = R^{-1} K.
-# R stays upper triangular where dR R^{-1} is: Omega equals N below the diagonal. Q and R^{-1} are
+#     dQ         = (I - Q Qᵀ) A + Q Omega = A + Q K   with K = Omega - N,
+#     d(R^{-1})  = -R^{-1} dR R^{-1}      = R^{-1} K.
+# R stays upper triangular if dR R^{-1} is, so Omega equals N below the diagonal. Q and R^{-1} are
 # results of this same rule, so it can be differentiated again.
 def _rule(primals, tangents, method):
     (w,), (dw,) = primals, tangents

@@ -1,7 +1,7 @@
-"""Arrays whose derivative is not that of the operations that made them.
+"""Arrays with custom derivatives, for authors of algorithms.
 
-For authors of algorithms: a value with a derivative rule of its own, a constant that refuses to be
-differentiated too often, a zero that has a derivative.
+It offers values with a derivative rule, constants that refuse higher derivatives, and zeros with a
+derivative.
 """
 
 from collections.abc import Callable
@@ -14,24 +14,24 @@ from jax.interpreters import ad, batching, mlir
 from jaxtyping import Array, Float, Num, PyTree
 
 DECOMPOSITION = "decomposition"
-"""The `checkpoint_name` of what costs most to compute, for `jax.checkpoint` to keep."""
+"""The `checkpoint_name` of the most expensive results, for `jax.checkpoint` to store."""
 
 # (value, operands, changes of the operands) -> (value, its change)
 Rule = Callable[[PyTree, PyTree, PyTree], tuple[PyTree, PyTree]]
 
 
 def with_rule(value: PyTree, operands: PyTree, rule: Rule) -> PyTree:
-    """The value, with a derivative with respect to the operands and no other one.
+    """The value, with a derivative with respect to the operands only.
 
-    `jax.custom_jvp` would do, but for loops that are differentiated in reverse mode: JAX (0.10 at
-    least) forgets its rule there, and a second derivative is that of the operations.
+    Unlike with `jax.custom_jvp`, the rule survives loops that are differentiated in reverse mode:
+    there JAX (0.10 at least) forgets it, and differentiates the operations a second time.
 
     Args:
         value: arrays of real numbers.
         operands: arrays.
-        rule: `(value, operands, changes) -> (value, change)`. The changes are None where they are
-            zero; the change is linear in them. It closes over no traced arrays. Higher derivatives
-            are those of what it returns.
+        rule: `(value, operands, changes) -> (value, change)`. Changes that are zero are None; the
+            change must be linear in the others. The rule must not close over traced arrays. Its
+            results are differentiated for higher derivatives.
     """
     values, structure = jax.tree.flatten(value)
     others, arrangement = jax.tree.flatten(operands)
@@ -60,14 +60,14 @@ mlir.register_lowering(_ruled, mlir.lower_fun(_values, multiple_results=True))
 
 
 def _jvp(primals, tangents, *, rule, count):
-    # A rule can leave out the products with what does not change.
+    # None lets a rule skip the products with what does not change.
     changes = [None if isinstance(t, ad.Zero) else t for t in tangents[count:]]
     return rule(primals, changes)
 
 
 def _batch(operands, axes, *, rule, count):
     size = next(x.shape[a] for x, a in zip(operands, axes, strict=True) if a is not None)
-    # The changes differ along the mapped axis even where the value does not, so it gets the axis.
+    # The changes differ along the mapped axis even if the value does not, so give it the axis.
     values = [
         batching.bdim_at_front(x, axis, size)
         for x, axis in zip(operands[:count], axes[:count], strict=True)
@@ -89,14 +89,14 @@ batching.primitive_batchers[_ruled] = _batch
 
 
 def constant(x: Num[Array, "*shape"], name: str, orders: int = 1) -> Num[Array, "*shape"]:
-    """The same array with derivative zero, as by `lax.stop_gradient`, but only so many times.
+    """The array with derivative zero, like `lax.stop_gradient`, but only up to some order.
 
-    For what makes no difference to a first derivative and would be missed in a second one. Orders
-    are 0 within a rule that is itself differentiated.
+    Use it for what does not affect a first derivative but would be missing in a second one. Pass 0
+    orders within a rule that is itself differentiated.
 
     Raises:
-        NotImplementedError: where it is differentiated more often, naming what has no such
-        derivative.
+        NotImplementedError: if it is differentiated more often; the message says what has no such
+            derivative.
     """
 
     def rule(value, operand, change):
@@ -113,7 +113,7 @@ def zero_with_derivative(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
 
 
 def _as_of(zero, x, change):
-    # A second derivative would lack what turns the eigenvectors. Adding zero makes it refuse.
+    # A second derivative would lack the rotation of the eigenvectors; adding zero refuses it.
     fixed = constant(x, "what tells eigenvectors apart (empirical Bayes, shrinkage, ranks)", 0)
     nothing = jnp.where(jnp.zeros_like(zero, bool), fixed, 0)
     return nothing, change + nothing

@@ -1,4 +1,4 @@
-"""Division that neither zeros nor the scale of the data can break."""
+"""Division that is safe against zeros and against very large or small data."""
 
 import jax
 import jax.numpy as jnp
@@ -10,12 +10,12 @@ def ratio(
 ) -> Float[Array, "..."]:
     """The quotient of two arrays, zero where the denominator is zero, with a derivative to match.
 
-    The derivative of a plain quotient x / y squares y, and second moments are too large or too
-    small for that: in single precision the squares of those of data of size 1e10 overflow, those of
-    1e-10 vanish, and the derivative is NaN. This one divides twice instead, in both modes and at
-    every order, and is zero where the denominator is. Numbers too small for full precision (`tiny`
-    of `jnp.finfo`) count as zero; for the derivative, so do those below 1e5 times that, whose
-    reciprocals are near overflow.
+    The derivative of a plain quotient x / y squares y. In single precision, the squared second
+    moments of data of size 1e10 overflow and those of size 1e-10 vanish, and the derivative is NaN.
+    This function divides twice instead, in both modes and at every order, and its derivative is
+    zero where the denominator is. Numbers too small for full precision (`tiny` of `jnp.finfo`)
+    count as zero; in the derivative, so do those below 1e5 times that, whose reciprocals are near
+    overflow.
 
     Args:
         numerator: x.
@@ -40,5 +40,5 @@ def _(primals, tangents):
 
 
 def reciprocal(x: Float[Array, "..."], wanted: Bool[Array, "..."]) -> Float[Array, "..."]:
-    """`1 / x` where it is wanted and zero elsewhere, with a finite derivative."""
+    """`1 / x` where wanted, zero elsewhere, with a finite derivative."""
     return jnp.where(wanted, 1 / jnp.where(wanted, x, 1), 0)

@@ -20,9 +20,9 @@ from jaxfed.linalg.platforms import per_platform
 
 Eigen = tuple[Float[Array, " rank"], Float[Array, "d rank"]]
 
-# Matrices of at least LARGE rows, and SHARE times as many rows as wanted eigenvectors, are not
-# decomposed: a block Lanczos iteration finds these, in at most CYCLES cycles of BLOCKS blocks. If
-# it fails, a tenth of the time of a decomposition is lost.
+# Matrices of at least LARGE rows, and SHARE times as many rows as wanted eigenvectors, use a block
+# Lanczos iteration of at most CYCLES cycles of BLOCKS blocks instead of a decomposition. A failure
+# wastes a tenth of the time of a decomposition.
 LARGE, SHARE, CYCLES, BLOCKS = 512, 32, 12, 4
 
 
@@ -30,21 +30,21 @@ def top_eigenvectors(matrix: Float[ArrayLike, "d d"], rank: int) -> Eigen:
     """The largest eigenvalues of a symmetric matrix, in descending order, and their eigenvectors.
 
     The entry of largest magnitude of every eigenvector is positive. The derivative is that of the
-    eigenvalues and of the subspace; of a rotation of the eigenvectors within the subspace, which is
-    undefined where eigenvalues coincide, it has none. So differentiate functions that depend on the
-    subspace only (its projection, a distance, an energy); they are right where eigenvalues within
-    it coincide. Where the smallest eigenvalue kept equals the largest left out, the subspace is not
-    differentiable, and the derivative returned there is zero in the directions concerned; the same
-    goes for two that differ by less than 1e5 times the smallest normal number, 1e-33 in single
-    precision. Second derivatives are those of the same functions; that of a single eigenvalue needs
-    it to be distinct. There are no third ones.
+    eigenvalues and of the subspace. It leaves out rotations of the eigenvectors within the
+    subspace, which are undefined if eigenvalues coincide. So differentiate only functions of the
+    subspace (its projection, a distance, an energy), which are right even if eigenvalues within it
+    coincide. If the smallest eigenvalue kept equals the largest left out, or differs from it by
+    less than 1e5 times the smallest normal number (1e-33 in single precision), the subspace is not
+    differentiable, and the derivative is zero in the directions concerned. Second derivatives are
+    those of the same functions; that of a single eigenvalue requires it to be distinct. There are
+    no third derivatives.
 
     Args:
         matrix: the symmetric matrix; its symmetric part is used.
-        rank: how many eigenvectors, from 1 to d.
+        rank: number of eigenvectors, from 1 to d.
 
     Returns:
-        The eigenvalues and the eigenvectors, one in each column.
+        The eigenvalues, and the eigenvectors as columns.
 
     Raises:
         ValueError: if `matrix` is not one square, real floating-point matrix, or `rank` is not from
@@ -72,7 +72,7 @@ eigh = one_by_one(lambda matrix: tuple(jnp.linalg.eigh(matrix)), tpu=_jacobi.eig
 
 
 def descending(matrix: Float[Array, "d d"]) -> tuple[Float[Array, " d"], Float[Array, "d d"]]:
-    """All eigenvalues of a symmetric matrix, the largest first, and eigenvectors; no derivative."""
+    """All eigenvalues of a symmetric matrix, descending, and eigenvectors; no derivative."""
     values, vectors = eigh(matrix)
     return values[::-1], with_sign(vectors[:, ::-1])
 
@@ -100,11 +100,11 @@ def _values(matrix: Float[Array, "d d"], rank: int) -> Eigen:
 
 
 def _by_products(matrix: Float[Array, "d d"], rank: int) -> tuple[Eigen, Bool[Array, ""]]:
-    """Leading eigenvectors by block Lanczos iteration, restarted, and whether they are exact.
+    """Leading eigenvectors by restarted block Lanczos iteration, and whether they converged.
 
-    They are if residuals |S v - lambda v| are of the size of rounding. Some more columns than the
-    rank in a block ensure that no eigenvector is missed, and that the wanted ones do not wait for
-    the slowest of them.
+    They converged if residuals |S v - lambda v| are of the size of rounding. A block has a few more
+    columns than the rank, so that no eigenvector is missed and the wanted ones do not wait for the
+    slowest of them.
 
     Source: Golub & Underwood (1977), The block Lanczos method for computing eigenvalues.
     """
@@ -150,7 +150,7 @@ class Decomposition(NamedTuple):
     Attributes:
         values: eigenvalues, descending.
         vectors: their eigenvectors, orthonormal.
-        least: eigenvalues that differ by no more than this count as equal.
+        least: the largest difference at which eigenvalues count as equal.
         others: arrays for the resolvent.
     """
 
@@ -162,8 +162,8 @@ class Decomposition(NamedTuple):
 
 # (what S is made of, X) -> S X, differentiable.
 Image = Callable[[PyTree, Array], Array]
-# (what S is made of, its decomposition, Y) -> the Z of Z diag(values) - S Z = Y for a Y beyond the
-# eigenvectors, zero where there is none or many.
+# (what S is made of, its decomposition, Y) -> the solution Z of Z diag(values) - S Z = Y for Y
+# orthogonal to the eigenvectors; zero where there is no unique solution.
 Resolvent = Callable[[PyTree, Decomposition, Array], Array]
 
 
@@ -173,7 +173,7 @@ def _rule(primals, tangents, rank):
     gaps = values[:rank] - values[rank:, None]
     size = jnp.maximum(jnp.abs(values[0]), jnp.abs(values[-1]))
     info = jnp.finfo(matrix.dtype)
-    # Nor must the reciprocal of a gap be near overflow.
+    # The reciprocal of a gap must not be near overflow either.
     least = jnp.maximum(info.eps * len(matrix) * size, 1e5 * float(info.tiny))
     others = vectors[:, rank:], reciprocal(gaps, gaps > least)
     found = Decomposition(values[:rank], vectors[:, :rank], least, others)
@@ -193,16 +193,16 @@ def perturbed(
 ) -> tuple[Eigen, Eigen]:
     """Eigenvalues and eigenvectors U of a symmetric matrix S, and the changes of both, for a rule.
 
-    S is made `of` arrays that change `by` others. `image` and `resolvent` are always the same
-    functions: products with S, and with the inverse of lambda - S. The change of U is the Z with
-    `UᵀZ = 0` that solves the equation of perturbation theory
+    S is a function of the arrays `of`, which change by `by`. `image` and `resolvent` must always be
+    the same functions: products with S, and with the inverse of lambda - S. The change of U is the
+    Z with `UᵀZ = 0` that solves the equation of perturbation theory
 
         (I - UUᵀ)(Z UᵀSU - S Z - dS U) = 0.
 
     The part within the span of U, which would divide by differences of the eigenvalues, is left
-    out, since no function of the subspace depends on it. Second derivatives are those of the
-    equation, and never of a decomposition, which would divide by differences of the eigenvalues
-    left out, often zero.
+    out, since no function of the subspace depends on it. Second derivatives are those of this
+    equation, not of a decomposition, which would divide by differences of the eigenvalues left out,
+    often zero.
     """
     inner, vectors = _turning(of, found, image=image, resolvent=resolvent)
     moved = _along(image, of, by, vectors)
@@ -246,5 +246,5 @@ def _first_change(primals, tangents, *, image, resolvent):
     return _at(of, found, image=image, resolvent=resolvent), (inner, turned)
 
 
-# Its own rule has no second derivative: before that `constant` refuses.
+# Its rule has no second derivative; `constant` refuses before that.
 _turning = per_platform(_at, _first_change)

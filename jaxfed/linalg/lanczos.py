@@ -1,4 +1,4 @@
-"""The largest eigenvalue of a matrix that is given by its products alone."""
+"""The largest eigenvalue of a matrix that is given by its products."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -24,22 +24,23 @@ def largest_eigenvalue(
 ) -> Float[Array, ""]:
     """The largest eigenvalue of a symmetric matrix by Lanczos iteration, reorthogonalized.
 
-    Its derivative with respect to the operator is that of the quotient `vᵀ S v` at the vector
-    found, which is the eigenvalue's where it is single; nothing of the iteration is kept for it.
+    Its derivative with respect to the operator is that of the quotient `vᵀ S v` at the vector v
+    found, which equals the eigenvalue's if that is simple; nothing of the iteration is stored.
     There is no second derivative.
 
     Args:
         product: `(operator, vector) -> S vector`, for the symmetric matrix S.
-        operator: a pytree of arrays that S is made of.
-        start: the first vector, `(d,)`; a random one has a part along the eigenvector. From zero
-            the result is zero.
+        operator: a pytree of arrays that defines S.
+        start: the first vector, `(d,)`; a random one has a component along the eigenvector. From
+            zero the result is zero.
         steps: number of products; d of them, or as many as S has distinct eigenvalues, are exact.
 
     Returns:
-        The eigenvalue, from below.
+        The eigenvalue, approximated from below.
 
     Raises:
-        ValueError: if `product` cannot be called, `start` is not a vector or `steps` not positive.
+        ValueError: if `product` is not callable, `start` is not a vector or `steps` is not
+            positive.
 
     Source: Golub & Van Loan, Matrix Computations, Section 10.3.
     """
@@ -56,7 +57,7 @@ def largest_eigenvalue(
             rest = rest - matmul(basis.T, matmul(basis, rest))
         rounding = 100 * jnp.finfo(rest.dtype).eps * jnp.linalg.norm(image)
         exhausted = jnp.linalg.norm(rest) <= rounding
-        # Once the Krylov space is complete, what is left is rounding; rows of zeros add nothing.
+        # Once the Krylov space is complete, only rounding is left; rows of zeros add nothing.
         following = jnp.where(exhausted, 0, _unit(rest))
         return basis.at[k + 1].set(following, mode="drop"), images.at[k].set(image)
 

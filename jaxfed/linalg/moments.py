@@ -1,4 +1,4 @@
-"""Second moments, kept as samples where products with these are cheaper than with a matrix."""
+"""Second moments, stored as a matrix or, where products are cheaper, as samples."""
 
 from typing import Self
 
@@ -18,20 +18,20 @@ def should_densify(samples: int, features: int, rank: int, rounds: int) -> bool:
     """Whether forming the d x d moment once is cheaper than products with the samples.
 
     Forming it takes 2 n d² operations, once; a product with a d x r matrix then takes 2 d² r
-    instead of 4 n d r. With fewer than d / 2 samples that never pays. The large product runs about
-    twice as fast as the thin ones, which halves the number of rounds to break even: products with
-    matrices of `rank` columns.
+    instead of 4 n d r. With fewer than d / 2 samples it never pays. The large product runs about
+    twice as fast as the thin ones, which halves the number of rounds to break even. In each round,
+    the moment is multiplied by matrices of `rank` columns.
     """
     saved = 2 * samples - features
     return saved > 0 and 2 * rank * rounds * saved > samples * features
 
 
 class Moment(eqx.Module):
-    """Second moment `S = Yᵀ Y / n` of one client: the matrix, or the samples behind it.
+    """Second moment `S = Yᵀ Y / n` of one client: the matrix, or the samples.
 
-    Of `dense` and `samples` one is None. Rows of zeros in `samples` are padding and change nothing.
-    Samples may be bfloat16: they are kept and read as they are, and computations are in single
-    precision. Batches of moments are made and used under `jax.vmap`.
+    Either `dense` or `samples` is None. Rows of zeros in `samples` are padding and change nothing.
+    Samples may be bfloat16: they are stored and read as such, and computations are in single
+    precision. Create and use batches of moments under `jax.vmap`.
     """
 
     dense: Float[Array, "d d"] | None
@@ -41,14 +41,15 @@ class Moment(eqx.Module):
 
     @classmethod
     def from_samples(cls, samples: Float[Array, "n d"], count: ArrayLike | None = None) -> Self:
-        """The second moment of samples, kept as they are.
+        """The second moment of samples, stored as samples.
 
         Args:
-            samples: one sample per row; rows beyond the real ones are zero.
-            count: number of real samples, by default the number of rows.
+            samples: one sample per row; padding rows are zero.
+            count: number of real samples; the number of rows by default.
 
         Raises:
-            ValueError: if `samples` is not one real floating-point matrix, or `count` no number.
+            ValueError: if `samples` is not one real floating-point matrix, or `count` is not a
+                number.
         """
         samples = checked_array("samples", samples, "n d", whole=False)
         check_factor("count", count, optional=True, single=True)
@@ -63,11 +64,11 @@ class Moment(eqx.Module):
 
         Args:
             matrix: the symmetric positive semi-definite matrix.
-            count: number of samples it is the mean of, where that matters.
+            count: number of samples behind the mean, where that matters.
 
         Raises:
-            ValueError: if `matrix` is not one square, real floating-point matrix, or `count` no
-                number.
+            ValueError: if `matrix` is not one square, real floating-point matrix, or `count` is not
+                a number.
         """
         matrix = checked_square("matrix", matrix)
         check_factor("count", count, single=True)
@@ -86,7 +87,7 @@ class Moment(eqx.Module):
         return self.trace
 
     def mv(self, w: Float[Array, "d r"]) -> Float[Array, "d r"]:
-        """The product `S W`, in the precision of `jax.default_matmul_precision` or else full."""
+        """The product `S W`, in `jax.default_matmul_precision` if set, else in full precision."""
         if self.dense is not None:
             return data_matmul(self.dense, w)
         return second_moment_product(self._kept, w, wide=False) / self._divisor
@@ -135,7 +136,7 @@ class Moment(eqx.Module):
     ) -> tuple[Float[Array, " rank"], Float[Array, "d rank"]]:
         """The largest eigenvalues, descending, and their eigenvectors.
 
-        With fewer samples than features, through the n x n Gram matrix of the samples. Eigenvectors
+        With fewer samples than features, it uses the n x n Gram matrix of the samples. Eigenvectors
         of zero eigenvalues complete the basis. As differentiable as `top_eigenvectors`.
 
         Args:
@@ -143,7 +144,7 @@ class Moment(eqx.Module):
             beside: an orthonormal basis by which the moment is deflated first.
 
         Raises:
-            ValueError: if `rank` is not from 1 to d, or `beside` no matrix of d rows.
+            ValueError: if `rank` is not from 1 to d, or `beside` is not a matrix with d rows.
         """
         check_whole("rank", rank, most=self.dim)
         if beside is not None:
@@ -172,5 +173,5 @@ class Moment(eqx.Module):
 
     @property
     def _divisor(self) -> Float[Array, ""]:
-        # A client without samples, as padding, has the moment zero.
+        # A client without samples, such as padding, has the moment zero.
         return jnp.maximum(self.count, 1)

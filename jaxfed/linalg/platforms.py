@@ -1,8 +1,8 @@
-"""Functions with another implementation on another platform.
+"""Functions with different implementations on different platforms.
 
-The implementation is chosen when a program is lowered, and not where it is traced, so that programs
-for accelerators can be made on machines without one. Implementations are other operations of JAX,
-or the hand-written kernels in `jaxfed.linalg._dispatch`.
+The implementation is chosen when a program is lowered, not when it is traced, so that programs for
+accelerators can be compiled on machines without one. Implementations are other JAX operations, or
+the hand-written kernels in `jaxfed.linalg._dispatch`.
 """
 
 import math
@@ -18,11 +18,11 @@ from jax.interpreters import ad, batching, mlir
 from jaxtyping import Array, PyTree
 
 Maps = tuple[tuple[bool, ...], ...]
-"""The `jax.vmap`s around a function, the innermost first: which of its arrays each one maps."""
+"""The `jax.vmap`s around a function, innermost first: which of its arrays each one maps."""
 
 
 class Choice(Primitive):
-    """A function that some platforms compute by an implementation of their own.
+    """A primitive whose implementation depends on the platform.
 
     Attributes:
         plain: the default implementation, for code that evaluates programs itself.
@@ -41,24 +41,24 @@ def per_platform(
     kernels: Mapping[str, Callable[..., PyTree]] | None = None,
     **others: Callable[..., PyTree],
 ) -> Callable:
-    """One function with a default implementation and others for the platforms that are named.
+    """A function with a default implementation, and others for named platforms.
 
     `jax.lax.platform_dependent` does the same, but traces all implementations each time, which was
-    a fifth of the time of a run's first call on a processor.
+    a fifth of the time of a run's first call on a CPU.
 
-    A derivative rule stays with the function. That of `jax.custom_jvp` does not: where a loop is
-    differentiated in reverse mode JAX (0.10 at least) forgets it, and a second derivative is that
+    A derivative rule stays with the function, unlike that of `jax.custom_jvp`: in a loop that is
+    differentiated in reverse mode, JAX (0.10 at least) forgets it, and a second derivative is that
     of the operations inside.
 
     Args:
-        default: from arrays, or trees of them, to arrays of real numbers; without a rule the
-            derivative is that of this implementation.
-        rule: `(primals, tangents) -> (results, changes)`, as that of `jax.custom_jvp`, linear in
+        default: maps arrays, or trees of them, to arrays of real numbers; without a rule, it is
+            differentiated itself.
+        rule: `(primals, tangents) -> (results, changes)`, like that of `jax.custom_jvp`, linear in
             the tangents.
-        kernels: implementations by one call, however often it is mapped, by platform:
-            `(maps, *arrays) -> arrays`, where all arrays have an axis in front for each map, the
-            outermost first. They return None where `default` is better. The compiler cannot
-            partition a kernel among devices, so programs that it partitions use `default`.
+        kernels: by platform, implementations that are called once, however often they are mapped:
+            `(maps, *arrays) -> arrays`, where all arrays have a leading axis for each map,
+            outermost first. They return None if `default` is better. The compiler cannot partition
+            a kernel among devices, so programs that it partitions use `default`.
         others: implementations by platform, `"tpu"` or `"cuda"`.
 
     Returns:
@@ -94,7 +94,7 @@ def per_platform(
             x if axis is None else jnp.moveaxis(x, axis, 0)
             for x, axis in zip(arrays, axes, strict=True)
         ]
-        # Not mapped here: the map is noted, so that a kernel sees all of them at once.
+        # Only record the map, so that a kernel sees all maps at once.
         which = tuple(axis is not None for axis in axes)
         found = choice.bind(*moved, tree=tree, maps=(*maps, which), static=static)
         return found, [0] * len(found)
@@ -123,7 +123,7 @@ def per_platform(
         return found[: len(found) // 2], found[len(found) // 2 :]
 
     def transpose(changes, *arrays, tree, maps, static):
-        """Transpose a function that is linear in its undefined arrays, as products are in one."""
+        """Transpose a function that is linear in its undefined arrays, as a product is in one."""
         unknown = [i for i, x in enumerate(arrays) if ad.is_undefined_primal(x)]
 
         def function(*linear):
@@ -168,11 +168,11 @@ def per_platform(
 
 
 def _compiled(choice: Choice) -> Callable:
-    """How a choice outside of compiled functions is evaluated: by a program, which is lowered."""
+    """Evaluate a choice outside of compiled functions by a program, which is lowered."""
     program = jax.jit(choice.bind, static_argnames=("tree", "maps", "static"))
 
     def evaluated(*arrays, **params):
-        # With `jax.disable_jit` the program would call this function, and so on for ever.
+        # With `jax.disable_jit`, the program would call this function without end.
         with jax.disable_jit(False):
             return program(*arrays, **params)
 
@@ -180,9 +180,9 @@ def _compiled(choice: Choice) -> Callable:
 
 
 def _unless_partitioned(kernel: Callable, by_default: Callable) -> Callable:
-    """A lowering rule, or the default one where the compiler partitions the program.
+    """A lowering rule that uses the default if the compiler partitions the program.
 
-    It does so to programs whose arrays lie on several devices, outside of `jax.shard_map`.
+    It partitions programs whose arrays lie on several devices, outside of `jax.shard_map`.
     """
 
     def rule(context: mlir.LoweringRuleContext, *arguments: Any, **params: Any) -> Any:
@@ -191,7 +191,7 @@ def _unless_partitioned(kernel: Callable, by_default: Callable) -> Callable:
         if manual is None:
             partitioned = getattr(devices, "num_devices", 1) != 1
         else:
-            # Within `jax.shard_map` over all axes, each device runs a program of its own.
+            # Within `jax.shard_map` over all axes, each device runs its own program.
             partitioned = frozenset(manual) != frozenset(devices.mesh.axis_names)
         return (by_default if partitioned else kernel)(context, *arguments, **params)
 
@@ -202,7 +202,7 @@ def _unless_partitioned(kernel: Callable, by_default: Callable) -> Callable:
 
 
 def sizes_of(maps: Maps, arrays: Sequence[Array | ShapedArray]) -> tuple[int, ...]:
-    """The sizes of the mapped axes, the outermost map first."""
+    """The sizes of the mapped axes, outermost map first."""
     sizes, fronts = [], [0] * len(arrays)
     for which in reversed(maps):
         sizes.append(next(x.shape[fronts[i]] for i, x in enumerate(arrays) if which[i]))
@@ -211,7 +211,7 @@ def sizes_of(maps: Maps, arrays: Sequence[Array | ShapedArray]) -> tuple[int, ..
 
 
 def with_all_axes(maps: Maps, arrays: Sequence[Array]) -> list[Array]:
-    """The arrays with an axis in front for each map, of length 1 where the map leaves them out."""
+    """The arrays with a leading axis for each map, of length 1 if it does not map the array."""
     missing = [
         [place for place, which in enumerate(reversed(maps)) if not which[i]]
         for i in range(len(arrays))
@@ -220,7 +220,7 @@ def with_all_axes(maps: Maps, arrays: Sequence[Array]) -> list[Array]:
 
 
 def in_one_row(maps: Maps, arrays: Sequence[Array]) -> list[Array]:
-    """The arrays with one axis in front for all maps, repeated where they are not mapped."""
+    """The arrays with one leading axis for all maps, repeated if they are not mapped."""
     sizes = sizes_of(maps, arrays)
 
     def row(x):

@@ -1,11 +1,11 @@
 """Orthonormal polar factor of a matrix: the matrix closest to it with orthonormal columns or rows.
 
-`W = Q P` with `Q^T Q = I` and `P = (W^T W)^{1/2}`, so `Q = W P^{-1}`. The inverse square root of
-the small Gram matrix `W^T W` costs a handful of `r x r` products where `W` is nearly orthonormal,
-as it is after the steps of a manifold algorithm. Forming the Gram matrix squares the condition
-number, so the expected error decides what follows: nothing, one correction of `Q` itself, for the
-badly conditioned an iteration on `Q` from the start, or, where rank is as good as lost, a singular
-value decomposition of `W`. For wide and square matrices the same goes for `W = P Q`.
+`W = Q P` with `QᵀQ = I` and `P = (WᵀW)^{1/2}`, so `Q = W P^{-1}`. The inverse square root of the
+small Gram matrix `WᵀW` costs a few `r x r` products if `W` is nearly orthonormal, as it is after
+the steps of a manifold algorithm. Forming the Gram matrix squares the condition number, so the
+expected error decides what follows: nothing, one correction of `Q` itself, an iteration on `Q` from
+the start if `W` is badly conditioned, or a singular value decomposition of `W` if rank is as good
+as lost. For wide and square matrices the same holds for `W = P Q`.
 """
 
 from typing import Literal, get_args
@@ -46,34 +46,34 @@ def polar(w: Float[Array, "m n"], method: Method | None = None) -> Float[Array, 
 
     .. math:: Q = W (W^T W)^{-1/2} = \arg\min_{Q^T Q = I} \|W - Q\|_F
 
-    for a tall matrix; of a wide one it is the transpose of its transpose's.
+    for a tall matrix; for a wide one, transpose it and its factor.
 
-    The columns (of a wide matrix, the rows) are orthonormal to `1e-5 r` in single and `1e-12 r` in
+    The columns (for a wide matrix, the rows) are orthonormal to `1e-5 r` in single and `1e-12 r` in
     double precision at any condition number, with r the smaller size. Up to condition numbers of
-    about 30 in single and 3000 in double precision `Q` comes from the Gram matrix, at best exact
-    to rounding and at worst to the square root of the machine epsilon; from there to about 1e5 and
-    1e13 from a Newton-Schulz iteration on `Q` itself; beyond, from a singular value decomposition.
+    about 30 in single and 3000 in double precision, `Q` comes from the Gram matrix, at best exact
+    to rounding and at worst to the square root of the machine epsilon; up to about 1e5 and 1e13,
+    from a Newton-Schulz iteration on `Q` itself; beyond, from a singular value decomposition.
 
-    Where `w` has lost rank every completion of the factor is as close as every other: one of them
-    is returned. NaN or infinity in `w` gives NaN.
+    If `w` has lost rank, all completions of the factor are equally close, and one of them is
+    returned. NaN or infinity in `w` gives NaN.
 
-    Differentiable in both modes and at every order, also where singular values coincide. Where `w`
-    has lost rank the factor is not differentiable: the derivative returned is zero in the
-    directions lost, and of a `w` so small that multiples of its inverse would overflow (below some
-    1e-33 in single precision). Map it over many matrices with `jax.vmap`; the decomposition then
-    runs, for all, only when one of them needs it.
+    Differentiable in both modes and at every order, even if singular values coincide. If `w` has
+    lost rank, the factor is not differentiable: the derivative is zero in the lost directions. It
+    is also zero if `w` is so small that multiples of its inverse would overflow (below some 1e-33
+    in single precision). Map it over many matrices with `jax.vmap`; the decomposition then runs,
+    for all, only if one of them needs it.
 
     Args:
         w: the matrix; products of batches of small matrices are faster if it is wide.
-        method: `"newton_schulz"` (the default) or `"eigh"`, by which the inverse square root of
-            the Gram matrix is found; `"svd"`, a singular value decomposition of `w` throughout; or
-            `"pallas"`, Newton-Schulz in a kernel of `jaxfed_kernels` on CUDA devices of compute
-            capability 9 or 10 too, compiled for them and never yet run on one. On TPUs
-            Newton-Schulz of many matrices up to 32 x 32 is a kernel anyway: it reads and writes
-            far less by the compiler's count.
+        method: `"newton_schulz"` (the default) or `"eigh"`, the method for the inverse square root
+            of the Gram matrix; `"svd"`, always a singular value decomposition of `w`; or
+            `"pallas"`, which also runs Newton-Schulz in a kernel of `jaxfed_kernels` on CUDA
+            devices of compute capability 9 or 10, compiled for them and never yet run on one. TPUs
+            always use a kernel for Newton-Schulz of many matrices up to 32 x 32: it reads and
+            writes far less by the compiler's count.
 
     Returns:
-        The orthonormal factor, of the dtype of `w` (half precisions are computed in single).
+        The orthonormal factor, in the dtype of `w` (half precisions are computed in single).
 
     Raises:
         ValueError: if `w` is not one real floating-point matrix, or `method` is unknown.
@@ -87,7 +87,7 @@ def polar(w: Float[Array, "m n"], method: Method | None = None) -> Float[Array, 
 def _gram(w: Float[Array, "m n"]) -> Float[Array, "r r"]:
     """The smaller of the two Gram matrices."""
     if w.shape[0] == w.shape[1]:
-        # The barrier stores the transpose, which makes a processor slow as part of the product.
+        # The barrier stores the transpose; as part of the product it slows down a CPU.
         return matmul(*lax.optimization_barrier((w, w.T)))
     return client_matmul(w, w.T) if is_wide(w) else gram(w)
 
@@ -108,11 +108,11 @@ def _values(w: Float[Array, "m n"], method: str) -> Factors:
     length = jnp.sqrt(scale_of(gram)[0])
     unknown = jnp.full_like(length, jnp.inf)
     if method == "newton_schulz" and w.shape[0] == w.shape[1]:
-        # The Gram matrix is as large, so going through it saves nothing.
+        # The Gram matrix is as large as W, so it saves nothing.
         start = w / length, eye / length, unknown
     else:
         inverse, error = _INVERSE_SQRT[method](gram)
-        # Underflow of products of tiny entries is an error beyond rounding.
+        # Add the error of products of tiny entries, which underflow.
         error += max(w.shape) * jnp.finfo(w.dtype).tiny * squared_norm(inverse)
         good = error < eps**0.5
         start = (
@@ -122,7 +122,7 @@ def _values(w: Float[Array, "m n"], method: str) -> Factors:
         )
     q, inverse, error = iterated(*start, tolerance)
 
-    # Depends on what the loop changes, or the compiler would decompose before the loop, every time.
+    # It depends on the loop's results; otherwise the compiler would always decompose before it.
     def decompose(bad, q, inverse):
         return _by_svd(jnp.where(bad, w, q), bad)
 
@@ -141,7 +141,7 @@ def _by_svd(w: Float[Array, "m n"], wanted: Bool[Array, ""] | None = None) -> Fa
 
 
 def _by_eigh(gram: Float[Array, "r r"]) -> tuple[Float[Array, "r r"], Float[Array, ""]]:
-    """Inverse square root by eigenvalues, and the error to expect of it (see `_inverse_sqrt`)."""
+    """Inverse square root by eigenvalues, and its expected error (see `_inverse_sqrt`)."""
     values, vectors = eigh(gram)
     positive = values > 0
     safe = jnp.where(positive, values, 1)
@@ -157,10 +157,10 @@ _INVERSE_SQRT = {
 }
 
 
-# For a tall matrix, W = Q P with P = P^T gives dW = dQ P + Q dP, where Omega = Q^T dQ is
-# antisymmetric because Q^T Q = I. With R = P^{-1} and N = Q^T dW R,
+# For a tall matrix, W = Q P with P = Pᵀ gives dW = dQ P + Q dP, where Omega = Qᵀ dQ is
+# antisymmetric because QᵀQ = I. With R = P^{-1} and N = Qᵀ dW R,
 #     dP R = N - Omega,    dQ = dW R + Q (Omega - N),    dR = -R dP R = R (Omega - N).
-# Both results come from this rule again, so it can be differentiated again.
+# This rule computes both results, so it can be differentiated again.
 def _rule(primals, tangents, method):
     (w,), (change,) = primals, tangents
     q, inverse = _factor(w, method=method)
@@ -180,10 +180,10 @@ def _tangent(
 ) -> Float[Array, "m n"]:
     """The derivative D of the polar factor, applied to a change of the matrix.
 
-    `Q` is the gradient of the sum of the singular values, hence `D` a Hessian and its own
-    transpose: one body serves both modes. JAX learns that from the linear equations `Y - D X = A`,
-    `X = B`, which are symmetric and whose solution at `A = 0` is `Y = D B`; for derivatives of
-    higher order it differentiates them implicitly.
+    `Q` is the gradient of the sum of the singular values, so `D` is a Hessian and its own
+    transpose: one body serves both modes. To tell JAX, we solve the linear equations
+    `Y - D X = A`, `X = B`, which are symmetric and whose solution at `A = 0` is `Y = D B`. JAX
+    differentiates them implicitly for derivatives of higher order.
     """
 
     def derivative(change, solve):
@@ -191,7 +191,7 @@ def _tangent(
         n = matmul(inverse, m) if is_wide(q) else matmul(m, inverse)
         factors = inverse, rotation(inverse, m, solve) - n
         if not is_wide(q) and by_sums(*q.shape):
-            # The product stores them, or the compiler would compute their entries in every sum.
+            # The product stores the factors; otherwise the compiler recomputes them in every sum.
             both = matmul(jnp.concatenate(factors), jnp.eye(len(m), dtype=m.dtype))
             factors = both[: len(m)], both[len(m) :]
         return times(change, factors[0]) + times(q, factors[1])

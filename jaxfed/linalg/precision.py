@@ -1,9 +1,9 @@
-"""The precision of matrix products, where a machine has a choice.
+"""The precision of matrix products, on machines that offer a choice.
 
-The matrix unit of a TPU multiplies numbers of eight bits: JAX's default there is one pass, single
-precision rounded to bfloat16. Three passes are about 21 bits, six are single precision. So that
-results do not depend on the machine, a run asks for `highest`, unless the user has chosen otherwise
-by `jax.default_matmul_precision`.
+A TPU's matrix unit multiplies numbers of eight bits. By default JAX uses one pass, which rounds
+single precision to bfloat16; three passes give about 21 bits, six single precision. So that results
+do not depend on the machine, a run uses `highest`, unless the user has chosen otherwise with
+`jax.default_matmul_precision`.
 """
 
 import contextlib
@@ -24,9 +24,9 @@ def _chosen() -> str | None:
 
 @contextlib.contextmanager
 def precise() -> Iterator[None]:
-    """Full precision for all products without one of their own, unless the user has chosen."""
+    """Full precision for all products that set none themselves, unless the user has chosen one."""
     if _chosen() is None:
-        # A context and not an argument: it also reaches products within users' own functions.
+        # Use a context instead of arguments, to include products within users' functions.
         with jax.default_matmul_precision("highest"):
             yield
     else:
@@ -34,7 +34,7 @@ def precise() -> Iterator[None]:
 
 
 def chosen_precision() -> lax.Precision:
-    """The precision of products with data: the user's choice, or full."""
+    """The precision of products with data: the user's choice, or full precision."""
     chosen = _chosen()
     if chosen in ("high", "bfloat16_3x", "tensorfloat32"):
         return lax.Precision.HIGH
@@ -46,7 +46,7 @@ def chosen_precision() -> lax.Precision:
 def data_matmul(
     a: Float[Array, "m k"], b: Float[Array, "k n"], *, once: bool = False
 ) -> Float[Array, "m n"]:
-    """The product of two matrices, one of them data, in the precision that the user has chosen."""
+    """The product of two matrices, one of them data, in the precision of the user's choice."""
     return client_matmul(a, b, chosen_precision(), once=once)
 
 
@@ -59,8 +59,8 @@ def client_matmul(
 ) -> Float[Array, "m n"]:
     """The product of two matrices of one client, mapped over many clients by `jax.vmap`.
 
-    If only one operation uses the product, `once`, a processor adds outer products of small
-    matrices, in a quarter to two thirds of the time; the compiler repeats the sum in every
+    If only one operation uses the product, set `once`: a CPU then adds outer products of small
+    matrices, in a quarter to two thirds of the time. The compiler repeats that sum in every
     operation that uses it.
     """
     k, n = b.shape
@@ -83,7 +83,7 @@ def _by_outer_products(
     maps: Maps, a: Float[Array, "... m k"], b: Float[Array, "... k n"], *, precision: lax.Precision
 ) -> Float[Array, "... m n"] | None:
     if not maps or not all(any(which) for which in zip(*maps, strict=True)):
-        return None  # one side is the same for all clients: one large product is faster
+        return None  # if clients share one side, one large product is faster
     sizes = sizes_of(maps, [a, b])
     a, b = in_one_row(maps, [a, b])
     first, *rest = (a[:, :, i : i + 1] * b[:, i : i + 1] for i in range(a.shape[2]))

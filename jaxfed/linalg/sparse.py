@@ -1,4 +1,4 @@
-"""Sparse matrices from users, whose indices may be wrong."""
+"""Checks sparse matrices from users, whose indices may be wrong."""
 
 from typing import Any
 
@@ -7,16 +7,16 @@ import scipy.sparse
 
 
 def checked_rows(matrix: Any) -> scipy.sparse.csr_array:
-    """A sparse matrix by rows, without duplicate entries, after a check of its indices.
+    """A sparse matrix in row format, without duplicate entries, after a check of its indices.
 
     SciPy's compiled conversions and products read and write wherever the indices point, even
-    outside of the arrays. So everything is checked before it is passed to them.
+    outside of the arrays, so everything is checked first.
 
     Args:
-        matrix: of `scipy.sparse`, with two axes, in any format. It is not modified.
+        matrix: a `scipy.sparse` matrix with two axes, in any format. It is not modified.
 
     Raises:
-        ValueError: for other axes, and for indices outside the matrix or its arrays.
+        ValueError: if it has other axes, or indices outside the matrix or its arrays.
     """
     if len(matrix.shape) != 2:
         raise ValueError(f"wanted two axes, got shape {matrix.shape}")
@@ -25,8 +25,8 @@ def checked_rows(matrix: Any) -> scipy.sparse.csr_array:
             parts = (matrix.data, matrix.indices, matrix.indptr)
             matrix = type(matrix)(parts, shape=matrix.shape)
             matrix.check_format(full_check=True)
-            # The full check skips these where the last one is zero, and compares differences,
-            # which overflow.
+            # The full check skips these if the last one is zero, and compares differences, which
+            # may overflow.
             if (matrix.indptr[1:] < matrix.indptr[:-1]).any():
                 raise ValueError("the index pointer must not decrease")
         case "coo":

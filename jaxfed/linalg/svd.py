@@ -15,15 +15,15 @@ Triples = tuple[Float[Array, "m k"], Float[Array, " k"], Float[Array, "k n"]]
 def svd(w: Float[ArrayLike, "m n"]) -> Triples:
     r"""Thin singular value decomposition of a matrix, `W = U diag(s) V^T`.
 
-    Differentiable in both modes. Single singular vectors have no derivative where their singular
-    value is repeated or zero; only what turns them into each other is then left out:
+    Differentiable in both modes. Singular vectors have no derivative if their singular value is
+    repeated or zero. The derivative then leaves out only the rotations between such vectors:
 
-    * between two singular values that coincide up to rounding, the rotation common to both sides,
-      which would divide by their difference. Functions that do not see such a rotation (a subspace
-      spanned, the polar factor) keep their derivative;
-    * between two directions that are both lost, everything.
+    * for two singular values that coincide up to rounding, the rotation common to both sides, which
+      would divide by their difference. Functions that do not depend on such a rotation (the
+      subspace spanned, the polar factor) keep their derivative;
+    * for two directions that are both lost, everything.
 
-    So derivatives are never NaN for finite data: rank-one, constant and zero matrices included.
+    So derivatives are never NaN for finite data, including rank-one, constant and zero matrices.
     Functions that treat coinciding singular values differently, or that are not constant along the
     rotation (a power of the matrix), get a derivative without that part.
 
@@ -32,7 +32,7 @@ def svd(w: Float[ArrayLike, "m n"]) -> Triples:
 
     Returns:
         Left singular vectors, `(m, k)`; singular values in descending order, `(k,)`; right singular
-        vectors as rows, `(k, n)`; with k the smaller size of `w`, and of its dtype (half precisions
+        vectors as rows, `(k, n)`; with k the smaller size of `w`, and in its dtype (half precisions
         are computed in single).
 
     Raises:
@@ -43,7 +43,7 @@ def svd(w: Float[ArrayLike, "m n"]) -> Triples:
     """
     w = checked_matrix(w)
     full = w.astype(jnp.promote_types(w.dtype, jnp.float32))
-    # The vectors do not depend on the scale, so that it counts as a constant.
+    # The vectors do not depend on the scale, so treat it as a constant.
     scale = lax.stop_gradient(jnp.max(jnp.abs(full)))
     scale = jnp.where(scale == 0, 1, scale)
     left, singular, right = _svd(full / scale)
@@ -51,7 +51,7 @@ def svd(w: Float[ArrayLike, "m n"]) -> Triples:
 
 
 def not_rounding(singular: Float[Array, " k"], shape: tuple[int, ...]) -> Bool[Array, " k"]:
-    """Which singular values, descending, are more than the rounding of the largest."""
+    """Which singular values, descending, exceed the rounding of the largest."""
     return singular > jnp.finfo(singular.dtype).eps * max(shape) * singular[0]
 
 
@@ -67,11 +67,11 @@ def _values(w: Float[Array, "m n"]) -> Triples:
     return left, singular, right
 
 
-# With p = U^T dW V split into its symmetric and antisymmetric part, first-order perturbation theory
+# With p = Uᵀ dW V split into its symmetric and antisymmetric parts, first-order perturbation theory
 # gives, for i not j,
-#     (U^T dU)_ij = a + b,    (V^T dV)_ij = a - b,
+#     (Uᵀ dU)_ij = a + b,    (Vᵀ dV)_ij = a - b,
 #     a = (p_ij + p_ji) / 2 (s_j - s_i),    b = (p_ij - p_ji) / 2 (s_j + s_i),
-# and beyond the span of U the change dW V / s, beyond that of V the change dW^T U / s.
+# and outside the span of U the change dW V / s, outside that of V the change dWᵀ U / s.
 def _rule(primals, tangents):
     (w,), (change,) = primals, tangents
     left, singular, right = _svd(w)

@@ -1,7 +1,7 @@
-"""Stiefel and Grassmann manifolds as pure functions, with optimizers and solvers on them.
+"""Stiefel and Grassmann manifolds as pure functions, with optimizers and solvers.
 
-`stiefel` and `grassmann` are modules of functions on one point, a matrix with orthonormal
-columns; `jax.vmap` gives the batched versions. `minimise` finds minima of functions on them, on
+`stiefel` and `grassmann` are modules of functions on one point, a matrix with orthonormal columns;
+`jax.vmap` gives batched versions. `minimise` finds minima of functions on these manifolds, on
 products of them and on trees that hold other parameters too; `riemannian` makes any Optax
 transformation stay on them.
 """
@@ -21,5 +21,5 @@ __all__ = ["SOLVERS", "Ended", "Minimum", "grassmann", "minimise", "riemannian",
 __dir__ = _names.public_names(__name__)
 
 if not TYPE_CHECKING:
-    # Importing Optax takes a tenth of a second, which the algorithms of PCA do without.
+    # Importing Optax takes a tenth of a second, and the PCA algorithms do not need it.
     __getattr__ = _names.lazy_names(__name__, {"riemannian": f"{__name__}._riemannian:riemannian"})

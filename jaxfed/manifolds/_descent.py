@@ -23,10 +23,10 @@ class _Memory(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """How a solver chooses its directions."""
+    """A solver's rule for choosing directions."""
 
     flatness: float  # of the line search
-    start: Callable[[Place], PyTree]  # the rule's first state
+    start: Callable[[Place], PyTree]  # the rule's initial state
     # (space, last place, its direction, accepted trial, the rule's state)
     # -> (next direction, length to try first or None for a guess from the last step, next state)
     turn: Callable[[Space, Place, PyTree, Trial, PyTree], tuple[PyTree, Any, PyTree]]
@@ -35,8 +35,8 @@ class Kind(NamedTuple):
 def descend(surface: Surface, start: PyTree, kind: Kind, tol: float, max_steps: int) -> Walk:
     """Descend until the gradient is small.
 
-    If nothing lower is found in a direction, the next one is that of steepest descent; if nothing
-    lower is found there either, the walk has stalled.
+    If a search finds nothing lower, the next direction is that of steepest descent; if the search
+    along that finds nothing lower either, the walk has stalled.
     """
 
     def steepest(here):
@@ -47,15 +47,15 @@ def descend(surface: Surface, start: PyTree, kind: Kind, tol: float, max_steps: 
     def step(walk):
         here, (direction, guess, fresh, kept) = walk.here, walk.memory
         trial, lower, tried = search(surface, here, direction, guess, kind.flatness)
-        # Within rounding a search may end where neither value nor gradient is smaller.
+        # Within rounding, a search may end where neither value nor gradient is smaller.
         lower &= (trial.place.value < here.value) | (
             norm(trial.place.gradient) < norm(here.gradient)
         )
-        # The rule sees the trial even where it is refused; its answer is then dropped.
+        # The rule sees the trial even if it is refused; its answer is then dropped.
         turned, length, kept = kind.turn(surface.space, here, direction, trial, kept)
         there = chosen(lower, trial.place, here)
         slope = inner(there.gradient, turned)
-        if length is None:  # the one that would lower the function by as much as the last step
+        if length is None:  # guess the length that would decrease the function as the last step did
             length = 2 * (here.value - there.value) / -slope
         down = -slope > 1e-8 * norm(there.gradient) * norm(turned)
         again = lower & down & jnp.isfinite(slope)
@@ -107,7 +107,7 @@ CONJUGATE_GRADIENTS = Kind(0.1, lambda here: None, _conjugate)
 
 
 class _Pairs(NamedTuple):
-    """Steps and the changes of the gradient along them, the newest last; zeros where none is."""
+    """Steps and the changes of the gradient along them, newest last; zeros for missing pairs."""
 
     steps: PyTree
     changes: PyTree
@@ -155,7 +155,7 @@ def _quasi_newton(
 
     vector, shares = jax.lax.scan(back, there.gradient, pairs, reverse=True)
     last = jax.tree.map(lambda x: x[-1], (pairs.changes, pairs.weights))
-    # Scaled by the newest pair, as the first estimate of the Hessian.
+    # Scale by the newest pair, as the first estimate of the Hessian.
     curvature = last[1] * inner(last[0], last[0])
     vector = scaled(1 / jnp.where(curvature > 0, curvature, 1), vector)
     vector, _ = jax.lax.scan(forth, vector, (pairs, shares))

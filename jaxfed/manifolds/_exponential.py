@@ -1,4 +1,4 @@
-"""The exponential of a small matrix, in few operations to compile and to differentiate."""
+"""The matrix exponential, with few operations to compile and to differentiate."""
 
 import jax
 import jax.numpy as jnp
@@ -9,16 +9,16 @@ MOST_SQUARINGS = 24
 
 
 def expm(matrix: Float[Array, "n n"]) -> Float[Array, "n n"]:
-    """The exponential by a Taylor polynomial of a fraction, squared back.
+    """The exponential of a small matrix by scaling, a Taylor polynomial and squaring.
 
-    `jax.scipy.linalg.expm` chooses among five approximants, each with a linear solve: derivatives
-    of derivatives of all of them take long to compile.
+    `jax.scipy.linalg.expm` chooses among five approximants, each with a linear solve, whose higher
+    derivatives take long to compile.
 
     Source: Moler & Van Loan (2003), Nineteen dubious ways to compute the exponential of a matrix,
     Section 3.
     """
     size = jax.lax.stop_gradient(jnp.abs(matrix).sum(axis=0).max())
-    # Fractions of a norm below one half leave out 1e-17.
+    # For a scaled norm below one half, the polynomial leaves out 1e-17.
     squarings = jnp.clip(jnp.ceil(jnp.log2(jnp.maximum(size, 0.5))) + 1, 0, MOST_SQUARINGS)
     fraction, eye = matrix / 2**squarings, jnp.eye(len(matrix), dtype=matrix.dtype)
 
@@ -26,7 +26,7 @@ def expm(matrix: Float[Array, "n n"]) -> Float[Array, "n n"]:
     def term(total, number):
         return eye + fraction @ total / number, None
 
-    # A fixed number of turns, since a loop that stops has no reverse derivative.
+    # Use a fixed number of turns, since a loop that stops has no reverse derivative.
     def squared(power, number):
         return jnp.where(number < squarings, power @ power, power), None
 

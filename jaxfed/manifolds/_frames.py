@@ -9,8 +9,8 @@ from jaxfed._checks import checked_array, refuse
 Matrix = Float[ArrayLike, "d r"]  # an argument
 Frame = Float[Array, "d r"]  # a result
 
-# By default accelerators shorten the factors of single precision products to 10 bits of mantissa or
-# fewer, which alone would move a point off the manifold by about 1e-3.
+# By default, accelerators shorten the factors of single precision products to 10 bits of mantissa
+# or fewer, which alone would move a point off the manifold by about 1e-3.
 full_precision = jax.default_matmul_precision("highest")
 
 
@@ -23,7 +23,7 @@ def frame(name: str, x: ArrayLike) -> Array:
 
 
 def frames(**matrices: ArrayLike) -> list[Array]:
-    """A point and its companions, by name; a `ValueError` if these have another shape."""
+    """A point and matrices of its shape, by name; a `ValueError` if a shape differs."""
     (name, x), *others = matrices.items()
     point = frame(name, x)
     shape = f"{point.shape[0]} {point.shape[1]}"
@@ -34,12 +34,12 @@ def polish(y: Frame) -> Frame:
     """One Newton-Schulz step from a nearly orthonormal ``y`` to the nearest orthonormal matrix.
 
     A map that only rotates its point keeps the point's rounding errors, which add up over many
-    steps; this squares them away.
+    steps; this step squares them.
     """
     return y + y @ (jnp.eye(y.shape[1], dtype=y.dtype) - y.T @ y) / 2
 
 
 def safe_norm(x: Float[Array, "..."]) -> Float[Array, ""]:
-    """The Frobenius norm, with the derivative zero where it is zero."""
-    zero = jnp.linalg.norm(x) == 0  # also of entries whose squares vanish
+    """The Frobenius norm, with derivative zero where it is zero."""
+    zero = jnp.linalg.norm(x) == 0  # even if only the squares of the entries vanish
     return jnp.where(zero, 0, jnp.linalg.norm(jnp.where(zero, 1, x)))

@@ -1,4 +1,4 @@
-"""Geodesics of the Stiefel manifold, by the Euclidean and by the canonical metric."""
+"""Geodesics of the Stiefel manifold, in the Euclidean and the canonical metric."""
 
 import jax
 import jax.numpy as jnp
@@ -13,12 +13,12 @@ METRICS = ("euclidean", "canonical")
 
 @full_precision
 def exp(x: Matrix, v: Matrix, metric: str = "euclidean") -> Frame:
-    """Exponential map: where the geodesic from ``x`` with velocity ``v`` is at time one.
+    """Exponential map: the end of the geodesic from ``x`` with velocity ``v`` at time one.
 
-    With A = xᵀv it is exp(v xᵀ - x vᵀ) x exp(-A) by the Euclidean metric and
-    exp(v xᵀ - x vᵀ - x A xᵀ) x by the canonical one. Both exponents are a bᵀ with a and b of 2r
-    columns, and exp(a bᵀ) x = x + a f(bᵀa) bᵀx with f(z) = (eᶻ - 1)/z, which is entire: nothing is
-    special about a ``v`` of lower rank, in the derivative either.
+    With A = xᵀv it is exp(v xᵀ - x vᵀ) x exp(-A) in the Euclidean metric and
+    exp(v xᵀ - x vᵀ - x A xᵀ) x in the canonical one. Both exponents are a bᵀ with a and b of 2r
+    columns, and exp(a bᵀ) x = x + a f(bᵀa) bᵀx with f(z) = (eᶻ - 1)/z. Since f is entire, a ``v``
+    of lower rank is no special case, even in the derivative.
 
     Args:
         x: Point, (d, r) with orthonormal columns.
@@ -56,8 +56,8 @@ def _exp(x: Frame, v: Frame, metric: str) -> Frame:
 def log(x: Matrix, y: Matrix, metric: str = "euclidean") -> Frame:
     """Logarithm: the velocity at ``x`` of the shortest geodesic to ``y``.
 
-    Newton's method on the end of the geodesic, which finds the shortest one up to about the
-    injectivity radius: π by the Euclidean metric, 0.91 π by the canonical one.
+    It uses Newton's method on the end of the geodesic, which finds the shortest one up to about the
+    injectivity radius: π in the Euclidean metric, 0.91 π in the canonical one.
 
     Args:
         x: Point, (d, r) with orthonormal columns.
@@ -65,8 +65,8 @@ def log(x: Matrix, y: Matrix, metric: str = "euclidean") -> Frame:
         metric: ``"euclidean"`` or ``"canonical"``.
 
     Returns:
-        Tangent vector v at x, (d, r): ``exp(x, v, metric)`` is ``y``. NaN if none was found, as
-        between points that no path connects: square ones whose determinants have other signs.
+        Tangent vector v at x, (d, r): ``exp(x, v, metric)`` is ``y``. NaN if none was found, such
+        as between points that no path connects: square ones with determinants of opposite sign.
 
     Raises:
         ValueError: If ``x`` is not a tall matrix, ``y`` has another shape or the metric is unknown.
@@ -84,7 +84,7 @@ def log(x: Matrix, y: Matrix, metric: str = "euclidean") -> Frame:
         return _exp(points[0], _tangent(points[0], v), metric) - points[1]
 
     def slope(v, points, _=None):
-        """The gradient of half the squared miss, plus the part of v that is not tangent."""
+        """The gradient of half the squared miss, plus the normal part of v."""
         missed, pull = jax.vjp(lambda v: end(v, points), v)
         return pull(missed)[0] + v - _tangent(points[0], v)
 

@@ -19,12 +19,12 @@ class Trial(NamedTuple):
     length: Float[Array, ""]
     place: Place
     slope: Float[Array, ""]  # of the function along the curve
-    velocity: PyTree  # of the curve: the direction, carried by the retraction's differential
+    velocity: PyTree  # of the curve: the direction, transported by the retraction's differential
 
 
 class _Search(NamedTuple):
     trial: Trial  # the last one
-    low: Trial  # the lowest that decreases enough
+    low: Trial  # the lowest with a sufficient decrease
     other: tuple[Array, Array, Array]  # length, value and slope of the bracket's other end
     found: Bool[Array, ""]
     tried: Int[Array, ""]
@@ -33,11 +33,11 @@ class _Search(NamedTuple):
 def search(
     surface: Surface, here: Place, direction: PyTree, guess: Float[Array, ""], flatness: float
 ) -> tuple[Trial, Bool[Array, ""], Int[Array, ""]]:
-    """A point that meets the strong Wolfe conditions, if the search finds one.
+    """Search for a point that satisfies the strong Wolfe conditions.
 
-    The function is lower by enough there, and the slope along the curve is at most `flatness` times
-    the first one in size. Near a minimum, where differences of values are rounding, slopes alone
-    decide. The guess is the first length, as a multiple of the tangent direction.
+    There the function has decreased enough, and the magnitude of the slope along the curve is at
+    most `flatness` times the initial one. Near a minimum, where rounding hides differences of
+    values, slopes alone decide. The guess is the first length, as a multiple of the direction.
 
     Returns:
         The point, whether it is lower, and the number of points tried.
@@ -83,7 +83,7 @@ def search(
             chosen(closed, other, (jnp.zeros_like(value), value, slope)),
         )
         share = (length - low.length) / jnp.where(closed, width, 1)
-        # Within the bracket, not too near to its ends; before it is closed, further out.
+        # Stay within the bracket, not too near to its ends; before it is closed, go further out.
         inside = jnp.clip(share, 0.05, 0.95)
         inside = low.length + width * jnp.where(jnp.isnan(inside), 0.2, inside)
         beyond = jnp.where(length > low.length, length, jnp.inf)
@@ -106,7 +106,7 @@ def search(
 
 
 def _lowest(one: tuple[Array, Array, Array], other: tuple[Array, Array, Array]) -> Array:
-    """Where the cubic with these lengths, values and slopes is lowest; NaN if nowhere."""
+    """The minimum of the cubic with these lengths, values and slopes; NaN if there is none."""
     (a, at_a, slope_a), (b, at_b, slope_b) = other, one
     first = slope_a + slope_b - 3 * (at_a - at_b) / (a - b)
     second = jnp.sign(b - a) * jnp.sqrt(first**2 - slope_a * slope_b)

@@ -1,4 +1,4 @@
-"""Retractions of the Stiefel manifold, which serve the Grassmann manifold too."""
+"""Retractions of the Stiefel manifold, which also serve the Grassmann manifold."""
 
 from collections.abc import Callable
 
@@ -14,8 +14,8 @@ from jaxfed.manifolds._frames import Frame, Matrix, frames, full_precision, poli
 def retract_polar(x: Matrix, v: Matrix) -> Frame:
     """Polar retraction: the orthonormal polar factor of ``x + v``, its nearest orthonormal matrix.
 
-    A generalized retraction: ``v`` need not be tangent, and the columns of the result span those
-    of ``x + v`` (of full column rank).
+    This is a generalized retraction: ``v`` need not be tangent, and the columns of the result span
+    those of ``x + v`` (of full column rank).
 
     Args:
         x: Point, (d, r) with orthonormal columns.
@@ -36,8 +36,8 @@ def retract_polar(x: Matrix, v: Matrix) -> Frame:
 def retract_qr(x: Matrix, v: Matrix) -> Frame:
     """QR retraction: the Q of ``x + v`` whose R has a positive diagonal.
 
-    The positive diagonal makes it continuous with ``retract_qr(x, 0) = x``. A generalized
-    retraction, as `retract_polar`.
+    The positive diagonal makes it continuous with ``retract_qr(x, 0) = x``. This is a generalized
+    retraction, like `retract_polar`.
 
     Args:
         x: Point, (d, r) with orthonormal columns.
@@ -57,14 +57,14 @@ def retract_qr(x: Matrix, v: Matrix) -> Frame:
 
 @full_precision
 def retract_cayley(x: Matrix, v: Matrix) -> Frame:
-    """Cayley retraction: rotate ``x`` by the Cayley transform of the skew matrix that ``v`` makes.
+    """Cayley retraction: rotate ``x`` by the Cayley transform of a skew matrix made from ``v``.
 
     With p = v - x(xᵀv)/2 and W = p xᵀ - x pᵀ the result is (I - W/2)⁻¹(I + W/2) x. W = A Bᵀ with
     A = [p, x] and B = [x, -p], so that the Sherman-Morrison-Woodbury formula leaves one 2r × 2r
     solve, which is never singular.
 
-    Not a generalized retraction: W, hence the result, depends only on the tangent part of ``v``,
-    and the columns of the result do not span those of ``x + v`` even when ``v`` is tangent.
+    It is not a generalized retraction: W, hence the result, depends only on the tangent part of
+    ``v``, and the columns of the result do not span those of ``x + v`` even if ``v`` is tangent.
 
     Args:
         x: Point, (d, r) with orthonormal columns.
@@ -84,7 +84,7 @@ def retract_cayley(x: Matrix, v: Matrix) -> Frame:
 
 
 def _cayley(x: Frame, v: Frame, turned: Float[Array, "d s"]) -> Float[Array, "d s"]:
-    """Columns turned by the Cayley transform of the skew matrix that ``v`` makes."""
+    """Rotate columns by the Cayley transform of the skew matrix made from ``v``."""
     p = v - x @ (x.T @ v) / 2
     a = jnp.concatenate([p, x], axis=1)
     b = jnp.concatenate([x, -p], axis=1)
@@ -102,7 +102,7 @@ RETRACTIONS: dict[str, Retraction] = {
 
 
 def retraction(name: str) -> Retraction:
-    """Retraction of that name.
+    """Look up a retraction by name.
 
     Args:
         name: A key of `RETRACTIONS`.
@@ -118,12 +118,12 @@ def retraction(name: str) -> Retraction:
 
 
 def transport_differential(x: Matrix, v: Matrix, u: Matrix, retraction: str = "polar") -> Frame:
-    """Vector transport by the retraction's differential: how its end moves as ``v`` moves by ``u``.
+    """Vector transport by the differential of a retraction.
 
     Args:
         x: Point, (d, r) with orthonormal columns.
         v: Step from it, tangent, (d, r).
-        u: Vector to carry along, tangent at ``x``, (d, r).
+        u: Vector to transport, tangent at ``x``, (d, r).
         retraction: A key of `RETRACTIONS`.
 
     Returns:
@@ -147,11 +147,11 @@ def transport_cayley(x: Matrix, v: Matrix, u: Matrix) -> Frame:
     Args:
         x: Point, (d, r) with orthonormal columns.
         v: Step from it, tangent, (d, r).
-        u: Vector to carry along, tangent at ``x``, (d, r).
+        u: Vector to transport, tangent at ``x``, (d, r).
 
     Returns:
-        Vector tangent at ``retract_cayley(x, v)``, of the same norm. With ``-transport_cayley(x, v,
-        v)`` for a step one is back at ``x``.
+        Vector tangent at ``retract_cayley(x, v)``, of the same norm. A step by
+        ``-transport_cayley(x, v, v)`` leads back to ``x``.
 
     Raises:
         ValueError: If ``x`` is not a tall matrix or ``v`` or ``u`` has another shape.

@@ -17,7 +17,7 @@ from jaxfed.manifolds._space import (
 )
 from jaxfed.manifolds.stiefel import retraction as retraction_named
 
-# Names that Optax gives to averages of gradients: they are tangent vectors, and are transported.
+# Optax's names for averages of gradients, which are tangent vectors and must be transported.
 _TANGENT_STATE = frozenset({"mu", "trace", "ema"})
 
 
@@ -36,19 +36,19 @@ def riemannian(
         x_new = R_x(P_x s)                  the returned update is x_new - x
         m <- P_{x_new} m                    for every first moment m in the state
 
-    so that ``optax.apply_updates(params, updates)`` is on the manifold up to rounding, whatever
-    the transformation does. Parameters marked ``"euclidean"`` are optimized as without it, and see
-    the others only where the transformation itself looks at all of them (a clipped global norm).
+    so that ``optax.apply_updates(params, updates)`` is on the manifold up to rounding, whatever the
+    transformation does. Parameters marked ``"euclidean"`` are optimized as usual, and depend on the
+    others only if the transformation looks at all of them (as in a clipped global norm).
 
-    The first moments are the arrays shaped as the parameters in a field named ``mu``, ``trace`` or
-    ``ema`` anywhere in the state: all of Optax's momenta, Adam's first moment among them. The rest
-    of the state stays as it is: second moments (``nu``) are averages of squared entries rather than
-    tangent vectors, and the curvature pairs of L-BFGS would need more than a projection, so do not
-    use that optimizer here. Weight decay of a parameter with orthonormal columns is normal to the
+    First moments are arrays shaped like the parameters in a field named ``mu``, ``trace`` or
+    ``ema`` anywhere in the state; that covers all of Optax's momenta, including Adam's first
+    moment. The rest of the state stays as it is: second moments (``nu``) are averages of squared
+    entries rather than tangent vectors. Do not use L-BFGS here: its curvature pairs would need more
+    than a projection. Weight decay of a parameter with orthonormal columns is normal to the
     manifold and hence has no effect.
 
-    The state is that of ``transformation``. Anything chained after this would leave the manifold:
-    put it last in an `optax.chain`.
+    The state is that of ``transformation``. Put this last in an `optax.chain`, since anything after
+    it would leave the manifold.
 
     Example::
 
@@ -63,18 +63,18 @@ def riemannian(
             (..., d, r) with d >= r; each matrix of the leading axes is a point.
         retraction: ``"polar"``, ``"qr"`` or ``"cayley"``, as in
             `jaxfed.manifolds.stiefel.RETRACTIONS`.
-        mask: Pytree of booleans that is a prefix of the parameters; where False the parameter is
-            Euclidean whatever ``manifold`` says.
+        mask: Pytree of booleans that is a prefix of the parameters; where it is False, the
+            parameter is Euclidean whatever ``manifold`` says.
 
     Returns:
         An Optax transformation whose ``update`` needs the parameters and passes further keyword
         arguments on.
 
     Raises:
-        ValueError: If `transformation` is no optimizer, a manifold or the retraction is unknown or
-            the mask is not made of booleans; from ``init`` and ``update``, if a parameter on a
-            manifold is not of shape (..., d, r) with d >= r; from ``init``, if its columns are not
-            orthonormal; from ``update``, if it gets no parameters.
+        ValueError: If `transformation` is not an optimizer, a manifold or the retraction is unknown
+            or the mask does not consist of booleans; from ``init`` and ``update``, if a parameter
+            on a manifold is not of shape (..., d, r) with d >= r; from ``init``, if its columns are
+            not orthonormal; from ``update``, if it gets no parameters.
 
     Source: Absil, Mahony & Sepulchre (2008), Optimization algorithms on matrix manifolds, Section
     4.2; Bécigneul & Ganea (2019), Riemannian adaptive optimization methods, for the transport of
@@ -89,7 +89,7 @@ def riemannian(
     inner = optax.with_extra_args_support(transformation)
 
     def names_of(params: PyTree) -> PyTree[str]:
-        """The manifold of every parameter, after checking that it can be on it."""
+        """The manifold of every parameter, after checking its shape."""
         names = broadcast("manifold", manifold, params)
         if mask is not None:
             constrained = broadcast("mask", mask, params)
@@ -98,7 +98,7 @@ def riemannian(
         return names
 
     def init(params: PyTree) -> Any:
-        # Optax asks for the state of a placeholder without leaves (`optax.tree_map_params`).
+        # `optax.tree_map_params` asks for the state of a placeholder without leaves.
         if jax.tree.leaves(params):
             check_points("params", params, names_of(params))
         return inner.init(params)
@@ -124,10 +124,10 @@ def riemannian(
 
 
 def _transport(state: Any, names: PyTree[str], params: PyTree[Array]) -> Any:
-    """Project the first moments found in an optimizer state onto the tangent spaces at params.
+    """Project the first moments in an optimizer state onto the tangent spaces at params.
 
-    A leaf of the state belongs to the parameter whose path is the end of the leaf's, the longest
-    one if there are several, and is a first moment if the field before that is named like one.
+    A leaf of the state belongs to the parameter with the longest path that ends the leaf's path. It
+    is a first moment if the field before that has one of the names above.
     """
     points = {
         path: (name, x)

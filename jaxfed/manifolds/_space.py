@@ -1,4 +1,4 @@
-"""The product of the manifolds of a tree's arrays, as one space, and arithmetic on its vectors."""
+"""The product of the manifolds of a tree's arrays, and arithmetic on its vectors."""
 
 from collections.abc import Callable
 from types import ModuleType
@@ -50,7 +50,7 @@ class Space(eqx.Module):
 
 
 def broadcast(argument: str, prefix: PyTree, params: PyTree) -> PyTree:
-    """A prefix of a tree, repeated to the whole tree; a `ValueError` if it is not a prefix."""
+    """Repeat a prefix of a tree to the whole tree; a `ValueError` if it is not a prefix."""
     try:
         return jax.tree.broadcast(prefix, params)
     except ValueError as error:
@@ -60,7 +60,7 @@ def broadcast(argument: str, prefix: PyTree, params: PyTree) -> PyTree:
 
 
 def check_names(manifold: PyTree[str]) -> None:
-    """Raise a `ValueError` for anything but a tree of names of manifolds."""
+    """Raise a `ValueError` for anything but a tree of manifold names."""
     for name in jax.tree.leaves(manifold, is_leaf=lambda node: node is None) or [manifold]:
         check_name("manifold", name, CHOICES)
 
@@ -76,14 +76,14 @@ def project(
     """The tangent vector nearest to ``g``."""
     if name == "euclidean":
         return g
-    # Optimizers may keep a momentum in a shorter type than the parameters.
+    # Optimizers may store a momentum in a shorter type than the parameters.
     return over_points(MANIFOLDS[name].project)(x, g).astype(g.dtype)
 
 
 def check_points(argument: str, params: PyTree, names: PyTree[str], *, on: bool = True) -> None:
     """Raise a `ValueError` for shapes that cannot be on their manifolds, or points off them.
 
-    Traced points pass, and so do all with `on=False`.
+    Traced points are not checked for being on the manifold, and with `on=False` none are.
     """
 
     def check(path: KeyPath, x: ArrayLike, name: str) -> None:
@@ -97,7 +97,7 @@ def check_points(argument: str, params: PyTree, names: PyTree[str], *, on: bool 
             )
         if not on or isinstance(x, Tracer):
             return
-        # Evaluated now, even where the point is a constant of a function that is being traced.
+        # Evaluate now, even if the point is a constant of a function that is being traced.
         with jax.ensure_compile_time_eval():
             orthonormal = jnp.vectorize(stiefel.is_on, signature="(d,r)->()")(x).all()
         if not orthonormal:
@@ -128,7 +128,7 @@ def combined(a: ArrayLike, u: PyTree, b: ArrayLike, v: PyTree) -> PyTree:
 
 
 def scaled(a: ArrayLike, u: PyTree) -> PyTree:
-    """A multiple, in the same types."""
+    """A multiple of u, in its types."""
     return jax.tree.map(lambda x: (a * x).astype(x.dtype), u)
 
 

@@ -1,4 +1,4 @@
-"""Derivatives of a point where a slope is zero, by the parameters that the slope depends on."""
+"""Derivatives of a point where a slope is zero, with respect to the slope's parameters."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,11 +14,12 @@ Slope = Callable[[PyTree, Any, PyTree], PyTree]
 
 
 def stationary(point: PyTree, parameters: PyTree, slope: Slope) -> PyTree:
-    """The point, with the derivatives that the equation of a slope of zero gives it.
+    """The point, with the derivatives that follow from its slope being zero.
 
-    The slope `(point, parameters, base) -> slope` has the shapes of the point, depends on nothing
-    but the parameters and closes over no traced arrays; its derivative by the point is symmetric
-    and positive there. The base is the point itself, around which the slope may use coordinates.
+    The slope `(point, parameters, base) -> slope` has the shapes of the point, depends only on the
+    parameters and closes over no traced arrays; its derivative with respect to the point is
+    symmetric and positive there. The base is the point itself, around which the slope may use
+    coordinates.
     """
     arrays, others = eqx.partition(parameters, eqx.is_array)
 
@@ -43,13 +44,13 @@ def stationary(point: PyTree, parameters: PyTree, slope: Slope) -> PyTree:
 
 
 def conjugate_gradients(product: Callable[[PyTree], PyTree], right: PyTree) -> PyTree:
-    """The solution of a symmetric positive system, to rounding if 200 steps reach that.
+    """Solve a symmetric positive system, to rounding if 200 steps are enough.
 
-    NaN where the system or its right-hand side is not finite.
+    NaN if the system or its right-hand side is not finite.
     """
     eps = max(float(jnp.finfo(x.dtype).eps) for x in jax.tree.leaves(right))
     found = jax.scipy.sparse.linalg.cg(product, right, tol=10 * eps, maxiter=200)[0]
-    # With a residual that is NaN the method ends at once, where it began.
+    # If the residual is NaN, the method stops at once, at its start.
     rest = jax.tree.map(jnp.subtract, right, product(found))
     finite = jnp.all(jnp.stack([jnp.isfinite(x).all() for x in jax.tree.leaves(rest)]))
     return jax.tree.map(lambda x: jnp.where(finite, x, jnp.nan), found)

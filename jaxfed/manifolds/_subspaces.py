@@ -1,4 +1,4 @@
-"""Geodesics of the Grassmann manifold, between subspaces that horizontal vectors lead away from."""
+"""Geodesics of the Grassmann manifold, along horizontal vectors."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -7,18 +7,18 @@ from jaxfed.linalg import polar
 from jaxfed.manifolds._exponential import expm
 from jaxfed.manifolds._frames import Frame, Matrix, frames, full_precision, polish
 
-# Gauss-Legendre nodes and weights on [0, 1] for `log`. The integrand is analytic at distance one
-# around the interval, so that the error falls by 21 with every node: 1e-16 with twelve.
+# Gauss-Legendre nodes and weights on [0, 1] for `log`. The integrand is analytic within distance
+# one of the interval, so the error falls by 21 with every node: 1e-16 with twelve.
 _NODES, _WEIGHTS = (np.polynomial.legendre.leggauss(12) + np.array([[1.0], [0.0]])) / 2
 
 
 @full_precision
 def exp(x: Matrix, v: Matrix) -> Frame:
-    """Exponential map: where the geodesic from ``x`` with velocity ``v`` is at time one.
+    """Exponential map: the end of the geodesic from ``x`` with velocity ``v`` at time one.
 
-    x cos(√G) + v sin(√G)/√G with G = vᵀv. Both are entire functions of G, the first columns of
-    the exponential of [[0, -G], [I, 0]], so that neither repeated nor zero singular values of
-    ``v`` are special, in the derivative either.
+    It is x cos(√G) + v sin(√G)/√G with G = vᵀv. Both are entire functions of G, the first columns
+    of the exponential of [[0, -G], [I, 0]], so repeated or zero singular values of ``v`` are no
+    special case, even in the derivative.
 
     Args:
         x: Orthonormal basis, (d, r).
@@ -44,10 +44,10 @@ def exp(x: Matrix, v: Matrix) -> Frame:
 def log(x: Matrix, y: Matrix) -> Frame:
     """Logarithm: the velocity at ``x`` of the shortest geodesic to the subspace of ``y``.
 
-    With y turned within its span so that C = xᵀy is positive, it is (y - xC) f(C) where
+    With y rotated within its span so that C = xᵀy is positive, it is (y - xC) f(C) where
     f(cos θ) = θ / sin θ = ∫₀¹ 2 ds / ((1 + cos θ) + (1 - cos θ) s²), an integral of inverses of
-    positive r × r matrices: nothing is special about repeated or zero angles, in the reverse mode
-    derivative either.
+    positive r × r matrices. Repeated or zero angles are no special case, even in the reverse mode
+    derivative.
 
     Args:
         x: Orthonormal basis, (d, r).
@@ -77,16 +77,16 @@ def log(x: Matrix, y: Matrix) -> Frame:
 def transport_parallel(x: Matrix, v: Matrix, u: Matrix) -> Frame:
     """Parallel transport along the geodesic to ``exp(x, v)``.
 
-    u - x s(G) vᵀu - v k(G) vᵀu with G = vᵀv, s(θ²) = sin θ / θ and k(θ²) = (1 - cos θ) / θ²: entire
-    functions, as those of `exp`.
+    It is u - x s(G) vᵀu - v k(G) vᵀu with G = vᵀv, s(θ²) = sin θ / θ and k(θ²) = (1 - cos θ) / θ²,
+    entire functions as in `exp`.
 
     Args:
         x: Basis of the subspace, (d, r) with orthonormal columns.
         v: Velocity of the geodesic, horizontal at ``x``, (d, r).
-        u: Vector to carry along, horizontal at ``x``, (d, r).
+        u: Vector to transport, horizontal at ``x``, (d, r).
 
     Returns:
-        Vector horizontal at ``exp(x, v)``. Lengths and inner products are kept.
+        Vector horizontal at ``exp(x, v)``. Lengths and inner products are preserved.
 
     Raises:
         ValueError: If ``x`` is not a tall matrix or ``v`` or ``u`` has another shape.

@@ -26,7 +26,7 @@ class Surface(eqx.Module):
     space: Space
 
     def at(self, point: PyTree) -> Place:
-        """Value and gradient."""
+        """The point with the function's value and gradients."""
         value, slope = jax.value_and_grad(self.function)(point)
         return Place(point, value, slope, self.space.project(point, slope))
 
@@ -65,7 +65,7 @@ class Walk(NamedTuple):
 
 
 def unfinished(walk: Walk, tol: float, max_steps: int) -> Array:
-    """Whether the solver has to go on."""
+    """Whether the solver must continue."""
     size = norm(walk.here.gradient)
     return ~met(walk.here, tol) & (size < float("inf")) & (walk.steps < max_steps) & ~walk.stalled
 

@@ -28,14 +28,14 @@ def walk(surface: Surface, start: PyTree, tol: float, max_steps: int) -> Walk:
         here, radius = walk.here, walk.memory
         hessian = surface.hessian(here.point)
         size = norm(here.gradient)
-        # Converges superlinearly near the end, whatever the function's scale.
+        # Converge superlinearly near the end, whatever the function's scale.
         enough = size * jnp.minimum(INNER_TOL, size / first_size)
         inside = _truncated(
             hessian, here.gradient, lambda v: surface.space.project(here.point, v), radius, enough
         )
         there = surface.at(surface.space.retract(here.point, inside.step))
         predicted = -inner(here.gradient, inside.step) - inner(inside.step, inside.image) / 2
-        # Where both differences are rounding, the share is one and the step is accepted.
+        # If both differences are rounding, the share is one and the step is accepted.
         noise = 1e3 * eps * jnp.maximum(1e-30, jnp.abs(here.value))
         share = (here.value - there.value + noise) / (predicted + noise)
         share = jnp.where(jnp.isfinite(share), share, -1.0)
@@ -56,8 +56,8 @@ def walk(surface: Surface, start: PyTree, tol: float, max_steps: int) -> Walk:
         )
 
     none, no = jnp.zeros((), jnp.int32), jnp.zeros((), bool)
-    # The length of steepest descent to the model's lowest point, or with the curvature's size where
-    # that is negative.
+    # The length of steepest descent to the model's lowest point; for negative curvature, use its
+    # magnitude.
     bend = inner(here.gradient, surface.hessian(here.point)(here.gradient))
     radius = jnp.minimum(first_size**3 / jnp.where(bend == 0, 1, jnp.abs(bend)), reach)
     first = Walk(here, radius.astype(here.value.dtype), none, none + 1, none + 1, no)
@@ -93,7 +93,7 @@ def _truncated(
         length = size / bend
         ahead = combined(1, state.step, length, direction)
         leaves = (bend <= 0) | (norm(ahead) >= radius)
-        # To the edge: the positive root of |step + length direction| = radius.
+        # Go to the edge: the positive root of |step + length direction| = radius.
         a, b = inner(direction, direction), inner(state.step, direction)
         c = radius**2 - inner(state.step, state.step)
         to_edge = c / (b + jnp.sqrt(jnp.maximum(b**2 + a * c, 0)))

@@ -3,8 +3,8 @@
 A subspace is represented by any of its orthonormal bases ``x``, (d, r), and a tangent vector by
 the horizontal matrix ``v`` with ``x.T @ v = 0``. Every function works on one point; map over
 points with `jax.vmap`. No function forms a d × d projector. Random points and retractions are
-those of `jaxfed.manifolds.stiefel`: of a horizontal ``v`` they give the same subspace whichever
-basis represents it.
+those of `jaxfed.manifolds.stiefel`; for a horizontal ``v``, the resulting subspace does not depend
+on the basis.
 
 References:
     Absil, Mahony & Sepulchre (2008), Optimization algorithms on matrix manifolds.
@@ -77,7 +77,7 @@ def transport(x_new: Matrix, g: Matrix) -> Frame:
     """Vector transport by projection: carry ``g`` from elsewhere to the tangent space at ``x_new``.
 
     Args:
-        x_new: Basis of the subspace where the vector is wanted, (d, r).
+        x_new: Basis of the destination, (d, r) with orthonormal columns.
         g: Vector horizontal at another basis, (d, r).
 
     Returns:
@@ -92,12 +92,12 @@ def transport(x_new: Matrix, g: Matrix) -> Frame:
 
 
 def transport_differential(x: Matrix, v: Matrix, u: Matrix, retraction: str = "polar") -> Frame:
-    """Vector transport by the retraction's differential: how its end moves as ``v`` moves by ``u``.
+    """Vector transport by the differential of a retraction.
 
     Args:
         x: Basis of the subspace, (d, r) with orthonormal columns.
         v: Step from it, horizontal, (d, r).
-        u: Vector to carry along, horizontal at ``x``, (d, r).
+        u: Vector to transport, horizontal at ``x``, (d, r).
         retraction: A key of `RETRACTIONS`.
 
     Returns:
@@ -122,7 +122,7 @@ def inner(x: Matrix, u: Matrix, v: Matrix) -> Float[Array, ""]:
         v: Another one.
 
     Returns:
-        The inner product, which no turn of the basis changes.
+        The inner product, which does not depend on the basis.
 
     Raises:
         ValueError: If ``x`` is not a tall matrix or ``u`` or ``v`` has another shape.
@@ -139,7 +139,7 @@ def norm(x: Matrix, v: Matrix) -> Float[Array, ""]:
         v: Horizontal vector, (d, r).
 
     Returns:
-        Its length, whose derivative at zero is taken as 0.
+        Its length, whose derivative at zero is 0.
 
     Raises:
         ValueError: If ``x`` is not a tall matrix or ``v`` has another shape.
@@ -158,7 +158,7 @@ def random_tangent(key: Key[Array, ""], x: Matrix) -> Frame:
         Vector horizontal at ``x``, of Frobenius norm one.
 
     Raises:
-        ValueError: If ``x`` is not a tall matrix or square, or ``key`` is no random key.
+        ValueError: If ``x`` is square or not a tall matrix, or ``key`` is not a random key.
     """
     key, x = checked_key("key", key), frame("x", x)
     if x.shape[0] == x.shape[1]:
@@ -168,14 +168,14 @@ def random_tangent(key: Key[Array, ""], x: Matrix) -> Frame:
 
 
 def egrad2rgrad(x: Matrix, g: Matrix) -> Frame:
-    """Riemannian gradient from a Euclidean one, which is `project`.
+    """Riemannian gradient from a Euclidean one, the same as `project`.
 
     Args:
         x: Basis of the subspace, (d, r) with orthonormal columns.
         g: Euclidean gradient at ``x`` of a function of subspaces, (d, r).
 
     Returns:
-        Horizontal vector whose inner product with every other one is the derivative along it.
+        Horizontal vector whose inner product with any other one is the derivative along it.
 
     Raises:
         ValueError: If ``x`` is not a tall matrix or ``g`` has another shape.
@@ -196,10 +196,10 @@ def ehess2rhess(x: Matrix, g: Matrix, h: Matrix, v: Matrix) -> Frame:
         v: Horizontal vector, (d, r).
 
     Returns:
-        The horizontal vector that the Riemannian Hessian makes of ``v``.
+        The product of the Riemannian Hessian with ``v``, a horizontal vector.
 
     Raises:
-        ValueError: If ``x`` is not a tall matrix or another one has another shape.
+        ValueError: If ``x`` is not a tall matrix or another argument has another shape.
 
     Source: Edelman et al. (1998), Section 2.5.4.
     """
@@ -212,8 +212,8 @@ def principal_angles(x: Matrix, y: Float[ArrayLike, "d s"]) -> Float[Array, " k"
     """Principal angles between two subspaces, accurate at every size.
 
     The cosines are the singular values of xᵀy and lose half of the digits at small angles; the
-    sines, those of the residual y - x(xᵀy), lose them near π/2. Taking the angle from both keeps
-    all digits, and a derivative that is finite everywhere.
+    sines are those of the residual y - x(xᵀy) and lose them near π/2. Taking the angle from both
+    keeps all digits and makes the derivative finite everywhere.
 
     Args:
         x: Orthonormal basis, (d, r).
@@ -230,7 +230,7 @@ def principal_angles(x: Matrix, y: Float[ArrayLike, "d s"]) -> Float[Array, " k"
     x, y = frame("x", x), frame("y", y)
     if x.shape[0] != y.shape[0]:
         raise refuse("y", f"the {x.shape[0]} rows of x", y)
-    # From here on y spans the smaller subspace, whose residual has as many sines as angles.
+    # Let y span the smaller subspace, whose residual has as many sines as angles.
     if x.shape[1] < y.shape[1]:
         x, y = y, x
     xty = x.T @ y
@@ -241,7 +241,7 @@ def principal_angles(x: Matrix, y: Float[ArrayLike, "d s"]) -> Float[Array, " k"
 
 @full_precision
 def distance(x: Matrix, y: Matrix, kind: str = "chordal") -> Float[Array, ""]:
-    """Distance between two subspaces, whatever bases represent them.
+    """Distance between two subspaces, which does not depend on their bases.
 
     With principal angles θ: ``"chordal"`` is ‖sin θ‖ = ‖xxᵀ - yyᵀ‖_F / √2, ``"geodesic"`` is ‖θ‖,
     and ``"procrustes"`` is 2‖sin(θ/2)‖, the least ‖x - y o‖_F over rotations o.
@@ -252,7 +252,7 @@ def distance(x: Matrix, y: Matrix, kind: str = "chordal") -> Float[Array, ""]:
         kind: ``"chordal"``, ``"geodesic"`` or ``"procrustes"``.
 
     Returns:
-        Distance, accurate near 0 as well, where its derivative is taken as 0.
+        Distance, accurate near 0 as well, where its derivative is 0.
 
     Raises:
         ValueError: If ``x`` is not a tall matrix, ``y`` has another shape or ``kind`` is unknown.
@@ -262,7 +262,7 @@ def distance(x: Matrix, y: Matrix, kind: str = "chordal") -> Float[Array, ""]:
     x, y = frames(x=x, y=y)
     check_name("kind", kind, ("chordal", "geodesic", "procrustes"))
     if kind == "chordal":
-        # From the residual: √(r - ‖xᵀy‖²) would cancel when the subspaces are near.
+        # Use the residual: √(r - ‖xᵀy‖²) would cancel if the subspaces are near.
         return safe_norm(y - x @ (x.T @ y))
     if kind == "geodesic":
         return safe_norm(principal_angles(x, y))

@@ -1,4 +1,4 @@
-"""Minima of functions on manifolds, by methods that need no step size."""
+"""Minimises functions on manifolds, by methods that need no step size."""
 
 from collections.abc import Callable
 from functools import partial
@@ -31,15 +31,15 @@ SOLVERS: dict[str, Callable[..., Any]] = {
 
 
 class Minimum(NamedTuple):
-    """What `minimise` returns.
+    """The result of `minimise`.
 
     Attributes:
-        point: where the function is lowest, a tree like the start.
+        point: the minimum, a tree like the start.
         value: the function there.
         gradient_norm: length of its Riemannian gradient there.
-        steps: how many were taken.
-        evaluations: of the function with its gradient.
-        products: with its Hessian; zero but for trust regions.
+        steps: number of steps.
+        evaluations: number of evaluations of the function with its gradient.
+        products: number of products with its Hessian; zero except for trust regions.
         status: how it ended, one of `jaxfed.manifolds.Ended`.
     """
 
@@ -62,38 +62,37 @@ def minimise(
     tol: float | None = None,
     max_steps: int = 1000,
 ) -> Minimum:
-    """A local minimum of a function of points on manifolds.
+    """Find a local minimum of a function of points on manifolds.
 
-    Pure, for `jax.jit` and `jax.vmap`. The point is differentiable with respect to everything that
-    the function depends on, in both modes, from the equation that its gradient is zero; its
-    derivative with respect to the start is zero. Where the tolerance was not met, derivatives of
-    every order are NaN.
+    Works under `jax.jit` and `jax.vmap`. The point is differentiable with respect to everything
+    that the function depends on, in both modes, because its gradient is zero; its derivative with
+    respect to the start is zero. If the tolerance was not met, derivatives of every order are NaN.
 
-    | solver | needs | take it |
+    | solver | needs | use it |
     | --- | --- | --- |
-    | `"conjugate_gradients"` | gradients | first; the least memory |
-    | `"lbfgs"` | gradients, and ten pairs of vectors | where the function is costly |
-    | `"trust_regions"` | products with the Hessian | for exact minima, and out of saddles |
+    | `"conjugate_gradients"` | gradients | first; it needs the least memory |
+    | `"lbfgs"` | gradients, and ten pairs of vectors | if the function is costly |
+    | `"trust_regions"` | products with the Hessian | for exact minima, or to leave saddles |
 
     Args:
         function: the function, differentiable; twice for `"trust_regions"` and derivatives.
-        start: where to begin, a tree of floating-point arrays.
+        start: the initial point, a tree of floating-point arrays.
         manifold: ``"stiefel"``, ``"grassmann"`` or ``"euclidean"`` for all arrays, or a tree of
             these names that is a prefix of the start. Points on a manifold have shape (..., d, r)
             with d >= r; each matrix of the leading axes is a point.
         solver: one of `SOLVERS`.
         retraction: a key of `jaxfed.manifolds.stiefel.RETRACTIONS`.
-        tol: length of the Riemannian gradient at which to stop, relative to the function's value
-            where that is above one; by default 1e-6 in double and 1e-4 in single precision.
-        max_steps: at most so many steps.
+        tol: length of the Riemannian gradient at which to stop, relative to the function's value if
+            that is above one; by default 1e-6 in double and 1e-4 in single precision.
+        max_steps: largest number of steps.
 
     Returns:
-        The minimum, and what finding it took.
+        The minimum, and what it took to find it.
 
     Raises:
-        ValueError: for a function that cannot be called or returns no real number, points that are
-            not floating-point arrays, cannot be on their manifold or are off it, unknown names, and
-            a `tol` or number of steps that is not positive.
+        ValueError: if the function is not callable or does not return a real number, points are not
+            floating-point arrays, cannot be on their manifold or are off it, a name is unknown, or
+            `tol` or `max_steps` is not positive.
 
     Source: Absil, Mahony & Sepulchre (2008), Optimization algorithms on matrix manifolds; Sakai &
     Iiduka (2020), Hybrid Riemannian conjugate gradient methods with global convergence properties;
@@ -114,7 +113,7 @@ def minimise(
         tol = 1e-6 if out.dtype == jnp.float64 else 1e-4
 
     space = Space(names, retraction)
-    # Arrays in the function's closure become arguments, to differentiate by.
+    # Arrays in the function's closure become arguments, to differentiate with respect to them.
     pure, closed = jax.closure_convert(function, start)
     still = jax.lax.stop_gradient(closed)
     surface = Surface(lambda point: pure(point, *still), space)
@@ -148,12 +147,12 @@ def _slope(
     surface = Surface(lambda x: pure(x, *closed), space)
     gradient = space.project(base, surface.gradient(combined(1, base, 1, tangent)))
     slope = combined(1, gradient, 1, combined(1, move, -1, tangent))
-    # By a factor, since the derivatives of `jnp.where` would be zero and not NaN.
+    # Multiply by a factor, since the derivatives of `jnp.where` would be zero instead of NaN.
     return jax.tree.map(lambda x: x * jnp.where(converged, 1, jnp.nan).astype(x.dtype), slope)
 
 
 def _checked(start: PyTree, manifold: PyTree[str]) -> tuple[PyTree, PyTree[str]]:
-    """The start as arrays, and the manifold of each; a `ValueError` for an unusable start."""
+    """The start as arrays, and each one's manifold; a `ValueError` for an unusable start."""
     leaves = jax.tree.leaves(start)
     if not leaves:
         raise refuse("start", "a tree of at least one floating-point array", start)

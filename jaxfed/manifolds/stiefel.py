@@ -5,13 +5,13 @@ space of d × r matrices with the Frobenius inner product; map over points with 
 function forms a d × d matrix.
 
 A *retraction* at ``x`` maps a tangent vector ``v`` to a point of the manifold that agrees with
-``x + v`` to first order. The generalized retraction of Shi & Kontar (2024, Definition 5) also
-accepts a ``v`` that is not tangent, and keeps the column space of ``x + v``: `retract_polar` and
-`retract_qr` are such, `retract_cayley` is not.
+``x + v`` to first order. A generalized retraction (Shi & Kontar 2024, Definition 5) also accepts a
+``v`` that is not tangent, and keeps the column space of ``x + v``: `retract_polar` and `retract_qr`
+do, `retract_cayley` does not.
 
-Two *metrics* are in use: the ``"euclidean"`` one, of the embedding space, and the ``"canonical"``
-one, of the quotient of the rotations, which counts the turn xᵀv of a tangent vector half. What
-takes no metric goes by the first.
+There are two *metrics*: ``"euclidean"``, of the embedding space, and ``"canonical"``, of the
+quotient of the rotations, which gives the rotation xᵀv of a tangent vector half the weight.
+Functions without a ``metric`` argument use the first.
 
 References:
     Edelman, Arias & Smith (1998), The geometry of algorithms with orthogonality constraints.
@@ -67,7 +67,7 @@ __all__ = [
 def project(x: Matrix, g: Matrix) -> Frame:
     """Orthogonal projection of ``g`` onto the tangent space at ``x``: g - x sym(xᵀg).
 
-    Applied to a Euclidean gradient it gives the Riemannian one.
+    Applied to a Euclidean gradient, it gives the Riemannian one.
 
     Args:
         x: Point, (d, r) with orthonormal columns.
@@ -88,7 +88,7 @@ def project(x: Matrix, g: Matrix) -> Frame:
 
 @full_precision
 def inner(x: Matrix, u: Matrix, v: Matrix, metric: str = "euclidean") -> Float[Array, ""]:
-    """Inner product of two tangent vectors: tr uᵀv, less tr uᵀx xᵀv / 2 by the canonical metric.
+    """Inner product of two tangent vectors: tr uᵀv, less tr uᵀx xᵀv / 2 in the canonical metric.
 
     Args:
         x: Point, (d, r) with orthonormal columns.
@@ -122,21 +122,21 @@ def norm(x: Matrix, v: Matrix, metric: str = "euclidean") -> Float[Array, ""]:
         metric: ``"euclidean"`` or ``"canonical"``.
 
     Returns:
-        Its length, whose derivative at zero is taken as 0.
+        Its length, whose derivative at zero is 0.
 
     Raises:
         ValueError: If ``x`` is not a tall matrix, ``v`` has another shape or the metric is unknown.
     """
     x, v = frames(x=x, v=v)
     check_name("metric", metric, METRICS)
-    # From a sum of squares by either metric: a difference would cancel.
+    # Use a sum of squares in either metric, since a difference would cancel.
     rest = v if metric == "euclidean" else v - (1 - 0.5**0.5) * x @ (x.T @ v)
     return safe_norm(rest)
 
 
 @full_precision
 def egrad2rgrad(x: Matrix, g: Matrix, metric: str = "euclidean") -> Frame:
-    """Riemannian gradient from a Euclidean one: `project`, or g - x gᵀx by the canonical metric.
+    """Riemannian gradient from a Euclidean one: `project`, or g - x gᵀx in the canonical metric.
 
     Args:
         x: Point, (d, r) with orthonormal columns.
@@ -144,7 +144,7 @@ def egrad2rgrad(x: Matrix, g: Matrix, metric: str = "euclidean") -> Frame:
         metric: ``"euclidean"`` or ``"canonical"``.
 
     Returns:
-        Tangent vector whose inner product with every other one is the derivative along it.
+        Tangent vector whose inner product with any other one is the derivative along it.
 
     Raises:
         ValueError: If ``x`` is not a tall matrix, ``g`` has another shape or the metric is unknown.
@@ -158,7 +158,7 @@ def egrad2rgrad(x: Matrix, g: Matrix, metric: str = "euclidean") -> Frame:
 
 @full_precision
 def ehess2rhess(x: Matrix, g: Matrix, h: Matrix, v: Matrix) -> Frame:
-    """Riemannian Hessian along ``v`` by the Euclidean metric: P(h - v sym(xᵀg)).
+    """Riemannian Hessian along ``v`` in the Euclidean metric: P(h - v sym(xᵀg)).
 
     With a function f, ``g, h = jax.jvp(jax.grad(f), (x,), (v,))``.
 
@@ -169,10 +169,10 @@ def ehess2rhess(x: Matrix, g: Matrix, h: Matrix, v: Matrix) -> Frame:
         v: Tangent vector, (d, r).
 
     Returns:
-        The tangent vector that the Riemannian Hessian makes of ``v``.
+        The product of the Riemannian Hessian with ``v``, a tangent vector.
 
     Raises:
-        ValueError: If ``x`` is not a tall matrix or another one has another shape.
+        ValueError: If ``x`` is not a tall matrix or another argument has another shape.
 
     Source: Absil, Mahony & Trumpf (2013), An extrinsic look at the Riemannian Hessian.
     """
@@ -182,10 +182,10 @@ def ehess2rhess(x: Matrix, g: Matrix, h: Matrix, v: Matrix) -> Frame:
 
 
 def transport(x_new: Matrix, g: Matrix) -> Frame:
-    """Vector transport by projection: carry ``g`` from elsewhere to the tangent space at ``x_new``.
+    """Vector transport by projection onto the tangent space at ``x_new``.
 
     Args:
-        x_new: Point where the vector is wanted, (d, r) with orthonormal columns.
+        x_new: Destination, (d, r) with orthonormal columns.
         g: Vector tangent at another point, (d, r).
 
     Returns:
@@ -210,13 +210,13 @@ def random(
         key: Random key.
         dim: Number of rows d.
         rank: Number of columns r, at most ``dim``.
-        dtype: Floating type; the default of JAX when not given.
+        dtype: Floating type; JAX's default if not given.
 
     Returns:
         Matrix with orthonormal columns, (dim, rank).
 
     Raises:
-        ValueError: If not 1 <= rank <= dim, or ``key`` is no random key.
+        ValueError: If not 1 <= rank <= dim, or ``key`` is not a random key.
 
     Source: Mezzadri (2007), How to generate random matrices from the classical compact groups.
     """
@@ -237,7 +237,8 @@ def random_tangent(key: Key[Array, ""], x: Matrix) -> Frame:
         Vector tangent at ``x``, of Frobenius norm one.
 
     Raises:
-        ValueError: If ``x`` is not a tall matrix or a single number, or ``key`` is no random key.
+        ValueError: If ``x`` is a single number or not a tall matrix, or ``key`` is not a random
+            key.
     """
     key, x = checked_key("key", key), frame("x", x)
     if x.shape[0] == 1:
@@ -249,16 +250,16 @@ def random_tangent(key: Key[Array, ""], x: Matrix) -> Frame:
 def distance(x: Matrix, y: Matrix, kind: str = "chordal") -> Float[Array, ""]:
     """Distance between two frames: through the embedding space, or along the manifold.
 
-    It tells apart two bases of the same subspace; `jaxfed.manifolds.grassmann.distance` does not.
+    It distinguishes bases of the same subspace; `jaxfed.manifolds.grassmann.distance` does not.
 
     Args:
         x: Point, (d, r) with orthonormal columns.
         y: Point of the same shape.
         kind: ``"chordal"`` for ‖x - y‖_F; ``"euclidean"`` or ``"canonical"`` for the length of the
-            shortest geodesic by that metric, as far as `log` finds it, else NaN.
+            shortest geodesic in that metric; NaN if `log` does not find it.
 
     Returns:
-        Distance, the chordal one between 0 and 2√r. Its derivative at ``x = y`` is taken as 0.
+        Distance; the chordal one is from 0 to 2√r. Its derivative at ``x = y`` is 0.
 
     Raises:
         ValueError: If ``x`` is not a tall matrix, ``y`` has another shape or ``kind`` is unknown.
@@ -274,8 +275,8 @@ def is_on(x: Matrix, tolerance: float | None = None) -> Bool[Array, ""]:
 
     Args:
         x: Matrix, (d, r).
-        tolerance: Largest accepted Frobenius norm; when not given, r times 1e-12 in double
-            precision, 1e-5 in single, and four roundings in shorter ones.
+        tolerance: Largest accepted Frobenius norm; by default r times 1e-12 in double precision,
+            1e-5 in single, and four roundings in shorter ones.
 
     Returns:
         A boolean scalar.

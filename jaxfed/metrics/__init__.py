@@ -1,9 +1,10 @@
 """Metrics of components, groupings and generated samples.
 
-For components: what they reconstruct, how close they are to the truth, how similar clients are. For
-generated samples: how far the law of their features is off, how noisy they are, and how evenly
-clients are served. Functions take arrays and compute in their precision; columns of `local` that
-are exactly zero, of clients with fewer components than others, do not count.
+Metrics of components measure what they reconstruct, how close they are to the truth, and how
+similar clients are. Metrics of generated samples measure how far the distribution of their features
+is off, how noisy they are, and how evenly clients are served. Functions take arrays and compute in
+their precision. Columns of `local` that are exactly zero, from clients with fewer components, do
+not count.
 """
 
 from jaxfed import _names

@@ -39,7 +39,7 @@ def scaled_kkt_violation(
     product = _product(data, shared)
     energy = jnp.sum(data.count * data.trace)
     rest = jnp.linalg.norm(product - shared @ (shared.T @ product))
-    # Dividing by one where all samples are zero keeps NaN out of the derivative.
+    # Divide by one if all samples are zero, to keep NaN out of the derivative.
     return jnp.where(energy > 0, rest / jnp.where(energy > 0, energy, 1), 0)
 
 
@@ -137,6 +137,6 @@ def _checked(samples, counts, shared) -> tuple[Moment, Float[Array, "d r"]]:
 
 def _product(data: Moment, shared: Float[Array, "d r"]) -> Float[Array, "d r"]:
     """A Aᵀ U."""
-    # A client's second moment is a mean over its samples; their sum is what the pooled A has.
+    # A client's second moment is a mean over its samples; AAᵀ is their sum.
     each = jax.vmap(lambda moment: moment.count * moment.mv(shared))(data)
     return each.sum(0)

@@ -1,4 +1,4 @@
-"""The expected reconstruction error on fresh samples, for samples of a known law."""
+"""The expected reconstruction error on fresh samples, for samples of a known distribution."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float, Real
@@ -17,8 +17,8 @@ def expected_reconstruction_error(
     r"""Expected squared error of reconstructing a fresh sample y = U_i x + e of each client.
 
     With standard normal x, noise of variance s and k estimated components, this is
-    \(r - \|\hat U_i^\top U_i\|_F^2 + s (d - k)\): the limit of `reconstruction_error` for more and
-    more fresh samples.
+    \(r - \|\hat U_i^\top U_i\|_F^2 + s (d - k)\), the limit of `reconstruction_error` for many
+    fresh samples.
 
     Args:
         local: estimated components, `(m, d, k)`, with orthonormal columns. Zero columns do not

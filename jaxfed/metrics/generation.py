@@ -26,11 +26,11 @@ class ClientDistribution(NamedTuple):
     """How a metric varies over the clients.
 
     Attributes:
-        mean: over the clients.
-        variance: over the clients, divided by their number: they are not a sample.
+        mean: mean over the clients.
+        variance: variance over the clients, divided by their number since they are not a sample.
         standard_deviation: the root of the variance.
         worst: the worst client's value.
-        worst_client: the position of that client.
+        worst_client: that client's position.
         worst_tenth: a tenth of the clients do worse than this value: the 10th percentile if large
             values are good, the 90th if small ones are.
     """
@@ -82,7 +82,7 @@ def frechet_distance(
         # derivative, because rotating a root does not change the distance.
         q = jnp.linalg.qr(lax.stop_gradient(root_a))[0]
         root_a = _product(q.T, root_a)
-    # The best rotation is a polar factor. It is held fixed: the distance is stationary in it.
+    # The best rotation is a polar factor. Hold it fixed, since the distance is stationary in it.
     overlap = constant(_product(root_a, root_b.T), "frechet_distance")
     left, values, right = jnp.linalg.svd(overlap, full_matrices=False)
     rounding = jnp.finfo(values.dtype).eps * max(overlap.shape) * values[0]

@@ -84,7 +84,7 @@ def reconstruction_error(
     return _error(_checked(samples, counts, shared, local), per_client)
 
 
-# Each metric is compiled as one program; op by op, every operation would be compiled separately.
+# Compile each metric as one program; otherwise, every operation would be compiled separately.
 @partial(jax.jit, static_argnums=1)
 def _error(given: _Decomposed, per_client: bool):
     return _mean(_outside(given.data, given.basis()), per_client)

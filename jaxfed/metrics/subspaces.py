@@ -103,7 +103,7 @@ def misalignment(local: Real[ArrayLike, "m d r"]) -> Float[Array, ""]:
     """
     local = checked_array("local", local, "m d r")
     m, d, r = local.shape
-    # The eigenvector is held fixed: θ is stationary in it, and at a tie it has no derivative.
+    # Hold the eigenvector fixed: θ is stationary in it, and at a tie it has no derivative.
     fixed = constant(local, "misalignment")
     stacked = jnp.moveaxis(fixed, 0, 1).reshape(d, m * r)
     # The mean projector is `stacked stacked^T / m`; decompose the smaller of the Gram matrices.

@@ -93,11 +93,11 @@ class TransposedConvolution(eqx.Module):
         height, width, inputs = image.shape
         size, _, _, outputs = self.kernel.shape
         weights = self.kernel.transpose(2, 0, 1, 3).reshape(inputs, -1)
-        # Every pixel times the whole kernel, and then each part goes to its place.
+        # Multiply every pixel by the whole kernel, then move each part to its place.
         parts = image.reshape(-1, inputs) @ weights
         parts = parts.reshape(height, width, size, size, outputs)
 
-        # Pad with zeros around and, for the stride, between the pixels.
+        # Pad with zeros around the image and, for the stride, between the pixels.
         def spread(part, first, axis):
             config = [(0, 0, 0)] * part.ndim
             config[axis] = (first, size - 1 - first + self.extra[axis], self.stride - 1)

@@ -74,7 +74,7 @@ class ConvolutionalAutoencoder(eqx.Module):
         self.encoder = Convolution(colours, channels, KERNEL, stride=STRIDE, key=k[0])
         self.to_code = eqx.nn.Linear(numbers, latent, key=k[1])
         self.from_code = eqx.nn.Linear(latent, numbers, key=k[2])
-        # What the stride cuts off at the end of the image must be added again.
+        # Add what the stride cuts off at the end of the image.
         extra = (height - KERNEL) % STRIDE, (width - KERNEL) % STRIDE
         self.decoder = TransposedConvolution(
             channels, colours, KERNEL, stride=STRIDE, extra=extra, key=k[3]

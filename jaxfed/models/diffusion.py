@@ -1,8 +1,8 @@
-r"""Diffusion models: how samples are corrupted, the denoising loss, and the sampler.
+r"""Diffusion models: the corruption of samples, the denoising loss, and the sampler.
 
 A corrupted sample is \(s(a)\,x + n(a)\,\varepsilon\), where the amount a runs from 0 (no noise) to
-1 (nothing but noise). A network learns to predict x. The sampler starts from noise, predicts x, and
-mixes it with the remaining noise in ever smaller amounts.
+1 (only noise). A network learns to predict x. The sampler starts from noise, predicts x, and mixes
+it with ever smaller amounts of the remaining noise.
 """
 
 from collections.abc import Callable
@@ -103,7 +103,7 @@ class DenoisingLoss:
     with simple data augmentation, for the bound.
 
     Attributes:
-        corruption: of the samples.
+        corruption: corruption of the samples.
         conditional: whether the network takes the amount as a second argument.
     """
 
@@ -134,7 +134,7 @@ class DenoisingLoss:
 
 
 def denoiser(model: Callable[..., Array], *, conditional: bool = False) -> Denoiser:
-    """A network as a function of ONE corrupted sample and the amount of noise in it.
+    """View a network as a function of ONE corrupted sample and the amount of noise in it.
 
     Args:
         model: the network.
@@ -152,13 +152,13 @@ def generate(
     steps: int = 500,
     dtype=jnp.float32,
 ) -> Float[Array, "n d"]:
-    r"""New samples, starting from noise.
+    r"""Generate samples, starting from noise.
 
     The amount a falls from 1 to 0 in equal steps. Each step predicts the clean sample x, treats
     the rest of y as noise, and keeps less of it:
     \(y \leftarrow s(a') x + \frac{n(a')}{n(a)} (y - s(a)x)\). With `interpolation`, step j of N is
     \(y \leftarrow y + (x - y) / (N - j)\), as in the code published with ADEPT. If the network
-    predicts the mean of x given y, samples have the law of the data in the limit of many steps.
+    predicts the mean of x given y, samples have the data's distribution in the limit of many steps.
 
     Source: Song, Meng & Ermon (2021), Denoising diffusion implicit models, equation 12 without
     randomness.
@@ -183,7 +183,7 @@ def generate(
         amount, smaller = ((steps - index - i).astype(dtype) / steps for i in (0, 1))
         (signal, noise), (more, less) = map(corruption.shares, (amount, smaller))
         found = jax.vmap(denoise, (0, None))(samples, amount)
-        # The rest of the sample is noise; keep the share of it that the smaller amount allows.
+        # The rest of the sample is noise; keep as much of it as the smaller amount allows.
         return more * found + less / noise * (samples - signal * found), None
 
     start = corruption.noise(key, shape, dtype)

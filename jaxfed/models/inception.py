@@ -1,4 +1,4 @@
-"""Features of Inception-v3, by which published distances of generated images are measured."""
+"""Features of Inception-v3, the basis of published distances of generated images."""
 
 import hashlib
 import io
@@ -19,14 +19,13 @@ _INCEPTION = "f58cb9b6ec323ed63459aa4fb441fe750cfe39fafad6da5cb504a16f19e958f4"
 def inception_features(
     path: str | os.PathLike[str], *, batch_size: int = 50, sha256: str = _INCEPTION
 ) -> Callable[[Shaped[np.ndarray, "n h w ..."]], Float[np.ndarray, "n d"]]:
-    """Features of Inception-v3, by which published FID and KID are measured.
+    """Load Inception-v3, whose features are the basis of published FID and KID.
 
     The network is not part of this library and never downloaded. The default is the TorchScript
     file `inception-2015-12-05.pt` of StyleGAN2-ADA, a copy of the TensorFlow network of the first
     FID. It takes images `(n, 3, h, w)` of bytes, scales them to 299 x 299 itself, and returns 2048
-    numbers for each if called with `return_features=True`. Another network that is called in this
-    way may take its place. Such a file is a program, so it is opened only if its SHA-256 is the
-    given one.
+    numbers for each if called with `return_features=True`. Any other network with this interface
+    works too. Since such a file is a program, it is opened only if its SHA-256 is the given one.
 
     Args:
         path: the file.
@@ -40,10 +39,9 @@ def inception_features(
     Raises:
         FileNotFoundError: if there is no such file.
         ImportError: if PyTorch is not installed.
-        ValueError: if the file has another SHA-256 or is not TorchScript. The function raises it
-            for images of another shape, NaN or infinity, and a network that does not return one row
-            for each image.
-
+        ValueError: if the file has another SHA-256 or is not TorchScript. The returned function
+            raises it if images have another shape, NaN or infinity, or the network does not return
+            one row per image.
     Source:
         Heusel et al. (2017), GANs trained by a two time-scale update rule converge to a local Nash
         equilibrium; Karras et al. (2020), Training generative adversarial networks with limited
@@ -60,7 +58,7 @@ def inception_features(
         raise ValueError(f"{path}: wanted a file of SHA-256 {sha256.lower()}, got {found}")
     torch = require("torch", extra="inception")
     try:
-        # The bytes that were checked: the file may have changed since.
+        # Load the bytes that were checked, since the file may have changed since.
         network = torch.jit.load(io.BytesIO(stored), map_location="cpu").eval()
     except RuntimeError as error:
         raise ValueError(f"{path}: not a TorchScript file ({error})") from error

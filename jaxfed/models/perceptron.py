@@ -79,7 +79,7 @@ class Perceptron(eqx.Module):
         weights, biases = [], []
         for i, (inputs, units) in enumerate(itertools.pairwise(sizes)):
             count = used.sum() if i == 0 else jnp.asarray(inputs, used.dtype)
-            # By the layer's number, so that draws do not depend on how many layers follow.
+            # Fold in the layer's number, so that draws do not depend on how many layers follow.
             of_weights, of_biases = jax.random.split(jax.random.fold_in(key, i))
             bound = 1 / jnp.sqrt(count)
             # Inputs come first, so that more padding does not change the real features' draws.

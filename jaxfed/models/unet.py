@@ -47,8 +47,8 @@ class UNet(eqx.Module):
             key: random key of the initial parameters.
 
         Raises:
-            ValueError: if these are not three positive numbers each, or the height or width cannot
-                be halved twice.
+            ValueError: if `image_shape` or `widths` is not three positive numbers, or the height or
+                width cannot be halved twice.
         """
         self.image_shape = checked_image("image_shape", image_shape)
         if any(side % 4 for side in self.image_shape[:2]):

@@ -1,1 +1,1 @@
-"""What a run would cost in memory, messages and compilation, before it is started."""
+"""Predicts the memory, messages and compile time of a run before it starts."""

@@ -1,4 +1,4 @@
-"""Predicts memory and messages of a run on machines that need not be there."""
+"""Predicts memory and messages of a run on machines that need not be present."""
 
 import math
 import re
@@ -42,26 +42,26 @@ class Memory(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What a run takes. Every figure is the compiler's or a count: nothing ran.
+    """The predicted cost of a run. The compiler reports every figure, or it is a count.
 
     Attributes:
         topology: the devices that the plan is for.
-        devices: their number.
-        clients: clients on each device, including those that only fill it up.
-        fits: whether they fit into its memory; None if the device's memory is not known.
-        chunk_size: of `jaxfed.backend.chunked` on each device; None for all its clients at once. If
-            nothing fits, the smallest that was tried.
-        memory: on one device, as in `compiled.memory_analysis()` of the program of `jaxfed.fit`;
-            None if the compiler refused the program.
-        needed: bytes on one device in all, also where the compiler refused.
-        available: bytes of one device, or None.
+        devices: number of devices.
+        clients: clients per device, including padding.
+        fits: whether the run fits into the device's memory; None if that is unknown.
+        chunk_size: of `jaxfed.backend.chunked` on each device; None for all clients at once. If
+            nothing fits, the smallest size tried.
+        memory: per device, as in `compiled.memory_analysis()` of the program of `jaxfed.fit`; None
+            if the compiler refused the program.
+        needed: bytes per device in total, even if the compiler refused the program.
+        available: bytes per device, or None.
         bytes_up: of one participant's message in a round, without parts of variable length.
         bytes_down: of the server's message in a round.
         first_bytes_up: of a client's first message, before the rounds.
         first_bytes_down: of the server's answer to it.
         varies: whether messages have parts of variable length, which depend on the data.
-        all_reduces: exchanges between devices in the program; those in a loop count once.
-        seconds: time that all compilations took here.
+        all_reduces: number of exchanges between devices in the program; one in a loop counts once.
+        seconds: total time of all compilations.
         recomputed: what is computed more than once, and when.
         advice: what would fit, if this does not.
     """
@@ -86,7 +86,7 @@ class Plan(NamedTuple):
 
     def __str__(self) -> str:
         held = "all at once" if self.chunk_size is None else f"chunked({self.chunk_size})"
-        fits = {True: "fits", False: "does not fit", None: "fits where there is as much memory"}
+        fits = {True: "fits", False: "does not fit", None: "fits into that much memory"}
         room = "" if self.available is None else f" of {_size(self.available)}"
         more = " and parts of variable length" if self.varies else ""
         first = f"{_size(self.first_bytes_up)} up, {_size(self.first_bytes_down)} down"
@@ -127,33 +127,33 @@ def plan(
     backend: Backend | None = None,
     chunk_size: int | None = None,
 ) -> Plan:
-    """Predict what `jaxfed.fit` takes on machines that need not be there, by compiling for them.
+    """Predict what `jaxfed.fit` needs on machines that are not present, by compiling for them.
 
     Several devices share the clients, as with `jaxfed.backend.shard`. If a device has too little
-    memory for all its clients at once, a block size that fits is searched for. Each attempt is a
-    compilation. The next block is the largest power of two that would fit if the memory beyond the
-    arguments were proportional to the clients in a block. Nothing is compiled if the arguments
-    alone are too large.
+    memory for all its clients at once, `plan` searches for a block size that fits, with one
+    compilation per attempt. The next size is the largest power of two that would fit if the memory
+    beyond the arguments were proportional to the number of clients in a block. Nothing is compiled
+    if the arguments alone are too large.
 
     Args:
         algorithm: the algorithm to run.
-        clients: the clients to run it on. Only shapes count: `jax.ShapeDtypeStruct`s may take the
-            place of arrays, as in `shapes_of`.
+        clients: the clients to run it on. Only shapes matter: `jax.ShapeDtypeStruct`s can replace
+            arrays, as in `shapes_of`.
         topology: `"v5e:4x4"`, a slice of TPUs; `"v5e"`, one chip; `"h100"` or `"h100:8"`; `"cpu"`,
-            this processor with its own compiler.
+            this CPU with its own compiler.
         rounds: number of rounds.
         warm_start: as in `fit`.
         channel: as in `fit`.
         participation: as in `fit`.
         backend: how clients are mapped; None chooses as described above.
-        chunk_size: clients in a block on each device; None searches for it.
+        chunk_size: clients per block on each device; None searches for it.
 
     Returns:
-        The plan, to be shown by `print`.
+        The plan, which you can print.
 
     Raises:
         ValueError: if arguments do not fit together.
-        ImportError: without the compiler, which `pip install 'jaxfed[aot]'` installs;
+        ImportError: if the compiler is missing; `pip install 'jaxfed[aot]'` installs it.
             `topology="cpu"` needs none.
     """
     check_count("rounds", rounds)
@@ -179,10 +179,10 @@ def plan(
 
 
 def shapes_of(clients: int, samples: int, features: int, dtype: Any = jnp.float32) -> Clients:
-    """Clients without data, for `plan`: `samples` of `features` numbers each.
+    """Create clients without data for `plan`: each has `samples` of `features` numbers.
 
     Raises:
-        ValueError: if a number is not positive and whole, or `dtype` is not a floating type.
+        ValueError: if a number is not a positive integer, or `dtype` is not a floating type.
     """
     for name, number in (("clients", clients), ("samples", samples), ("features", features)):
         check_count(name, number)
@@ -191,7 +191,7 @@ def shapes_of(clients: int, samples: int, features: int, dtype: Any = jnp.float3
 
 
 class _Run(NamedTuple):
-    """The arguments of `jaxfed.fit` that are planned for."""
+    """The arguments of `jaxfed.fit` to plan for."""
 
     algorithm: Algorithm
     clients: Clients
@@ -202,15 +202,15 @@ class _Run(NamedTuple):
 
 
 class _Attempt(NamedTuple):
-    """A compilation, or why there was none."""
+    """A compilation, or the reason why there was none."""
 
-    size: int | None  # clients in a block; None for all at once
+    size: int | None  # clients per block; None for all at once
     fits: bool | None
     needed: int
     seconds: float
     found: Compiled | None
     costs: Any
-    held: int  # the arguments' bytes on a device, from their shapes
+    held: int  # the arguments' bytes per device, from their shapes
 
 
 def _mapped(place: Target, size: int | None) -> Backend:
@@ -219,13 +219,13 @@ def _mapped(place: Target, size: int | None) -> Backend:
 
 
 def _smaller(last: _Attempt, place: Target, each: int) -> int | None:
-    """The next block size to try after one that did not fit; None if no block would."""
+    """The next block size to try after one that did not fit; None if none would."""
     assert place.memory is not None
     room, taken = place.memory - last.held, last.needed - last.held
     if room <= 0:
         return None
     before = last.size or each
-    # At most half, because a compiler that refuses a program may underestimate its need.
+    # Halve it at least, because a compiler that refuses a program may underestimate its need.
     size = min(before // 2, int(before * room / max(taken, 1)))
     return 2 ** int(math.log2(size)) if size >= _SMALLEST else None
 
@@ -237,7 +237,7 @@ def _attempt(place: Target, run: _Run, mapped: Backend, size: int | None) -> _At
             algorithm, clients, run.rounds, key, warm_start, channels, participants, mapped
         )
 
-    # Shapes stand in for arrays throughout, so that nothing is computed or held in memory here.
+    # Shapes stand in for arrays, so that nothing is computed or stored here.
     key = jax.eval_shape(lambda: jax.random.key(0))
     problem, start = jax.eval_shape(made, run.algorithm, run.clients, key, run.warm_start)
     costs = jax.eval_shape(lambda *both: prepare(both[0], both[1], run.rounds)[2], problem, start)
@@ -246,7 +246,7 @@ def _attempt(place: Target, run: _Run, mapped: Backend, size: int | None) -> _At
     def along(tree: PyTree) -> PyTree:
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=spread), tree)
 
-    # What belongs to clients is spread over the devices, and everything else is on each of them.
+    # Spread what belongs to clients over the devices, and replicate everything else.
     problem = eqx.tree_at(lambda p: p.clients, problem, along(problem.clients))
     local = None
     if start is not None:
@@ -262,7 +262,7 @@ def _attempt(place: Target, run: _Run, mapped: Backend, size: int | None) -> _At
     try:
         found = compiled(program, problem, start, None, options, target=place)
     except Exception as error:
-        # A compiler may refuse a program that does not fit, and print what it would need.
+        # A compiler may refuse a program that does not fit, and report what it would need.
         used = _used(str(error))
         if used is None:
             raise
@@ -274,7 +274,7 @@ def _attempt(place: Target, run: _Run, mapped: Backend, size: int | None) -> _At
 
 def _used(message: str) -> int | None:
     """The bytes that a program needs, from the compiler's message that it does not fit."""
-    # The total, or the temporaries if these alone are too large.
+    # The total, or the temporaries if they alone are too large.
     match = re.search(r"(?:Used |HLO temporaries \()([0-9.]+)([KMGT]?)", message)
     return None if match is None else round(float(match[1]) * _UNITS[match[2]])
 
@@ -293,12 +293,12 @@ def _reported(place: Target, best: _Attempt, each: int, seconds: float) -> Plan:
     advice = None
     if best.fits is False and place.memory is not None:
         least = math.ceil(len(place.devices) * best.needed / place.memory)
-        # Without a compilation only the arguments' size is known.
+        # Without a compilation, only the size of the arguments is known.
         about = "more than" if best.needed == best.held else "about"
         advice = f"{about} {least:,} such devices would hold it, or fewer samples on each"
     recomputed = ()
     if best.size is not None and best.size < each:
-        recomputed = ("in a reverse derivative, the steps of each block: only results are kept",)
+        recomputed = ("in reverse derivatives, each block's steps, of which only results are kept",)
     return Plan(
         topology=place.name,
         devices=len(place.devices),

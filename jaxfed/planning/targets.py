@@ -1,7 +1,7 @@
-"""Compiles programs for TPU slices and CUDA devices that need not be there.
+"""Compiles programs for TPU slices and CUDA devices that are not present.
 
-Their own compilers run on an ordinary processor, and report the memory that a program takes.
-Nothing runs on the devices, so nothing is learned about speed or accuracy.
+The devices' compilers run on an ordinary CPU and report the memory that a program needs. Nothing
+runs on the devices, so this says nothing about speed or accuracy.
 """
 
 import os
@@ -20,8 +20,8 @@ from jaxfed.core.run.compiling import GPU_OPTIONS
 
 GIB = 2**30
 
-# One H100 as XLA's compiler for GPUs describes devices. Numbers are from NVIDIA's data sheet and
-# CUDA's device attributes for compute capability 9.0.
+# One H100 in the format of XLA's GPU compiler, with numbers from NVIDIA's data sheet and CUDA's
+# device attributes for compute capability 9.0.
 _H100 = """
 gpu_device_info {
   threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152
@@ -37,18 +37,18 @@ runtime_version { major: 12 minor: 9 patch: 0 } device_description_str: "NVIDIA 
 """
 _H100_MEMORY = 84929347584
 
-# Memory of a device, in GiB. A chip of v2 and v3 is two devices.
+# Memory per device, in GiB. A chip of v2 or v3 is two devices.
 _TPUS = {"v2": 8, "v3": 16, "v4": 32, "v5e": 16, "v5p": 95, "v6e": 32, "tpu7x": 96}
-_THREE_DIMENSIONAL = ("v4", "v5p", "tpu7x")  # whose topologies have three numbers
+_THREE_DIMENSIONAL = ("v4", "v5p", "tpu7x")  # their topologies have three numbers
 
 
 class Target(NamedTuple):
     """The devices to compile a program for."""
 
     name: str
-    platform: str  # as JAX calls it: "tpu", "cuda" or "cpu"
+    platform: str  # JAX's name: "tpu", "cuda" or "cpu"
     devices: tuple[Device, ...]
-    memory: int | None  # bytes of one device; None if unknown
+    memory: int | None  # bytes per device; None if unknown
 
     def mesh(self, axis: str = AXIS) -> Mesh:
         """All devices in one row, for `jaxfed.backend.shard`."""
@@ -56,7 +56,7 @@ class Target(NamedTuple):
 
 
 class Compiled(NamedTuple):
-    """A compiled program, and how long that took."""
+    """A compiled program, and the time it took to compile."""
 
     program: Any  # jax.stages.Compiled
     seconds: float
@@ -68,15 +68,15 @@ class Compiled(NamedTuple):
 
 
 def target(name: str) -> Target:
-    """Devices by name.
+    """Find devices by name.
 
     Args:
         name: `"v5e:4x4"`, a slice of TPUs by kind and topology; `"v5e"`, one chip; `"h100"` or
-            `"h100:8"`, GPUs of one machine; `"cpu"`, this processor.
+            `"h100:8"`, GPUs of one machine; `"cpu"`, this CPU.
 
     Raises:
         ValueError: if the name or the topology is unknown.
-        ImportError: without the compiler, which `pip install 'jaxfed[aot]'` installs.
+        ImportError: if the compiler is missing; `pip install 'jaxfed[aot]'` installs it.
     """
     kind, _, shape = name.partition(":")
     if name == "cpu":
@@ -99,7 +99,7 @@ def _gpus(count: int) -> tuple[Device, ...]:
 
 
 def _tpus(kind: str, shape: str) -> tuple[Device, ...]:
-    # Otherwise the compiler asks the cloud for a description of this machine.
+    # Keep the compiler from asking the cloud for a description of this machine.
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
     topologies = require("jax.experimental.topologies", extra="aot")
     # The smallest slice that the compiler knows has four chips.

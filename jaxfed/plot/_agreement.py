@@ -19,7 +19,7 @@ def agreement(
     figure: Any = None,
     ax: Any = None,
 ) -> Any:
-    """Draw a table of views by components, shaded by the share of a component a view captures.
+    """Draw a table of views by components, shaded by how much of a component a view captures.
 
     Args:
         shares: how much of each component a view's map captures, from 0 to 1.

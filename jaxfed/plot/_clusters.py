@@ -26,7 +26,7 @@ def clusters(
     Args:
         embedding: a point for each client, for example from multidimensional scaling.
         labels: each client's cluster or class.
-        names: a text beside each point.
+        names: a label beside each point.
         figure: a Matplotlib figure or subfigure to draw into; a new one by default.
         ax: Matplotlib axes to draw into instead.
 
@@ -62,10 +62,10 @@ def client_map(
     Args:
         clients: local components, `(m, d, r)`, which `jaxfed.pca.embed_clients` places so that
             distances show how much they differ; or points in a plane, `(m, 2)`.
-        metadata: floats, such as temperatures, coloured along a scale; or classes: texts, truth
-            values, whole numbers. None colours all clients alike.
-        label: what the metadata are.
-        names: a text beside each point.
+        metadata: floats, such as temperatures, coloured along a scale; or classes: strings,
+            booleans or integers. None colours all clients alike.
+        label: a description of the metadata.
+        names: a label beside each point.
         figure: a Matplotlib figure or subfigure to draw into; a new one by default.
         ax: Matplotlib axes to draw into instead.
 
@@ -87,7 +87,7 @@ def client_map(
     values = None
     if metadata is not None:
         values = host_array("metadata", metadata, "a number or a class for each client")
-        # Whole numbers are classes: cluster numbers have no scale.
+        # Integers are classes, since cluster numbers have no scale.
         if values.dtype.kind == "f":
             values = _figure.host("metadata", values, 1, "a number for each client")
             if len(values) != len(points):

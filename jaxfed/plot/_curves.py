@@ -38,7 +38,7 @@ def convergence(
         The figure, or the axes if given.
 
     Raises:
-        ValueError: if an entry is not in the history, or bits are asked for on both axes.
+        ValueError: if an entry is not in the history, or bits are requested on both axes.
         ImportError: if Matplotlib is not installed.
     """
     _figure.check_named("history", history, "arrays")
@@ -78,7 +78,7 @@ def convergence(
     if label is not None or len(quantities) == 1:
         axes.set_ylabel(_figure.verbatim(label or quantities[0]), fontsize=9)
     if len(quantities) + len(levels or ()) > 1:
-        # Above the axes, where it hides no curve.
+        # Place it above the axes, where it hides no curve.
         axes.legend(fontsize=8, frameon=False, ncols=3, loc="lower left", bbox_to_anchor=(0, 1))
     return target.returned
 

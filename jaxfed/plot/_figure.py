@@ -11,7 +11,7 @@ from jaxfed._optional import require
 
 SIGNED = "RdBu_r"  # for values of both signs: zero is white
 INK = "gray_r"  # for values from zero up
-SMOOTH = "bicubic"  # interpolation, since few pixels are easier to recognize when blurred
+SMOOTH = "bicubic"  # interpolation: few pixels are easier to recognize when blurred
 COLOURS = ("#0b5fa5", "#d1495b", "#2a9d6f", "#e09f3e", "#7b5ea7", "#5c6770", "#17a2b8", "#a3543a")
 GREY = "#6b7280"
 
@@ -26,7 +26,7 @@ class Target(NamedTuple):
 def canvas(figure: Any, width: float, height: float) -> Any:
     """The given figure, or a new one of this size in inches.
 
-    The new figure is made without pyplot, which would keep it in memory.
+    The new figure is created without pyplot, which would keep it in memory.
     """
     if figure is not None:
         return figure
@@ -67,7 +67,7 @@ def _check_place(figure: Any, ax: Any) -> None:
 
 
 def bare(axes: Any) -> None:
-    """Style the axes of an image: no ticks, a hairline as frame."""
+    """Style the axes of an image: no ticks, a hairline frame."""
     axes.set_xticks([])
     axes.set_yticks([])
     for spine in axes.spines.values():
@@ -114,7 +114,7 @@ def limit(values: Any) -> float:
 
 
 def verbatim(text: str) -> str:
-    """A text to be drawn as it is, because Matplotlib would read `$` as mathematics."""
+    """Escape a text, because Matplotlib would read `$` as mathematics."""
     return text.replace("$", r"\$")
 
 
@@ -129,7 +129,7 @@ def host(name: str, array: Any, ndim: int, wanted: str, *, finite: bool = True) 
 
 
 def check_names(name: str, given: Sequence[str] | None, number: int) -> None:
-    """Check that there is one text for each of `number` objects, or None."""
+    """Check that there is one string for each of `number` objects, unless it is None."""
     if given is not None:
         check_texts(name, given)
         if len(given) != number:

@@ -1,4 +1,4 @@
-"""Graphs of labelled grids of runs."""
+"""Draws graphs of labelled grids of runs."""
 
 import itertools
 import math
@@ -37,7 +37,7 @@ def grid(
     """Draw a grid's variables along one dimension, with a line per variable and other setting.
 
     Args:
-        found: what `jaxfed.grid` returned, a part of it, or any other `xarray.Dataset`.
+        found: the result of `jaxfed.grid`, a part of it, or any other `xarray.Dataset`.
         x: the dimension of the horizontal axis; without coordinates, it is numbered from 0.
         over: dimensions to average over, such as seeds; a band shows one standard deviation (with
             n - 1). NaN values are not skipped.
@@ -79,7 +79,7 @@ def grid(
     axes = target.axes
     for i, name in enumerate(chosen):
         for j, line in enumerate(lines[name]):
-            # With several variables, colours tell them apart, and dashes the settings.
+            # With several variables, colours distinguish them, and dashes their settings.
             look = {"color": _figure.colour(i if len(chosen) > 1 else j), "linewidth": 1.2}
             dashes = ("-", "--", ":", "-.")[j % 4 if len(chosen) > 1 else 0]
             text = ", ".join([_words(name), *line.settings])

@@ -1,4 +1,4 @@
-"""Components and samples as images."""
+"""Draws components and samples as images."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ def components(
             Otherwise, a group is one image with a row per component and a column per feature.
         columns: images in a row.
         figure: a Matplotlib figure or subfigure to draw into; a new one by default.
-        ax: Matplotlib axes whose place in the grid of subplots the panels take.
+        ax: Matplotlib axes that the panels replace in the grid of subplots.
 
     Returns:
         The figure, or the axes if given.
@@ -64,7 +64,7 @@ def components(
         columns = max(columns, math.ceil(0.08 * max(map(len, images)) / _SIZE))
         tall = _SIZE * height / width * sum(rows) + 0.3 * len(rows)
         panel = _figure.canvas(None, _SIZE * columns, tall)
-    # A subfigure for each group, because a row of axes has no title of its own.
+    # Use a subfigure for each group, because a row of axes has no title of its own.
     parts = np.atleast_1d(panel.subfigures(len(images), 1, height_ratios=[r + 0.3 for r in rows]))
     for (name, group), part, number in zip(images.items(), parts, rows, strict=True):
         part.suptitle(_figure.verbatim(name), fontsize=9, x=0.01, ha="left")
@@ -97,7 +97,7 @@ def separation(
         mean: the mean that was subtracted before the fit; it is added to the sum.
         names: a title for each sample.
         figure: a Matplotlib figure or subfigure to draw into; a new one by default.
-        ax: Matplotlib axes whose place in the grid of subplots the panels take.
+        ax: Matplotlib axes that the panels replace in the grid of subplots.
 
     Returns:
         The figure, or the axes if given, with one column per sample.

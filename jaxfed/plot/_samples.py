@@ -13,7 +13,7 @@ _SIZE, _LETTER = 0.5, 0.062  # inches: longer side of an image, width of a lette
 
 
 class _Row(NamedTuple):
-    """A row of images with a text before and after it."""
+    """A row of images with text before and after it."""
 
     label: str
     images: np.ndarray
@@ -35,9 +35,9 @@ def samples(
         groups: images by the group's name, such as a client's or a method's.
         image_shape: height and width, or height, width and three colour channels.
         columns: images in a row; the rest of a group goes to further rows.
-        notes: texts to write after a group's images, such as their noise.
+        notes: text to write after a group's images, such as their noise.
         figure: a Matplotlib figure or subfigure to draw into; a new one by default.
-        ax: Matplotlib axes whose place in the grid of subplots the panels take.
+        ax: Matplotlib axes that the panels replace in the grid of subplots.
 
     Returns:
         The figure, or the axes if given. White is 0 and black is 1; colours are clipped to this
@@ -75,11 +75,11 @@ def reconstructions(
 
     Args:
         original: the samples.
-        found: their reconstructions by the name of the method.
+        found: their reconstructions, by name of the method.
         image_shape: height and width, or height, width and three colour channels.
         names: a title for each sample.
         figure: a Matplotlib figure or subfigure to draw into; a new one by default.
-        ax: Matplotlib axes whose place in the grid of subplots the panels take.
+        ax: Matplotlib axes that the panels replace in the grid of subplots.
 
     Returns:
         The figure, or the axes if given, with one column per sample. White is 0 and black is 1.
@@ -109,7 +109,7 @@ def _clipped(name: str, values: Any, image_shape: tuple[int, ...]) -> np.ndarray
 def _grid(rows: list[_Row], figure: Any, titles: Sequence[str] = ()) -> Any:
     columns = max(len(row.images) for row in rows)
     height, width = (side / max(rows[0].images.shape[1:3]) for side in rows[0].images.shape[1:3])
-    # Texts have columns of their own, as wide as the longest of them in units of an image.
+    # Text has its own columns, as wide as the longest one, in units of an image.
     unit = _LETTER / (_SIZE * width)
     before = max(unit * max(len(row.label) for row in rows), 0.01)
     after = max(unit * max(len(row.note) for row in rows), 0.01)
@@ -134,5 +134,5 @@ def _grid(rows: list[_Row], figure: Any, titles: Sequence[str] = ()) -> Any:
 
 def _write(axes: Any, place: float, text: str, align: str) -> None:
     options = {"ha": align, "va": "center", "transform": axes.transAxes, "fontsize": 7}
-    # Outside of the layout, which would otherwise shrink the images to make room.
+    # Keep it out of the layout, which would otherwise shrink the images to make room.
     axes.text(place, 0.5, _figure.verbatim(text), **options).set_in_layout(False)

@@ -1,4 +1,4 @@
-"""The variance that components explain: in order, and by client and kind."""
+"""Draws the variance that components explain: in order, and by client and kind."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -25,7 +25,7 @@ def scree(
 
     Args:
         variances: by name, the eigenvalues of a second moment, `(r,)`, or of every client's,
-            `(clients, r)`: then their mean, in a band from the smallest to the largest.
+            `(clients, r)`, drawn as their mean in a band from the smallest to the largest.
         total: the total variance; if given, the axis shows shares of it in percent.
         chosen: ranks by name, each marked by a vertical line after that component.
         figure: a Matplotlib figure or subfigure to draw into; a new one by default.
@@ -102,7 +102,7 @@ def variance_shares(
     if {len(part) for part in parts} != {clients}:
         raise refuse("shares", "arrays of one length", shares)
     _figure.check_names("names", names, clients)
-    # Bars are drawn from the bottom, so the most shared client comes last.
+    # Bars are drawn from the bottom, so sort the most shared client last.
     order = np.argsort(parts[0], kind="stable")
     written = names is not None and clients <= MOST_NAMES
     bar = 0.2 if written else 0.06

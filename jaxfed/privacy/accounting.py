@@ -62,8 +62,8 @@ def epsilon(
         clients: number of all clients.
         adjacency: what one client may change: `"replace"` its data by any other, or `"zero_out"`
             its messages, if all clients participate, which is half the distance.
-        first_message: whether clients also send a message before the rounds with the same noise,
-            as in all algorithms whose `first_message` is not empty.
+        first_message: whether clients also send a message with the same noise before the rounds, as
+            in all algorithms whose `first_message` is not empty.
 
     Returns:
         \(\varepsilon\): exact if all take part, else an upper bound.
@@ -151,8 +151,8 @@ def _releases(solution: Solution) -> tuple[Release, ...]:
         )
     if not bool(solution.status == Status.round_limit):
         raise ValueError(
-            "solutions: wanted runs of a fixed number of rounds, got one that was ended by "
-            f"numbers without noise: {Status[solution.status]}"
+            "solutions: wanted runs of a fixed number of rounds, got one that ended by numbers "
+            f"without noise: {Status[solution.status]}"
         )
     return solution.releases
 
@@ -252,7 +252,7 @@ class _Part(NamedTuple):
 
 
 def _parts(multiplier: float, rounds: int, share: float, first_message: bool) -> tuple[_Part, ...]:
-    first = (_Part(multiplier, 1),) if first_message else ()  # of everybody
+    first = (_Part(multiplier, 1),) if first_message else ()  # sent by all clients
     return (_Part(multiplier, rounds, share), *first)
 
 
@@ -297,7 +297,7 @@ def _profile(
 ) -> Float[np.ndarray, " n"]:
     r"""The smallest \(\delta\) of one message for each \(\varepsilon\) of either sign."""
     size = np.abs(epsilon)
-    # The epsilon of a message without a draw that the draw reduces to this one.
+    # The epsilon without a draw, which the draw reduces to this one.
     undrawn = size + np.log1p(-(1 - share) * np.exp(-size)) - np.log(share)
     # Theorem 8 of Balle & Wang at this epsilon, in logarithms against overflow.
     above = norm.cdf(ratio / 2 - undrawn / ratio)

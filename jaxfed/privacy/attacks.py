@@ -346,7 +346,7 @@ def _rounds(transcript: Transcript) -> range:
 
 
 def _frames(transcript: Transcript, summed: bool) -> list[tuple[Frames, Frames]]:
-    """Pairs of parts of broadcast and answer that are frames of the same shape, features first."""
+    """Pairs of frames of the same shape in broadcasts and answers, with the feature axis first."""
 
     def frames(tree):
         turned = [leaf for leaf in jax.tree.leaves(tree) if leaf.ndim == 3]

@@ -1,4 +1,4 @@
-"""Recording the messages between a server and one client without changing the run."""
+"""Records the messages between a server and one client without changing the run."""
 
 from dataclasses import replace
 from functools import partial

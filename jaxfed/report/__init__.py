@@ -35,14 +35,14 @@ def html(
     table: Sequence[Mapping[str, Any]] = (),
     pictures: Mapping[str, Any] | None = None,
 ) -> str:
-    """A page on a run: data, ranks, convergence, components, clients, costs, revealed information.
+    """Create a page on a run: data, ranks, convergence, components, clients, costs, revealed data.
 
     Components, variances and the map of clients appear for results of PCA; for other results, pass
     `pictures`. With very many clients, pictures show an even selection. Spectra are computed from
     the clients' samples, which only a simulation has in one place.
 
     Args:
-        solution: what `fit` returned.
+        solution: the result of `fit`.
         clients: the clients of the run.
         title: title of the page.
         names: names of the clients; numbered by default.
@@ -93,7 +93,7 @@ def write(
 
     Args:
         path: the file, such as `"report.html"`; an existing file is replaced.
-        solution: what `fit` returned.
+        solution: the result of `fit`.
         clients: the clients of the run.
         options: those of `html`.
 

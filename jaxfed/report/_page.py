@@ -1,4 +1,4 @@
-"""Writes a report as HTML, from `page.html`. Whatever is not markup passes through `escape`."""
+"""Writes a report as HTML, from `page.html`. Everything but markup passes through `escape`."""
 
 import html
 import io
@@ -13,7 +13,7 @@ import numpy as np
 from jaxfed._optional import require
 from jaxfed.plot._figure import COLOURS, GREY
 
-# The colours of pictures that are replaced by the page's, to be legible on light and dark paper.
+# Colours of pictures, and the page's colours that replace them in light and dark mode.
 _COLOURS = {"#000000": "currentColor", GREY: "var(--soft)", COLOURS[0]: "var(--link)"}
 
 
@@ -59,7 +59,7 @@ def facts(rows: Mapping[str, Any]) -> str:
 
 
 def table(rows: Sequence[Mapping[str, Any]], *, marked: int | None = None) -> str:
-    """A table with a header; numbers are aligned to the right, one row may be marked."""
+    """A table with a header; numbers are right-aligned, and one row may be marked."""
     names = list(rows[0])
     right = {name for name in names if all(_is_number(row[name]) for row in rows)}
     looks = {name: ' class="number"' if name in right else "" for name in names}
@@ -84,9 +84,9 @@ def figure(drawn: Any, caption: str, number: int) -> str:
     """A Matplotlib figure as SVG with a caption.
 
     Args:
-        drawn: the figure; black in it becomes the colour of the page's text.
-        caption: what it shows.
-        number: a different number for each figure of a page, which makes ids unique.
+        drawn: the figure; black in it becomes the page's text colour.
+        caption: the caption.
+        number: a unique number of the figure on its page, which makes ids unique.
     """
     matplotlib = require("matplotlib", extra="plot")
     file = io.StringIO()

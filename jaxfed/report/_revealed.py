@@ -1,4 +1,4 @@
-"""The section on privacy: what left the clients, and what a server could infer from it."""
+"""The report's section on privacy: what left the clients, and what a server could infer from it."""
 
 import re
 from typing import Any
@@ -125,7 +125,7 @@ def _meaning(
 
 
 def _groups(solution: Solution) -> list[str]:
-    """Among how many a client is hidden, where the server needs sums by groups."""
+    """How many clients hide each one, if the server needs sums by groups."""
     if not isinstance(solution.algorithm, Robust):
         return []
     clients, groups = len(solution.failure.clients), solution.algorithm.groups

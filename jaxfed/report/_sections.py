@@ -25,10 +25,10 @@ from jaxfed.report._page import Section, facts, figure, folded, paragraph, table
 from jaxfed.report._revealed import revealed
 from jaxfed.report._spectra import spectra
 
-LISTED = 200  # most clients in the list of clients
-DRAWN = 4  # most clients whose local components are drawn
-POINTS = 500  # most clients in a picture of all
-NUMBERS = 10**8  # most numbers in the samples for which spectra and variances are computed
+LISTED = 200  # largest number of clients in the list of clients
+DRAWN = 4  # largest number of clients whose local components are drawn
+POINTS = 500  # largest number of clients in a picture of all
+NUMBERS = 10**8  # largest number of entries in the samples for spectra and variances
 
 
 @dataclass(frozen=True)
@@ -53,14 +53,14 @@ class Given:
 
     @cached_property
     def parts(self) -> tuple[Array | None, Array | None] | None:
-        """Shared and local components that are orthogonal; None if the run was not PCA."""
+        """Orthogonal shared and local components; None if the run was not PCA."""
         if not isinstance(self.clients.parts[0], Samples):
             return None
         try:
             shared, local = side_by_side(self.solution)
         except ValueError:
             return None
-        # What is not in the space of the features cannot be drawn or compared with samples.
+        # Components outside of feature space cannot be drawn or compared with samples.
         features = [x.shape[-2] for x in (shared, local) if x is not None]
         if set(features) != {self.clients.features}:
             return None
@@ -81,7 +81,7 @@ class Given:
 
     @property
     def some(self) -> np.ndarray:
-        """The clients in a picture of all: an even selection if there are too many."""
+        """The clients to draw: all, or an even selection if there are too many."""
         number = len(self.names)
         return np.unique(np.linspace(0, number - 1, min(number, POINTS)).astype(int))
 

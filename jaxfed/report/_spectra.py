@@ -6,9 +6,9 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-SHOWN = 20  # most eigenvalues
-WIDEST = 1000  # longest smaller side of a table that is decomposed
-EACH = 100  # most clients whose spectra are computed
+SHOWN = 20  # largest number of eigenvalues
+WIDEST = 1000  # largest smaller side of a table that is decomposed
+EACH = 100  # largest number of clients whose spectra are computed
 
 
 class Spectra(NamedTuple):
@@ -33,7 +33,7 @@ def spectra(
         local: local components, if there are any.
 
     Returns:
-        The eigenvalues and the ranks chosen; None if tables are too large.
+        The eigenvalues and the chosen ranks; None if tables are too large.
     """
     features, clients = samples[0].shape[1], len(samples)
     total = float(np.mean([np.sum(table.astype(float) ** 2) / len(table) for table in samples]))
@@ -42,7 +42,7 @@ def spectra(
         return None
     found, chosen = {}, {}
     if shared is not None:
-        # Scaled so that the square of all rows together is the mean second moment.
+        # Scale rows, so that the Gram matrix of all together is the mean second moment.
         scaled = [table / np.sqrt(len(table) * clients) for table in samples]
         found["mean of all clients"] = _squares(np.concatenate(scaled))
         chosen["shared rank"] = shared.shape[1]
@@ -67,6 +67,6 @@ def spectra(
 def _squares(table: Float[np.ndarray, "n d"]) -> Float[np.ndarray, " r"]:
     """The largest squared singular values of a table."""
     rows, columns = table.shape
-    # Of the two Gram matrices, which have the same eigenvalues, the smaller one.
+    # Use the smaller of the two Gram matrices, which have the same eigenvalues.
     square = table.T @ table if columns <= rows else table @ table.T
     return np.maximum(np.linalg.eigvalsh(square.astype(float))[::-1][:SHOWN], 0)

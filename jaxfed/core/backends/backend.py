@@ -1,4 +1,4 @@
-"""What a backend is: it maps one client's work over all clients and reduces what they send."""
+"""The base class of backends, which map one client's work over all clients."""
 
 import abc
 from collections.abc import Callable
@@ -17,34 +17,34 @@ from jaxfed.core.contract.reduction import Part, Reduction, is_part, joined, sep
 AXIS = "clients"
 Device = Any  # type checkers take jax.Device for a variable
 
-# One client's work: (what all clients share, what is this client's own) -> (its contributions to
-# what is reduced over clients, what the client keeps).
+# One client's work: (what all clients share, what this client owns) -> (its contributions to what
+# is reduced over clients, what it keeps).
 Work = Callable[[PyTree, PyTree], tuple[PyTree[Reduction], PyTree]]
 
 
 class Backend(eqx.Module):
     """Maps one client's work over all clients and reduces what they send.
 
-    One whose clients are all on one device is shorter as a `jaxfed.backend.OneDevice`.
+    If all clients are on one device, subclass `jaxfed.backend.OneDevice`, which is shorter.
     """
 
     apart: ClassVar[bool] = False
-    """Whether `fit` is to run each client's work, and the server's, as a program of its own."""
+    """Whether `fit` runs each client's work, and the server's, as separate programs."""
 
     @property
     @abc.abstractmethod
     def multiple(self) -> int:
-        """Client counts are padded to a multiple of this."""
+        """The number of clients is padded to a multiple of this."""
 
     @property
     @abc.abstractmethod
     def gathers(self) -> bool:
-        """Whether picking out a round's participants is cheaper than masking the others."""
+        """Whether selecting a round's participants is cheaper than masking the others."""
 
     @property
     @abc.abstractmethod
     def sharding(self) -> NamedSharding | None:
-        """Where clients of several processes lie; None for a backend that cannot have them."""
+        """The sharding of clients of several processes; None if the backend does not support it."""
 
     @abc.abstractmethod
     def over_parts(
@@ -54,23 +54,23 @@ class Backend(eqx.Module):
 
         Args:
             work: one client's work.
-            shared: passed to each client as it is.
-            parts: rectangular trees, in each leading axis = its clients, at least one.
+            shared: passed unchanged to each client.
+            parts: rectangular trees with a leading axis of at least one client.
 
         Returns:
-            The contributions of all, reduced, and what the clients of each part keep, leading axis
-            = its clients.
+            The reduction of all contributions, and what the clients of each part keep, leading axis
+            = clients of the part.
         """
 
     def in_blocks(self, size: int, remembered: tuple[str, ...]) -> "Backend":
-        """The same numbers from at most `size` clients at a time, for derivatives in less memory.
+        """A backend with the same numbers that maps at most `size` clients at a time.
 
-        By default it is this backend itself, which saves none.
+        It saves memory in derivatives. By default this is the backend itself, which saves none.
 
         Args:
-            size: clients in a block.
-            remembered: names, as of `jax.ad_checkpoint.checkpoint_name`, of the values to store for
-                the backward pass, which computes all others again.
+            size: clients per block.
+            remembered: names, as given to `jax.ad_checkpoint.checkpoint_name`, of values to store
+                for the backward pass, which recomputes all others.
         """
         del size, remembered
         return self
@@ -78,7 +78,7 @@ class Backend(eqx.Module):
     @property
     @final
     def processes(self) -> int:
-        """How many processes it spreads clients over."""
+        """The number of processes over which it spreads clients."""
         if self.sharding is None:
             return 1
         return len({device.process_index for device in self.sharding.device_set})
@@ -87,17 +87,17 @@ class Backend(eqx.Module):
     def checked_parts(
         self, work: Work, shared: PyTree, parts: tuple[PyTree, ...]
     ) -> tuple[PyTree[Reduction], tuple[PyTree, ...]]:
-        """What `over_parts` returns.
+        """Call `over_parts` and check its result.
 
         Raises:
-            ValueError: if that is not what it promises; the message names the backend's class.
+            ValueError: if the result breaks the contract; the message names the backend's class.
         """
         dimensions: Any = None
 
         def observed(shared: PyTree, own: PyTree):
             nonlocal dimensions
             result = work(shared, own)
-            # Numbers of axes alone: the arrays belong to the trace that calls this.
+            # Keep only the numbers of axes, since the arrays belong to the caller's trace.
             dimensions = jax.tree.map(jnp.ndim, result)
             return result
 
@@ -122,23 +122,23 @@ class Backend(eqx.Module):
 
         Args:
             work: one client's work.
-            shared: passed to each client as it is.
+            shared: passed unchanged to each client.
             own: leading axis = clients, or in buckets.
 
         Returns:
             The reduced contributions, and what the clients keep (leading axis = clients; in buckets
-            where its shape differs between them).
+            if its shape differs between them).
 
         Raises:
-            ValueError: if contributions of clients in different buckets do not add up, or if
-                `over_parts` returns anything but what it promises.
+            ValueError: if contributions from different buckets do not add up, or `over_parts`
+                breaks its contract.
         """
         total, kept = self.checked_parts(work, shared, split(own))
         return total, in_order(layout_of(own), kept)
 
     @final
     def map(self, work: Callable[[PyTree, PyTree], PyTree], shared: PyTree, own: PyTree) -> PyTree:
-        """What each client's `work(shared, own)` gives, leading axis = clients."""
+        """The results of `work(shared, own)` for all clients, leading axis = clients."""
         return self.map_reduce(lambda *arguments: (None, work(*arguments)), shared, own)[1]
 
 
@@ -149,27 +149,26 @@ def collect(
     own: PyTree,
     gathering: int | slice | Array,
 ) -> tuple[PyTree[Part], PyTree]:
-    """Map work over clients that send contributions of any kind, gathered ones included.
+    """Map work over clients that send contributions of any kind, including gathered ones.
 
     Args:
-        backend: how clients are mapped.
+        backend: maps the clients.
         work: one client's work: `(shared, own) -> (contributions, kept)`.
-        shared: passed to each client as it is.
+        shared: passed unchanged to each client.
         own: leading axis = clients, or in buckets.
-        gathering: whose parts are gathered: of so many clients, from the first, or of those that
-            are indexed.
+        gathering: the clients whose parts are gathered: the first so many, or by index.
 
     Returns:
-        The message, reduced, and what the clients keep (leading axis = clients).
+        The reduced message, and what the clients keep (leading axis = clients).
 
     Raises:
-        ValueError: if what is gathered differs in its shape between buckets.
+        ValueError: if gathered parts differ in shape between buckets.
     """
 
     def split(shared, own):
         sent, kept = work(shared, own)
         summands, gathered = separated(sent)
-        # What is gathered stays where it was made, like what the clients keep.
+        # Gathered parts stay where they were computed, like what the clients keep.
         return summands, (gathered, kept)
 
     total, (gathered, kept) = backend.map_reduce(split, shared, own)
@@ -180,12 +179,12 @@ def collect(
 
 
 def length(own: PyTree) -> int:
-    """How many clients have what is in a tree with a leading axis of clients."""
+    """The number of clients in a tree with a leading axis of clients."""
     return jax.tree.leaves(own)[0].shape[0]
 
 
 def pair(backend: Backend, method: str, result: Any) -> tuple[PyTree, PyTree]:
-    """What a method of a backend returned, as `(reduced, kept)`.
+    """The result of a backend's method as `(reduced, kept)`.
 
     Raises:
         ValueError: if it is anything else.
@@ -202,9 +201,9 @@ def _check_structure(
 
     Args:
         backend: the backend.
-        dimensions: how many axes each array of `(sent, kept)` had.
-        total: what the backend returned of what was sent.
-        kept: what it returned of what each part's clients kept.
+        dimensions: the number of axes of each array in `(sent, kept)`.
+        total: what the backend returned for what was sent.
+        kept: what it returned for what each part's clients kept.
     """
     sent, one = dimensions
     for whole in kept:
@@ -214,7 +213,7 @@ def _check_structure(
     if len(wanted) != len(found) or not all(map(is_part, found)):
         raise _broken(backend, "over_parts", "what the work sent, reduced over clients", total)
     for contribution, part in zip(wanted, found, strict=True):
-        # A reduction may return one of another kind, whose arrays are others.
+        # A reduction may return another kind, with other arrays.
         axes = [jnp.ndim(x) for x in jax.tree.leaves(part)]
         if type(part) is type(contribution) and axes != jax.tree.leaves(contribution):
             raise _broken(backend, "over_parts", "parts without an axis of clients", part)

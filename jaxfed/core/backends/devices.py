@@ -1,4 +1,4 @@
-"""Clients spread over devices, with one all-reduce a round."""
+"""Backends that spread clients over devices, with one all-reduce per round."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -17,7 +17,7 @@ from jaxfed.core.contract.reduction import over_devices
 
 
 def _on_device(inner: Backend, work: Work, axis: str, shared: PyTree, parts: tuple[PyTree, ...]):
-    """What one device does: its own clients by the inner backend, then one all-reduce."""
+    """One device's work: map its own clients with the inner backend, then all-reduce once."""
     sent, kept = inner.checked_parts(work, shared, parts)
     return over_devices(sent, axis), kept
 
@@ -69,8 +69,8 @@ class _Pmap(Backend):
     def over_parts(self, work, shared, parts):
         count = self.multiple
         parts = jax.tree.map(lambda x: x.reshape(count, len(x) // count, *x.shape[1:]), parts)
-        # As one argument: of two, JAX (0.11 at least) takes these axes for those of two leaves
-        # where the arguments have as many, though `shared` has none.
+        # Pass one argument: with two that have equally many leaves, JAX (0.11 at least) takes these
+        # axes for those of the leaves, although `shared` has none.
         total, kept = jax.pmap(
             lambda both: _on_device(self.inner, work, AXIS, *both),
             axis_name=AXIS,
@@ -82,14 +82,14 @@ class _Pmap(Backend):
 
 
 def pmap(devices: int | Sequence[Device] | None = None, inner: Backend | None = None) -> Backend:
-    """Clients spread over devices by `jax.pmap`, with one all-reduce a round.
+    """Spread clients over devices with `jax.pmap`, with one all-reduce per round.
 
     Args:
-        devices: how many of the local devices, or which; all of them by default.
-        inner: how each device maps its own clients; `vmap()` by default.
+        devices: number of local devices, or a list of devices; all local devices by default.
+        inner: maps each device's own clients; `vmap()` by default.
 
     Raises:
-        ValueError: if there are not that many devices, or `inner` is no backend.
+        ValueError: if there are not that many devices, or `inner` is not a backend.
     """
     return _Pmap(_devices("devices", devices, jax.local_devices()), _inner(inner))
 
@@ -97,20 +97,20 @@ def pmap(devices: int | Sequence[Device] | None = None, inner: Backend | None = 
 def shard(
     mesh: Mesh | int | None = None, *, axis: str | None = None, inner: Backend | None = None
 ) -> Backend:
-    """Clients spread over a device mesh by `jax.shard_map`, with one all-reduce a round.
+    """Spread clients over a device mesh with `jax.shard_map`, with one all-reduce per round.
 
-    Works across processes too, if the mesh does. Clients are then those of
-    `Clients.from_process_local`, or else every process has all of them, the same ones: a run in
-    which they differ is refused, as far as they are known outside of compiled functions.
+    The mesh may span processes. Then use clients of `Clients.from_process_local`, or give every
+    process the same clients; a run refuses clients that differ between processes, as far as their
+    values are known outside of compiled functions.
 
     Args:
-        mesh: a mesh, or how many of all devices; all of them by default.
-        axis: the mesh's axis for the clients; may be left out if the mesh has only one.
-        inner: how each device maps its own clients; `vmap()` by default.
+        mesh: a mesh, or the number of devices; all devices by default.
+        axis: the mesh's axis for the clients; optional if the mesh has only one.
+        inner: maps each device's own clients; `vmap()` by default.
 
     Raises:
-        ValueError: if there are not that many devices, the mesh has no such axis, or it has
-            several and none is named, or `inner` is no backend.
+        ValueError: if there are not that many devices, the mesh lacks the axis, it has several and
+            none is named, or `inner` is not a backend.
     """
     if not isinstance(mesh, Mesh):
         mesh = Mesh(np.asarray(_devices("mesh", mesh, jax.devices())), (AXIS,))
@@ -144,7 +144,7 @@ def _devices(
                 f"({available[0].platform})"
             )
         return tuple(available[: int(wanted)])
-    # Not by a set: what cannot be hashed is no device.
+    # Do not use a set: what cannot be hashed is not a device, and must be refused.
     if not is_list(wanted) or not wanted or any(each not in available for each in wanted):
         raise refuse(name, f"how many of {len(available)} devices, or a list of some", wanted)
     return tuple(wanted)

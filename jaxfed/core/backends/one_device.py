@@ -1,4 +1,4 @@
-"""Clients on one device: at once, one after the other, or in blocks."""
+"""Backends that map clients on one device: all at once, one by one, or in blocks."""
 
 import abc
 import math
@@ -28,7 +28,7 @@ from jaxfed.linalg.platforms import per_platform
 class OneDevice(Backend):
     """A backend whose clients are all on one device.
 
-    The shortest, one client after the other::
+    The shortest one runs client after client::
 
         class OneByOne(jf.backend.OneDevice):
             def map_clients(self, work, shared, own):
@@ -44,18 +44,18 @@ class OneDevice(Backend):
 
         Args:
             work: one client's work, `(shared, own) -> (sent, kept)`.
-            shared: passed to each client as it is.
+            shared: passed unchanged to each client.
             own: leading axis = clients, at least one.
 
         Returns:
-            What all of them sent, reduced, by `jaxfed.reduction.over_clients` from contributions
-            along a leading axis and by `jaxfed.reduction.combined` from two such results; and what
-            they keep, leading axis = clients.
+            The reduction of what all clients sent, and what they keep, leading axis = clients.
+            `jaxfed.reduction.over_clients` reduces contributions along a leading axis, and
+            `jaxfed.reduction.combined` combines two such results.
         """
 
     @final
     def over_parts(self, work, shared, parts):
-        """One part after the other, with one result."""
+        """Map one part after another, and combine their results."""
         results = [pair(self, "map_clients", self.map_clients(work, shared, own)) for own in parts]
         sent, kept = zip(*results, strict=True)
         if len(sent) == 1:
@@ -68,7 +68,7 @@ class OneDevice(Backend):
     @property
     @final
     def multiple(self):
-        """One: any number of clients will do."""
+        """1: the number of clients is arbitrary."""
         return 1
 
     @property
@@ -102,14 +102,14 @@ def _at_once(work: Work, shared: PyTree, own: PyTree) -> tuple[PyTree[Reduction]
 
 
 def _of_all(work: Work, shared: PyTree, own: PyTree) -> tuple[PyTree[Reduction], PyTree]:
-    if length(own) == 1:  # which takes longer as a batch of one
+    if length(own) == 1:  # a batch of one takes longer
         alone = work(shared, jax.tree.map(lambda x: x[0], own))
         return jax.tree.map(lambda x: jnp.asarray(x)[None], alone)
     return jax.vmap(work, in_axes=(None, 0))(shared, own)
 
 
 def _counted(part: Reduction, which: Bool[Array, " clients"]) -> Reduction:
-    """Contributions, and of those that do not count nothing."""
+    """Contributions, with neutral ones in place of those that do not count."""
 
     def chosen(x, nothing):
         return jnp.where(which.reshape(-1, *[1] * (x.ndim - 1)), x, nothing)
@@ -147,18 +147,18 @@ class _Chunked(OneDevice):
             jax.checkpoint, policy=jax.checkpoint_policies.save_only_these_names(*self.remembered)
         )
         def step(total, first):
-            # Cut out here and not by the scan, for which a TPU would keep a copy of everything in
-            # another layout. The last block begins with clients of the one before, if it has to.
+            # Slice here rather than scan over blocks, since a TPU would keep a copy of everything
+            # in another layout. If need be, the last block overlaps the one before.
             start = jnp.minimum(first, clients - size)
             block = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, start, size), own)
             parts, kept = _of_all(work, shared, block)
             if clients % size:
                 which = start + jnp.arange(size) >= first
                 parts = each(lambda part: _counted(part, which), parts)
-            # Laid out before the scan stacks them, or it would stack padded tiles.
+            # Set the layout before the scan stacks them, or it would stack padded tiles.
             return combined(total, over_clients(parts)), jax.tree.map(_dense, kept)
 
-        # A scan over blocks that combines as it goes: only one block's messages exist at a time.
+        # A scan over blocks that combines as it goes, so that only one block's messages exist.
         firsts = jnp.arange(0, clients, size)
         total, kept = jax.lax.scan(step, neutral(sent), firsts)
 
@@ -170,16 +170,16 @@ class _Chunked(OneDevice):
         return total, jax.tree.map(in_order, kept)
 
 
-# A TPU keeps the last two axes in tiles of 8 x 128, where small ones take up to 64 times their
-# size; with clients along a tile's rows nothing is lost. The compiler lays out arguments so, and
-# what a loop carries only where it is told to.
+# A TPU stores the last two axes in tiles of 8 x 128, where small ones take up to 64 times their
+# size; with clients along a tile's rows nothing is lost. The compiler chooses this layout for
+# arguments by itself, but for what a loop carries only if told to.
 _clients_last = per_platform(
     lambda x: x, tpu=lambda x: with_layout_constraint(x, Layout((*range(1, x.ndim), 0)))
 )
 
 
 def _dense(x: Array) -> Array:
-    """Many clients' arrays, laid out on a TPU so that small ones take no more than their size."""
+    """Set a TPU layout of many clients' arrays in which small ones are not padded."""
     if x.ndim < 3 or not jnp.issubdtype(x.dtype, jnp.floating):
         return x
     rows, columns = x.shape[-2:]
@@ -187,10 +187,10 @@ def _dense(x: Array) -> Array:
     return _clients_last(x) if tiled > 2 * rows * columns else x
 
 
-# Measured on a processor with 2 MiB of cache a core: clients' data in a block, the least
-# number of clients that is worth one, and how many blocks there must be.
+# Measured on a CPU with 2 MiB of cache per core: bytes of clients' data in a block, the smallest
+# number of clients worth a block, and the smallest number of blocks.
 BLOCK_BYTES, BLOCK_CLIENTS, BLOCKS = 2**20, 64, 4
-LANES = 128  # columns of a TPU's tile
+LANES = 128  # columns of a TPU tile
 
 
 class _Auto(OneDevice):
@@ -209,9 +209,9 @@ class _Auto(OneDevice):
 
 @cache
 def _block(clients: int, most: int) -> int:
-    """The size of blocks, from half the most allowed, of which the last two share the fewest.
+    """The block size, more than half of `most`, for which the last two blocks overlap least.
 
-    Whole tiles of a TPU are worth sharing a hundredth of all clients.
+    Blocks of whole TPU tiles are worth an overlap of a hundredth of all clients.
     """
 
     def cost(size: int) -> tuple:
@@ -222,16 +222,16 @@ def _block(clients: int, most: int) -> int:
 
 
 def in_blocks(backend: Backend, own: PyTree, *remembered: str) -> Backend:
-    """The same numbers, a tenth of the clients at a time, for derivatives in less memory.
+    """A backend with the same numbers that maps a tenth of the clients at a time.
 
-    A block has a megabyte of data at least. How a backend takes blocks, or that it does not as
-    those that spread clients over devices, is its own `in_blocks`.
+    It saves memory in derivatives. A block has at least a megabyte of data. Each backend's
+    `in_blocks` decides how to do it; those that spread clients over devices do not.
 
     Args:
-        backend: how the clients would be mapped.
-        own: what they have, leading axis = clients, or in buckets.
-        remembered: names, as of `jax.ad_checkpoint.checkpoint_name`, of what is kept; all else is
-            computed again.
+        backend: maps the clients.
+        own: the clients' data, leading axis = clients, or in buckets.
+        remembered: names, as given to `jax.ad_checkpoint.checkpoint_name`, of values to store; all
+            others are recomputed.
     """
     sizes = [length(part) for part in split(own)]
     each = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(own)) / sum(sizes)
@@ -240,39 +240,39 @@ def in_blocks(backend: Backend, own: PyTree, *remembered: str) -> Backend:
 
 
 def vmap() -> Backend:
-    """All clients at once on one device."""
+    """Map all clients at once on one device."""
     return _Vmap()
 
 
 def separate() -> Backend:
-    """One client after the other, each by a program of its own, and the server by another.
+    """Run each client and the server as separate compiled programs, one after another.
 
-    In `fit`, the numbers are bit for bit those of `jaxfed.deploy` on separate machines of one kind:
-    programs of many clients round otherwise than those of one. It takes longer than `vmap`, which
-    it is within `rollout` and `grid`.
+    In `fit`, the numbers are bit for bit those of `jaxfed.deploy` on separate machines of one kind,
+    because programs of many clients round differently from those of one. It is slower than `vmap`.
+    Within `rollout` and `grid` it behaves like `vmap`.
     """
     return _Separate()
 
 
 def chunked(size: int) -> Backend:
-    """Clients in blocks of at most `size`, one block after the other, in bounded memory.
+    """Map clients in blocks of at most `size`, one block after another, in bounded memory.
 
-    Blocks are of one size, from half of `size` on. Where no such number divides that of the
-    clients, the last block begins with some of the one before: they are computed twice, and count
+    All blocks have the same size, from half of `size` up. If no such size divides the number of
+    clients, the last block overlaps the one before; clients in both are computed twice and counted
     once.
 
     Raises:
-        ValueError: if `size` is not a positive whole number.
+        ValueError: if `size` is not a positive integer.
     """
     check_whole("chunked size", size)
     return _Chunked(int(size))
 
 
 def auto() -> Backend:
-    """All clients at once, or on a processor blocks of them, as many as its cache holds.
+    """Map all clients at once, or on a CPU in blocks that fit into its cache.
 
-    Blocks are taken of many small clients: where a block's data have a megabyte, at least 64
-    clients fit into one and there are at least four of them. Numbers differ from those of `vmap`
-    by the order of sums only. On accelerators, and in federations that are not large, it is `vmap`.
+    It uses blocks for many small clients: if a block of a megabyte holds at least 64 clients and
+    there are at least four blocks. Numbers differ from those of `vmap` only by the order of sums.
+    On accelerators, and in small federations, it is `vmap`.
     """
     return _Auto()

@@ -11,7 +11,7 @@ from jaxfed.core.common.buckets import Buckets, take
 @final
 @dataclass(frozen=True)
 class Bucketed(InMemory, OfOneProcess):
-    """Several rectangular trees in memory, each of clients of similar size."""
+    """Several rectangular trees in memory, each for clients of similar size."""
 
     data: Buckets
     length: int

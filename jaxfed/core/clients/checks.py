@@ -1,4 +1,4 @@
-"""Checks of what clients are made from."""
+"""Checks the data, ids and weights of clients."""
 
 from collections.abc import Sequence
 from typing import Any, Literal, cast
@@ -16,11 +16,12 @@ from jaxfed.core.common.processes import is_here
 
 
 def check_ids(ids: Int[Array, "*data_sets clients"]) -> None:
-    """Refuse ids that do not tell clients apart.
+    """Refuse ids that are not unique.
+
+    Traced ids, and those of other processes, cannot be checked.
 
     Raises:
-        ValueError: for the first id that is negative or occurs twice among the clients of one data
-            set; nothing is known of traced ones, or of those of other processes.
+        ValueError: names the first id that is negative or occurs twice in one data set.
     """
     if not isinstance(ids, jax.Array | np.ndarray) or is_traced(ids):
         return
@@ -37,10 +38,10 @@ def check_ids(ids: Int[Array, "*data_sets clients"]) -> None:
 
 
 def check_bucket(bucket: object) -> None:
-    """Check how much of the data padding may be, if clients are put in buckets.
+    """Check the padding factor for clients in buckets.
 
     Raises:
-        ValueError: for what is neither None nor a number of at least 1.1.
+        ValueError: if it is neither None nor a number of at least 1.1.
     """
     if bucket is not None:
         check_number("bucket", bucket, "a number of at least 1.1 or None", lambda x: x >= 1.1)
@@ -50,7 +51,7 @@ def check_part(name: str, number: object, most: int) -> None:
     """Check a number of clients or samples to keep, unless it is traced.
 
     Raises:
-        ValueError: if it is not whole, not positive or more than there are.
+        ValueError: if it is not an integer from 1 to `most`.
     """
     if is_traced(number):
         return
@@ -61,10 +62,10 @@ def check_part(name: str, number: object, most: int) -> None:
 
 
 def checked_counts(counts: object, clients: int) -> np.ndarray:
-    """Numbers of samples, one a client.
+    """The numbers of samples, one per client.
 
     Raises:
-        ValueError: if they are not as many positive numbers.
+        ValueError: if they are not one positive number per client.
     """
     wanted = f"{clients} positive numbers"
     sizes = host_array("counts", counts, wanted)
@@ -76,10 +77,10 @@ def checked_counts(counts: object, clients: int) -> np.ndarray:
 
 
 def checked_positions(indices: object, clients: int) -> np.ndarray:
-    """Positions of clients, which may count from the last.
+    """Positions of clients, of which negative ones count from the end.
 
     Raises:
-        ValueError: if they are no list of positions of so many clients.
+        ValueError: if they are not a list of valid positions.
     """
     wanted = f"a list of positions from 0 to {clients - 1}"
     places = host_array("indices", indices, wanted)
@@ -91,26 +92,27 @@ def checked_positions(indices: object, clients: int) -> np.ndarray:
 
 
 def is_traced(value: object) -> bool:
-    """Whether nothing is known of a value but its shape and type."""
+    """Whether only the shape and type of a value are known."""
     return isinstance(value, Tracer)
 
 
 def checked_array(
     array: ArrayLike | Sequence[Any], name: str, *, half: bool = False, missing: bool | None = None
 ) -> Array:
-    """The array in a floating type of JAX, refused if it is not real, floating and finite.
+    """The array as a floating-point JAX array; refused unless real, floating and finite.
 
     Args:
         array: the numbers.
-        name: of the argument that they are.
-        half: whether bfloat16 will do.
-        missing: whether NaN will do, for entries of rows that have others; None where it never can.
+        name: of the argument.
+        half: whether bfloat16 is allowed.
+        missing: whether NaN is allowed for some entries of a row; None if the argument can never
+            have missing entries.
     """
     types = "float32, float64 or bfloat16" if half else "float32 or float64"
     if not isinstance(array, jax.Array):
         array = host_array(name, array, f"real floating point numbers ({types})")
         if array.dtype == np.float64:
-            # Before the check for infinity: numbers too large for single precision become infinite.
+            # Convert before the check, since large numbers become infinite in single precision.
             with np.errstate(over="ignore"):
                 array = array.astype(jax.dtypes.canonicalize_dtype(np.float64))
     short = array.dtype.itemsize < 4 and not (half and array.dtype == jnp.bfloat16)
@@ -147,14 +149,14 @@ def check_tables(name: str, tables: Sequence[Any], owner: str, own: int, *axes: 
     """Check that tables have two axes, are not empty, and agree in type and in all but one axis.
 
     Args:
-        name: of the argument that they are.
+        name: of the argument.
         tables: arrays, dense or sparse.
-        owner: what has one of them.
+        owner: what a table belongs to, such as a client, for the message.
         own: the axis whose length may differ.
-        axes: what both axes are, in the plural.
+        axes: names of both axes, in the plural.
 
     Raises:
-        ValueError: for the first table that does not fit; the message names it.
+        ValueError: names the first unsuitable table.
     """
     same = axes[1 - own]
     for i, table in enumerate(tables):
@@ -185,16 +187,16 @@ def shares_of(
     sizes: np.ndarray,
     dtype,
 ) -> Float[Array, " clients"]:
-    """Weights that sum to one.
+    """The clients' weights, which sum to one.
 
     Args:
         weights: as in `Clients.from_samples`.
-        clients: how many there are.
+        clients: number of clients.
         sizes: their numbers of samples.
         dtype: of the result.
 
     Raises:
-        ValueError: for weights that do not fit.
+        ValueError: if the weights are unsuitable.
     """
     if isinstance(weights, str):
         if weights not in ("equal", "samples"):

@@ -1,4 +1,4 @@
-"""`Clients`: their data, ids and weights."""
+"""`Clients` holds the clients' data, ids and weights."""
 
 import os
 from collections.abc import Sequence
@@ -47,32 +47,32 @@ from jaxfed.linalg import Moment
 class Clients(eqx.Module):
     """All clients: their data (leading axis = clients), ids and aggregation weights.
 
-    Random numbers fold in a client's *id*, so results do not depend on the order of clients or
-    on how they are spread over devices. Ids are whole numbers of at least 0 that all differ: two
-    clients with one id would draw the same noise, which their difference then has not. Weights sum
-    to one over the clients.
+    Random numbers fold in a client's *id*, so results do not depend on the order of clients or on
+    how they are spread over devices. Ids are unique non-negative integers: two clients with the
+    same id would draw the same noise, which cancels in their difference. Weights sum to one over
+    the clients.
 
     Raises:
-        ValueError: for ids that do not differ or are negative, unless they are traced.
+        ValueError: if ids are repeated or negative, unless they are traced.
     """
 
     data: PyTree
     ids: Int[Array, " clients"]
     weights: Float[Array, " clients"]
-    # Of clients that are spread over processes: how many each device has, without padding.
+    # For clients spread over processes: the number of clients per device, without padding.
     blocks: tuple[int, ...] | None = eqx.field(static=True, default=None)
 
     def __check_init__(self):
-        """Refuse ids that do not tell clients apart."""
+        """Refuse repeated or negative ids."""
         self.check_ids()
 
     def check_ids(self) -> None:
-        """Refuse ids that do not tell clients apart, as far as they are known.
+        """Refuse repeated or negative ids, unless they are unknown.
 
         Raises:
-            ValueError: for ids that do not differ or are negative.
+            ValueError: if ids are repeated or negative.
         """
-        # Padding has the ids of other rows.
+        # Padding rows repeat the ids of other rows.
         check_ids(self.ids if self.blocks is None else self.ids[..., self.layout.rows(len(self))])
 
     @classmethod
@@ -84,30 +84,30 @@ class Clients(eqx.Module):
         bucket: float | None = None,
         missing: Literal["refuse", "mask"] = "refuse",
     ) -> Self:
-        """Clients from their samples.
+        """Create clients from their samples.
 
         Args:
             arrays: a list of `(samples_i, features)` arrays of any lengths, or one
-                `(clients, samples, features)` array. Not centred: that is the caller's choice.
-            weights: `"equal"` (each client counts the same, as in Shi & Kontar 2024),
-                `"samples"` (by number of samples), or one non-negative number per client.
-            bucket: None pads all clients to the longest with rows of zeros. A number, at least 1.1,
-                puts those of similar length together, in as few arrays as it takes for all rows,
-                padding included, to be at most so many times the data. Results are the same;
-                each array is compiled for itself.
-            missing: what NaN is: refused, or with `"mask"` an entry that was not observed.
-                `jaxfed.preprocess.Impute` completes such samples, for all algorithms.
+                `(clients, samples, features)` array. They are not centred; that is up to you.
+            weights: `"equal"` (each client counts the same, as in Shi & Kontar 2024), `"samples"`
+                (by number of samples), or one non-negative number per client.
+            bucket: None pads all clients with rows of zeros to the longest. A number of at least
+                1.1 groups clients of similar length into as few arrays as keep the total number of
+                rows, with padding, within this factor of the data. Results are the same; each array
+                is compiled separately.
+            missing: `"refuse"` refuses NaN; `"mask"` treats NaN as an entry that was not observed.
+                `jaxfed.preprocess.Impute` completes such samples for all algorithms.
 
         Returns:
-            The clients, in single precision unless the arrays are double and JAX has 64 bits
-            enabled, or bfloat16: then the samples stay so, which is half of the memory and of
-            what is read, and all else is in single precision.
+            The clients, in double precision if the arrays are and JAX has 64 bits enabled, in
+            bfloat16 if the arrays are, else in single precision. With bfloat16, samples take half
+            the memory and time to read, and everything else is in single precision.
 
         Raises:
-            ValueError: for an empty list, a client without samples, samples that are not
-                two-dimensional, feature counts that differ, data that are not real floating
-                point numbers or not finite, a sample without any observed entry, and unfit
-                weights. The message names the client. For a `bucket` below 1.1.
+            ValueError: if there are no clients, a client has no samples, samples are not
+                two-dimensional, feature counts differ, data are not real, floating-point and
+                finite, a sample has no observed entry, or the weights or `bucket` are unsuitable.
+                The message names the client.
         """
         kind = kind_of(missing)
         checked = partial(checked_array, half=True, missing=missing == "mask")
@@ -146,28 +146,29 @@ class Clients(eqx.Module):
         states: str | os.PathLike[str] | None = None,
         missing: Literal["refuse", "mask"] = "refuse",
     ) -> Self:
-        """Clients whose samples are read when they are needed, block by block: for `fit` alone.
+        """Create clients whose samples are read block by block, when needed; only for `fit`.
 
-        Two blocks are in memory at any time: one that is computed with, and the next one, which a
-        thread reads meanwhile. Each round reads everybody who takes part.
+        Two blocks are in memory at any time: the one in use, and the next one, which a thread reads
+        meanwhile. Each round reads the samples of all participants.
 
         Args:
-            source: `len(source)` clients, of which `source[i]` gives one's samples,
+            source: a sequence in which `source[i]` is one client's samples,
                 `(samples_i, features)`: a memory map `(clients, samples, features)`, a list of
-                them, `jaxfed.data.NpyFolder`, `jaxfed.data.ParquetGroups`, or anything else that
-                can do this from another thread. It must not change; a run refuses files that do.
+                memory maps, `jaxfed.data.NpyFolder`, `jaxfed.data.ParquetGroups`, or any other
+                sequence that can be read from another thread. It must not change; a run refuses
+                files that changed.
             weights: as in `from_samples`.
-            counts: the clients' numbers of samples. Without, each client is looked at once, for
-                which a sequence may have to read it, unless it has `counts` of its own.
+            counts: the clients' numbers of samples. By default the `counts` of the sequence, or
+                else each client is accessed once, which may mean reading it.
             bucket: as in `from_samples`.
-            block_bytes: about how large a block is, at least one client.
-            states: a folder for what clients keep between rounds, where memory does not hold it
-                either; the files are gone when nobody needs them. None for memory.
+            block_bytes: approximate size of a block, which has at least one client.
+            states: a folder for what clients keep between rounds, if it does not fit in memory
+                either; its files are deleted after use. None keeps it in memory.
             missing: as in `from_samples`.
 
         Raises:
-            ValueError: for what is no sequence of such samples, counts or weights that do not fit,
-                and as in `from_samples`. Whether samples are finite is not looked at: messages are.
+            ValueError: if `source` is not such a sequence, counts or weights are unsuitable, or as
+                in `from_samples`. Samples are not checked for NaN or infinity, but messages are.
         """
         check_bucket(bucket)
         check_count("block_bytes", block_bytes)
@@ -187,16 +188,16 @@ class Clients(eqx.Module):
         counts: Sequence[int] | None = None,
         weights: Literal["equal", "samples"] | ArrayLike | Sequence[float] = "equal",
     ) -> Self:
-        """Clients from their second moments `S_i = Y_iᵀ Y_i / n_i` alone.
+        """Create clients from their second moments `S_i = Y_iᵀ Y_i / n_i` alone.
 
         Args:
             matrices: symmetric positive semi-definite matrices, one per client.
-            counts: numbers of samples behind them; only needed for `weights="samples"`.
+            counts: numbers of samples; only needed for `weights="samples"`.
             weights: as in `from_samples`.
 
         Raises:
-            ValueError: if the matrices are not `(clients, features, features)`, not finite or
-                not symmetric, or the weights do not fit.
+            ValueError: if the matrices are not `(clients, features, features)`, finite and
+                symmetric, or the weights are unsuitable.
         """
         values = checked_array(matrices, "matrices")
         if values.ndim != 3 or values.shape[1] != values.shape[2] or 0 in values.shape:
@@ -225,27 +226,27 @@ class Clients(eqx.Module):
         ids: Sequence[int] | None = None,
         weights: Literal["equal", "samples"] | ArrayLike | Sequence[float] = "equal",
     ) -> "Clients":
-        """The clients of all JAX processes, of which each gives its own and keeps their data.
+        """Combine the clients of all JAX processes, each of which keeps its own data.
 
-        All processes call this together, then run `fit`, `rollout` or `grid` on what they get, with
-        the same arguments and the same backend. Data stay where they are: processes exchange
-        shapes, ids and weights. Results are those of one process that has all clients, in the
-        order of the processes.
+        All processes call this together, then call `fit`, `rollout` or `grid` with the result, the
+        same arguments and the same backend. Processes exchange only shapes, ids and weights.
+        Results equal those of one process that has all clients in the order of the processes.
 
         Clients' results stay in their processes too: arrays with a leading axis of clients, such as
-        `solution.result.local`, lie across processes, with rows of weight 0 wherever a device has
-        fewer clients than another. `own` picks out those of this process.
+        `solution.result.local`, are distributed, with padding rows of weight 0 where devices have
+        fewer clients than others. `own` extracts those of this process.
 
         Args:
             own: this process's clients, made by any constructor; at least one. Their weights and
                 ids are ignored.
-            backend: that of the runs, a `jf.backend.shard(...)`; by default over all devices.
-            ids: of this process's clients; by default they are counted through all processes.
+            backend: the backend of the runs, a `jf.backend.shard(...)`; over all devices by
+                default.
+            ids: ids of this process's clients; by default they are numbered across processes.
             weights: `"equal"`, `"samples"` (by number of samples), or one non-negative number per
-                client of this process, of any scale that is the same in all.
+                client of this process, on a scale common to all processes.
 
         Returns:
-            Clients of the same kind: `len` is the number of all.
+            Clients of the same kind, whose `len` is the number over all processes.
 
         Raises:
             ValueError: in every process, if one of them refuses its arguments, or their clients
@@ -269,9 +270,9 @@ class Clients(eqx.Module):
         return type(own)(*spread(given, sharding, ids, weights))
 
     def own(self, tree: PyTree) -> PyTree[np.ndarray]:
-        """The parts of this process's clients, of arrays with a leading axis of clients.
+        """Extract this process's clients from arrays with a leading axis of clients.
 
-        Clients of one process have them all. All processes call this together.
+        If there is one process, these are all clients. All processes call this together.
 
         Args:
             tree: such as `solution.result.local` of a run of these clients.
@@ -312,18 +313,18 @@ class Clients(eqx.Module):
 
     @property
     def parts(self) -> tuple[PyTree, ...]:
-        """The data as rectangular arrays: one tree, or one a bucket, the longest clients first.
+        """The data as rectangular arrays: one tree, or one per bucket, longest clients first.
 
-        Of a source they are the shapes, and the true numbers of samples.
+        For a source, these are shapes, with the true numbers of samples.
         """
         return self.layout.parts
 
     def sketch(self) -> Self:
-        """The same clients, with shapes in place of samples that are in no memory."""
+        """These clients, with shapes in place of samples that are not in memory."""
         return eqx.tree_at(lambda c: c.data, self, self.layout.sketch())
 
     def identity(self) -> Self:
-        """The same clients, with a digest in place of samples that are in no memory."""
+        """These clients, with a digest in place of samples that are not in memory."""
         return eqx.tree_at(lambda c: c.data, self, self.layout.identity())
 
     @property
@@ -333,7 +334,7 @@ class Clients(eqx.Module):
         return in_order(layout_of(counts), parts_of(counts))
 
     def unbucketed(self) -> Self:
-        """The same clients with all samples in one array, padded to the longest client."""
+        """These clients with all samples in one array, padded to the longest client."""
         self.layout.check_in_memory("unbucketed")
         if len(self.parts) == 1:
             return self
@@ -343,18 +344,18 @@ class Clients(eqx.Module):
         return eqx.tree_at(lambda c: c.data, self, data)
 
     def take(self, indices: Int[ArrayLike, " chosen"] | Sequence[int]) -> Self:
-        """The clients at these positions, in this order, with their ids; weights sum to one.
+        """Select clients by position, in this order, with their ids; weights sum to one.
 
         Raises:
-            ValueError: if positions that are not traced are not those of clients, or are traced and
-                the clients are in buckets, and for clients of several processes.
+            ValueError: if a known position is out of range, positions are traced and clients are in
+                buckets, or clients span several processes.
         """
         known = not is_traced(indices)
         places: Any = checked_positions(indices, len(self)) if known else indices
         data = self.layout.take(places)
         ids, weights = (x[jnp.asarray(places)] for x in (self.ids, self.weights))
-        # Not by the constructor, which refuses equal ids: clients may be taken twice, as long as no
-        # run draws random numbers by their ids.
+        # Bypass the constructor, which refuses equal ids: a client may be taken twice, as long as
+        # no run draws random numbers by id.
         chosen = data, ids, weights / weights.sum()
         return eqx.tree_at(lambda c: (c.data, c.ids, c.weights), self, chosen)
 
@@ -364,23 +365,23 @@ class Clients(eqx.Module):
         clients: int | Int[Array, ""] | None = None,
         samples: int | Int[Array, ""] | None = None,
     ) -> Self:
-        """The first clients with their first samples, in arrays of the same shapes.
+        """Restrict to the first clients and their first samples, in arrays of the same shapes.
 
-        Samples left out become zero rows that do not count, and clients left out keep their data
-        at weight 0: a run's shared part, the remaining clients' local parts and its history are
-        those of a run without them. Both numbers may be traced, so that runs with different
-        numbers are one compiled function; `take` makes smaller arrays instead.
+        Excluded samples become zero rows that do not count, and excluded clients keep their data at
+        weight 0: a run's shared part, its history and the other clients' local parts equal those of
+        a run without them. Both numbers may be traced, so that runs with different numbers share
+        one compiled function; `take` makes smaller arrays instead.
 
         Args:
-            clients: how many clients remain; all by default.
-            samples: how many samples of each remain, where it has as many; all by default.
+            clients: number of clients to keep; all by default.
+            samples: largest number of samples to keep of each client; all by default.
 
         Returns:
             The clients; weights sum to one.
 
         Raises:
-            ValueError: if a number that is not traced is not whole, not positive or more than
-                there are, or `samples` is given and the clients hold no samples.
+            ValueError: if a known number is not an integer from 1 to the number available, or
+                `samples` is given and the clients hold no samples.
         """
         data, weights = self.data, self.weights
         if clients is not None:

@@ -1,4 +1,4 @@
-"""A warning about clients whose data are much larger than the others'."""
+"""Warns about clients whose data are much larger than the others'."""
 
 import warnings
 from typing import Any
@@ -13,18 +13,18 @@ from jaxfed.core.clients.samples import are_of_samples
 from jaxfed.core.common.buckets import in_order, layout_of, parts_of
 from jaxfed.core.common.processes import on_host
 
-# In a mean of second moments, a client of ten times the median energy outweighs several others, and
-# a step size that suits it is a tenth of what suits them.
+# At ten times the median energy, a client outweighs several others in a mean of second moments, and
+# needs a step size of a tenth of theirs.
 FACTOR = 10.0
 LISTED = 5
 
 
 class EnergyWarning(UserWarning):
-    """Some clients' data are so much larger than the others' that they decide what is shared."""
+    """Some clients' data are so much larger than the others' that they dominate the shared part."""
 
 
 def energies(clients: Clients) -> Float[np.ndarray, " clients"]:
-    """Each client's mean squared norm of a sample; zero for data that are not samples."""
+    """Each client's mean squared norm of a sample; zero if the data are not samples."""
     if not all(are_of_samples(part) for part in clients.parts):
         return np.zeros(len(clients))
     found = clients.layout.over_parts(_energy)
@@ -37,11 +37,11 @@ def _energy(part: Any) -> Float[Array, " clients"]:
 
 
 def warn_of_large(energies: Float[np.ndarray, " clients"], clients: Clients) -> None:
-    """Warn where a client has more than ten times the median client's energy.
+    """Warn about clients with more than ten times the median energy.
 
     Args:
         energies: each client's mean squared norm of a sample.
-        clients: they name themselves by their ids; those of weight 0 are ignored.
+        clients: the clients; those of weight 0 are ignored.
     """
     rows = clients.layout.rows(len(clients))
     ids, weights = np.asarray(clients.ids)[rows], np.asarray(clients.weights)[rows]

@@ -1,4 +1,4 @@
-"""Layouts: how the data of clients are stored, and what can be done with them in each case."""
+"""Layouts define how the clients' data are stored, and the operations on each kind of storage."""
 
 import abc
 from collections.abc import Callable, Sequence
@@ -15,33 +15,33 @@ from jaxfed.core.common.buckets import Buckets, over_parts, parts_of
 
 
 class Layout(abc.ABC):
-    """How the data of clients are stored. Each layout is a subclass.
+    """A way to store the clients' data; each is a subclass.
 
-    Arrays have one row per client along their leading axis. Several devices need equally many rows
-    each; the rows beyond the clients are copies of weight 0, called padding.
+    Arrays have one row per client along their leading axis. Since all devices need equally many
+    rows, there may be padding: copies of clients with weight 0.
     """
 
     in_memory: ClassVar[bool]
     """Whether the data are arrays that one program can take."""
 
     in_one_process: ClassVar[bool]
-    """Whether this process has the data of all clients."""
+    """Whether this process has all clients' data."""
 
     # --- data ------------------------------------------------------------------------------------
 
     @final
     @property
     def parts(self) -> tuple[PyTree, ...]:
-        """The data, or their shapes, as rectangular trees; the longest clients come first."""
+        """The data or their shapes as rectangular trees, starting with the longest clients."""
         return parts_of(self.sketch())
 
     @abc.abstractmethod
     def sketch(self) -> PyTree:
-        """The data, or their shapes where they are not in memory."""
+        """The data, or their shapes if they are not in memory."""
 
     @abc.abstractmethod
     def identity(self) -> PyTree:
-        """Arrays that differ where the data do: the data, or a digest of them."""
+        """Arrays that differ if the data do: the data, or a digest of them."""
 
     @final
     def over_parts(self, function: Callable[[PyTree], PyTree]) -> PyTree:
@@ -53,17 +53,18 @@ class Layout(abc.ABC):
         """The data of the clients at these positions.
 
         Raises:
-            ValueError: if this layout has no such part.
+            ValueError: if this layout does not support it.
         """
 
     @abc.abstractmethod
     def mapped(self, function: Callable[[Any, Any], Any], *, complete: bool = False) -> PyTree:
-        """The data with other samples of the same shapes and type, read later if they are now.
+        """Replace the samples by others of the same shapes and type; lazily read ones stay lazy.
 
         Args:
-            function: of the samples of some clients, `(some, samples, features)`, and of which
-                rows these are, positions or a slice; sample by sample, in NumPy and in JAX.
-            complete: whether the function completes samples that have missing entries.
+            function: maps the samples of some clients, `(some, samples, features)`, and their rows
+                (positions or a slice) to new samples. It acts on each sample alone, and takes NumPy
+                and JAX arrays.
+            complete: whether the function completes samples with missing entries.
         """
 
     # --- rows ------------------------------------------------------------------------------------
@@ -75,7 +76,7 @@ class Layout(abc.ABC):
 
     @abc.abstractmethod
     def rows(self, clients: int) -> slice | Int[Array, " clients"]:
-        """Each client's row; a slice where nothing has to be moved."""
+        """Each client's row; a slice if no row has to move."""
 
     @abc.abstractmethod
     def with_all_rows(self, tree: PyTree, clients: int) -> PyTree:
@@ -87,7 +88,7 @@ class Layout(abc.ABC):
 
     @abc.abstractmethod
     def in_rows(self, values: Float[Array, " clients"]) -> Float[Array, " rows"]:
-        """One number per client, and 0 in padding."""
+        """One number per client, and 0 for padding."""
 
     @abc.abstractmethod
     def own_rows(self, array: Any) -> np.ndarray:
@@ -97,14 +98,14 @@ class Layout(abc.ABC):
             ValueError: if the array has another leading axis.
         """
 
-    # --- what goes together ----------------------------------------------------------------------
+    # --- combinations ----------------------------------------------------------------------------
 
     @abc.abstractmethod
     def check_backend(self, backend: Backend) -> None:
         """Refuse a backend that cannot map these clients.
 
         Raises:
-            ValueError: saying which can.
+            ValueError: says which backends can.
         """
 
     @abc.abstractmethod
@@ -112,7 +113,7 @@ class Layout(abc.ABC):
         """Refuse data that are not in memory.
 
         Raises:
-            ValueError: saying what needs them there.
+            ValueError: says what needs them in memory.
         """
 
 
@@ -167,7 +168,7 @@ class OfOneProcess(Layout):
     @final
     def with_all_rows(self, tree, clients):
         whose = jnp.arange(self.length) % clients
-        # Traced positions do not index NumPy arrays, which a warm start from a file holds.
+        # Traced positions cannot index NumPy arrays, such as a warm start from a file.
         return jax.tree.map(lambda x: jnp.asarray(x)[whose], tree)
 
     @final
@@ -200,10 +201,10 @@ class Padded(InMemory, OfOneProcess):
 
 
 def check_leading(array: Any, rows: int) -> None:
-    """Refuse an array without a row for each client.
+    """Refuse an array without one row per client.
 
     Raises:
-        ValueError: naming the leading axis that is wanted.
+        ValueError: states the wanted leading axis.
     """
     if np.shape(array)[:1] != (rows,):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""What was learned from clients' samples, with a row for each client or one for all of them."""
+"""Helpers for what was learned from samples, with one row per client or one for all clients."""
 
 from typing import Any, TypeVar
 
@@ -13,14 +13,14 @@ Learned = TypeVar("Learned")
 
 
 def check_learned_from(mean: Float[Array | np.ndarray, "*clients features"], clients: Any) -> None:
-    """Refuse clients that something was not learned from.
+    """Refuse clients other than those that something was learned from.
 
     Args:
         mean: of each client, or of all.
-        clients: of samples.
+        clients: clients with samples.
 
     Raises:
-        ValueError: for clients that hold no samples, are not as many or have other features.
+        ValueError: if the clients hold no samples, or differ in number or features.
     """
     check_rows(clients)
     wanted = (len(clients.ids), clients.features)
@@ -36,10 +36,10 @@ def of_client(
     Args:
         learned: arrays with the leading axes of the mean.
         mean: of each client, or of all.
-        client: whose; ignored where there is one for all.
+        client: position of the client; ignored if all clients share one mean.
 
     Raises:
-        ValueError: for no client or an unknown one, where each has its own.
+        ValueError: if clients have their own means and `client` is missing or out of range.
     """
     if mean.ndim == 1:
         return learned

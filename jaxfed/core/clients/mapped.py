@@ -1,4 +1,4 @@
-"""Memory-mapped files: which file an array is in, and when its pages are read and released."""
+"""Memory-mapped files: find an array's file, and read and release its pages."""
 
 import ctypes
 import mmap
@@ -10,16 +10,16 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from numpy.lib.array_utils import byte_bounds
 
-_POPULATE_READ = 22  # `MADV_POPULATE_READ` of Linux, which `mmap` does not name
-ALIGNMENT = 64  # bytes; what lies so is used by a processor's programs where it lies
+_POPULATE_READ = 22  # Linux's `MADV_POPULATE_READ`, which `mmap` does not define
+ALIGNMENT = 64  # bytes; compiled CPU programs use aligned arrays without a copy
 
 
 @runtime_checkable
 class Tables(Protocol):
-    """One table a client, by position: a list, an array, or anything else that can do this."""
+    """One table per client, by position: a list, an array, or any other sequence."""
 
     def __len__(self) -> int:
-        """How many clients."""
+        """The number of clients."""
         ...
 
     def __getitem__(self, place: Any, /) -> Any:
@@ -28,7 +28,7 @@ class Tables(Protocol):
 
 
 def release(array: Any) -> None:
-    """Release the memory of the mapped pages that an array lies in.
+    """Release the memory of the mapped pages that hold an array.
 
     The file keeps their content, and so may the system's cache.
     """
@@ -41,14 +41,14 @@ def release(array: Any) -> None:
 
 
 def copy_into(part: np.ndarray, into: np.ndarray) -> None:
-    """Copy a part of a source; numbers too large for the type become infinite."""
+    """Copy part of a source; numbers too large for the type become infinite."""
     with np.errstate(over="ignore"):
         np.copyto(into, part, casting="same_kind")
     release(part)
 
 
 def files_of(source: Tables) -> list[str | os.PathLike[str] | None]:
-    """The file of each client, if the source names it or its arrays are memory maps."""
+    """Each client's file, if the source names it or its arrays are memory maps; else None."""
     if isinstance(source, np.ndarray):
         return [memory_of(source).file] * len(source)
     if isinstance(source, list | tuple):
@@ -68,15 +68,15 @@ def stamp_of(file: Any) -> tuple[int, int] | None:
 
 
 class Memory(NamedTuple):
-    """Where the numbers of an array are."""
+    """Where an array's numbers are stored."""
 
-    owner: Any  # the object that has the memory
+    owner: Any  # the object that owns the memory
     file: str | None  # of a memory map
     offset: int  # of the map within its file
 
 
 def memory_of(array: Any) -> Memory:
-    """Where the numbers of an array are."""
+    """Where an array's numbers are stored."""
     file, offset = None, 0
     while isinstance(array, np.ndarray):
         file = getattr(array, "filename", None) or file
@@ -89,7 +89,7 @@ def check_end(name: str, array: np.ndarray) -> None:
     """Refuse an array mapped beyond the end of its file: reading it would kill the process."""
     mapping, _, start = memory_of(array)
     if isinstance(mapping, mmap.mmap):
-        with suppress(OSError):  # of memory without a file
+        with suppress(OSError):  # of a map without a file
             if mapping.size() < (end := start + len(mapping)):
                 raise ValueError(
                     f"{name}: wanted a file of {end:,} bytes, which is mapped, got "
@@ -106,14 +106,14 @@ def is_usable(part: np.ndarray, dtype: np.dtype) -> bool:
 def read_pages(part: np.ndarray) -> None:
     """Read the pages of a contiguous mapped array into memory."""
     if (mapping := _mapping(part)) and not _populated(part):
-        mapping.madvise(mmap.MADV_SEQUENTIAL)  # the system reads further ahead
+        mapping.madvise(mmap.MADV_SEQUENTIAL)  # makes the system read further ahead
         part.reshape(-1).view(np.uint8)[:: mmap.PAGESIZE].max()
 
 
 def _populated(part: np.ndarray) -> bool:
-    """Read all pages in one call, which Linux 5.14 and later can; whether that succeeded.
+    """Read all pages in one call (Linux 5.14 and later); return whether that succeeded.
 
-    Through ctypes, since `mmap.madvise` would hold the interpreter lock meanwhile.
+    It uses ctypes, because `mmap.madvise` would hold the interpreter lock meanwhile.
     """
     if sys.platform != "linux":
         return False
@@ -127,7 +127,7 @@ def _mapping(array: Any) -> mmap.mmap | None:
     """The memory map of an array, if its pages can be read again from the file."""
     shared = hasattr(mmap, "MADV_DONTNEED")  # not on Windows
     while isinstance(array, np.ndarray):
-        # Pages of a private map that were written to exist nowhere else.
+        # Pages written to in a private map exist nowhere else.
         shared = shared and getattr(array, "mode", "r") != "c"
         array = array.base
     return array if shared and isinstance(array, mmap.mmap) else None

@@ -1,4 +1,4 @@
-"""Clients whose samples are read block by block because they do not fit into memory."""
+"""Reads clients' samples block by block because they do not fit into memory."""
 
 import hashlib
 import math
@@ -36,11 +36,11 @@ class Block(NamedTuple):
     """Clients that are read together."""
 
     places: Int[np.ndarray, " block"]  # among all clients
-    rows: int  # samples of each, with padding
+    rows: int  # samples per client, including padding
 
 
 class Reader:
-    """Reads blocks of a sequence of clients. Compares by identity."""
+    """Reads blocks of a sequence of clients. Readers compare by identity."""
 
     def __init__(
         self,
@@ -51,21 +51,21 @@ class Reader:
         states: Path | None,
         kind: type[Rows] = Samples,
     ):
-        """Lay out the blocks; reads only the type and width of the first client."""
+        """Divide the clients into blocks; reads only the type and width of the first client."""
         self.source, self.sizes, self.states, self.kind = source, sizes, states, kind
         self.files = files_of(source)
         self._bucket, self._block_bytes = bucket, block_bytes
         one = self._table(0)
         native = one.dtype.newbyteorder("=")
         self.features, self.dtype = one.shape[1], jax.dtypes.canonicalize_dtype(native)
-        # Whether the digest covers single samples, though the clients are files.
+        # Whether reading single samples for the digest is cheap, even if the clients are files.
         self._samples_tell = isinstance(memory_of(one).owner, mmap.mmap) or _is_computed(source)
         self.groups = [np.arange(len(sizes))] if bucket is None else grouped(sizes, bucket)
         self.blocks: list[Block] = []
         for own in self.groups:
             rows = int(sizes[own].max())
             many = max(1, block_bytes // (rows * self.features * self.dtype.itemsize))
-            # Of equal size where possible, since each size is compiled separately.
+            # Make blocks equal in size if possible, since each size is compiled separately.
             for places in np.array_split(own, -(-len(own) // many)):
                 self.blocks.append(Block(places, rows))
         self._within = [
@@ -91,24 +91,24 @@ class Reader:
         return table
 
     def check(self, number: int) -> None:
-        """Refuse a block whose files have changed since the clients were made.
+        """Refuse a block whose files have changed since the clients were created.
 
         Raises:
-            ValueError: naming the client and its file.
+            ValueError: names the client and its file.
         """
         for file, place in self._within[number].items():
             if stamp_of(file) != self._stamps[file]:
                 raise ValueError(
-                    f"source[{place}]: wanted {file} as it was for Clients.from_source, got it "
-                    "changed since, or gone"
+                    f"source[{place}]: wanted {file} as it was for Clients.from_source, got a file "
+                    "that was changed or removed since"
                 )
 
     def digest(self) -> Int[np.ndarray, " words"]:
         """A digest of the source that does not read all samples.
 
         It covers all sizes and, for each client, the size and modification time of its file and the
-        first, middle and last sample. Samples of files that are not mapped are left out, since any
-        one of them would mean reading the whole file, unless they are computed from those there.
+        first, middle and last sample. Samples are left out if reading one means reading the whole
+        file, unless they are computed from the file's samples.
         """
         digest = hashlib.sha256(self.sizes.tobytes())
         for number in range(len(self.blocks)):
@@ -123,14 +123,14 @@ class Reader:
         return np.frombuffer(digest.digest(), np.int32)
 
     def read(self, number: int, slot: int) -> tuple[np.ndarray, np.ndarray]:
-        """The samples of a block, padded with zeros, and how many each client has.
+        """Read a block: its samples, padded with zeros, and each client's number of samples.
 
-        They are a view of the source where that is one array of the right type and alignment; the
-        pages of a memory map are read from the disk here.
+        The samples are a view of the source if that is one array of the right type and alignment;
+        pages of a memory map are read from disk here.
 
         Args:
-            number: of the block.
-            slot: 0 or 1; overwrites what was read there before.
+            number: the block.
+            slot: 0 or 1, the buffer to overwrite.
 
         Raises:
             ValueError: if a client's samples have another shape than announced, or its file has
@@ -158,7 +158,7 @@ class Reader:
         """The block as a view of the source, if that is one array."""
         if not isinstance(self.source, np.ndarray) or (np.diff(places) != 1).any():
             return None
-        # A plain array, whose base still is the memory map.
+        # Return a plain array, whose base is still the memory map.
         return np.asarray(self.source[places[0] : places[-1] + 1])
 
     def _fill(self, row: Float[np.ndarray, "rows features"], place: int) -> None:
@@ -174,14 +174,14 @@ class Reader:
         return Reader(*chosen, self._bucket, self._block_bytes, self.states, self.kind)
 
     def mapped(self, function: Callable[[Any, Any], Any], complete: bool) -> "Reader":
-        """A reader of these clients with other samples, as `Layout.mapped` has it."""
+        """A reader of these clients with other samples; see `Layout.mapped`."""
         chosen = _Mapped(self.source, function), self.sizes
         kind = Samples if complete else self.kind
         return Reader(*chosen, self._bucket, self._block_bytes, self.states, kind)
 
 
 class _Mapped(Sequence[Any]):
-    """A sequence whose members are computed from those of another when they are asked for."""
+    """A sequence whose members are computed from those of another on access."""
 
     computed = True
 
@@ -238,7 +238,7 @@ class Source(eqx.Module):
 @final
 @dataclass(frozen=True)
 class FromSource(OfOneProcess):
-    """Samples that are read block by block because they do not fit into memory."""
+    """The layout of samples that are read block by block because they do not fit into memory."""
 
     data: Source
     length: int
@@ -281,10 +281,10 @@ class FromSource(OfOneProcess):
 
 
 def sizes_of(source: Any, counts: Any) -> Int[np.ndarray, " clients"]:
-    """Numbers of samples: given, or found by looking at each client once.
+    """The clients' numbers of samples: given, or found by accessing each client once.
 
     Raises:
-        ValueError: for what is no sequence of clients, and counts that are not theirs.
+        ValueError: if `source` is not a sequence of clients, or the counts do not match it.
     """
     wanted = "a sequence of (samples, features) arrays, or one (clients, samples, features) array"
     if not hasattr(source, "__len__") or not hasattr(source, "__getitem__"):
@@ -318,12 +318,12 @@ def sizes_of(source: Any, counts: Any) -> Int[np.ndarray, " clients"]:
 
 
 def read_ahead(reader: Reader, numbers: Sequence[int]) -> Iterator[tuple[Block, Any]]:
-    """Blocks with their samples and counts; reads the next one while one is in use.
+    """Iterate over blocks with their samples and counts; reads the next one while one is in use.
 
-    Be done with a block before asking for the next one, whose samples overwrite it.
+    Finish with a block before requesting the next, whose samples overwrite it.
 
     Raises:
-        ValueError: as `Reader.read`; also if a file has changed while its block was in use.
+        ValueError: as `Reader.read`, or if a file changed while its block was in use.
     """
     with ThreadPoolExecutor(1) as pool:
         ahead = pool.submit(reader.read, numbers[0], 0)

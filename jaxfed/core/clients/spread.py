@@ -1,7 +1,7 @@
 """Clients of several processes, on the devices of the process that has their data.
 
-Each device has a block of the arrays' rows, all of one length. Copies of a process's clients, of
-weight 0, pad its blocks.
+All devices hold blocks of equally many rows. Copies of a process's clients, with weight 0, pad its
+blocks.
 """
 
 import hashlib
@@ -22,11 +22,11 @@ from jaxfed.core.common.processes import attempted, exchanged, is_here
 
 
 class Rows(NamedTuple):
-    """Which rows of the arrays are clients: one block per device, each padded to one length.
+    """Which rows of the arrays are clients: one block per device, each padded to the same length.
 
     Attributes:
-        blocks: how many clients each device has.
-        length: rows of a block.
+        blocks: number of clients per device.
+        length: rows per block.
     """
 
     blocks: tuple[int, ...]
@@ -55,7 +55,7 @@ class Spread(InMemory):
     """Arrays whose rows are on the devices of the process that has the client."""
 
     data: PyTree
-    blocks: tuple[int, ...]  # how many clients each device has
+    blocks: tuple[int, ...]  # number of clients per device
     length: int
     in_one_process = False
 
@@ -79,7 +79,7 @@ class Spread(InMemory):
         return tree
 
     def without_more_rows(self, tree, clients):
-        return tree  # to leave each process its own rows
+        return tree  # so that each process keeps its own rows
 
     def in_rows(self, values):
         real = np.flatnonzero(self._rows.real)
@@ -92,7 +92,7 @@ class Spread(InMemory):
         mine = [start + np.flatnonzero(real[start : start + block]) for start in starts]
         if not isinstance(array, jax.Array) or is_here(array):
             return np.asarray(array)[np.concatenate(mine)]
-        # Users' functions may return arrays with another sharding; then all processes move them.
+        # Users' functions may return another sharding; then all processes redistribute the array.
         along = NamedSharding(like.sharding.mesh, PartitionSpec(like.sharding.spec[0]))
         if not array.sharding.is_equivalent_to(along, array.ndim):
             array = jax.device_put(array, along)
@@ -124,7 +124,7 @@ class AllClients(NamedTuple):
         data: leading axis = rows, each process's on its own devices.
         ids: the same in all processes.
         weights: the same in all processes; 0 for padding.
-        blocks: how many clients each device has.
+        blocks: number of clients per device.
     """
 
     data: PyTree
@@ -139,18 +139,18 @@ def spread(
     ids: Sequence[int] | None,
     weights: Literal["equal", "samples"] | ArrayLike | Sequence[float],
 ) -> AllClients:
-    """Lay out the clients of all processes; each process keeps the data of its own.
+    """Distribute the clients of all processes; each process keeps the data of its own.
 
     Processes exchange only ids, weights and shapes.
 
     Args:
         own: returns this process's clients and, if they have samples, their numbers.
         sharding: of the leading axis.
-        ids: of this process's clients; None for the next numbers.
-        weights: `"equal"`, `"samples"`, or this process's clients' weights, of any scale.
+        ids: ids of this process's clients; None to number all clients.
+        weights: `"equal"`, `"samples"`, or the weights of this process's clients, on any scale.
 
     Raises:
-        ValueError: if one process refuses its clients, or they do not go together.
+        ValueError: if a process refuses its clients, or the processes' clients do not match.
     """
     places = owners(sharding)
     held: list[Any] = []
@@ -172,7 +172,7 @@ def spread(
         raise ValueError(f"backend: wanted devices of every process, got none of {sorted(missing)}")
     data = clients.data
     if lengths := everybody[0]["lengths"]:
-        # Lengths may differ in number; `_compare` refuses such data below.
+        # The number of lengths may differ; `_compare` refuses such data below.
         each = zip(*(one["lengths"] for one in everybody), strict=False)
         lengths = tuple(max(sizes) for sizes in each)
         data = data.filled(lengths) if len(data.lengths) == len(lengths) else data
@@ -210,7 +210,7 @@ def _raw_weights(weights: Any, within: Array, samples: Array | None) -> np.ndarr
         return checked_weights(weights, count)
     if weights == "equal":
         if np.ptp(np.asarray(within)) > 1e-5 / count:
-            wanted = "what clients weigh among those of all processes, since they differ in own"
+            wanted = "numbers on a scale common to all processes, since the weights in own differ"
             raise refuse("weights", wanted, weights)
         return np.ones(count)
     if weights != "samples" or samples is None:
@@ -232,26 +232,26 @@ def _all_ids(everybody: Sequence[dict[str, Any]]) -> list[np.ndarray]:
 
 
 def _compare(data: PyTree) -> None:
-    """Refuse processes whose clients' data are of different kinds, shapes or types."""
+    """Refuse processes whose clients' data differ in kind, shape or type."""
     leaves, structure = jax.tree.flatten(data)
     shapes = ", ".join(f"{leaf.dtype}{leaf.shape[1:]}" for leaf in leaves)
-    # The text of a structure is long; show people its type and compare a digest.
+    # The text of a structure is long, so show only its type and compare a digest.
     digest = hashlib.sha256(str(structure).encode()).hexdigest()[:8]
     own = f"{type(data).__name__} {digest} of {shapes} a client"
 
     for place, other in enumerate(exchanged(own)):
         if other != own:
             raise ValueError(
-                "own: wanted clients whose data are alike in every process, but for the lengths "
-                f"that are filled up, got {own} here and {other} in process {place}"
+                "own: wanted clients whose data are alike in every process, up to padding, "
+                f"got {own} here and {other} in process {place}"
             )
 
 
 def owners(sharding: NamedSharding) -> list[int]:
-    """The process that has each block.
+    """The process that owns each block.
 
     Raises:
-        ValueError: if several processes have the same block.
+        ValueError: if several processes own the same block.
     """
     axis = str(sharding.spec[0])
     devices = np.moveaxis(
@@ -269,7 +269,7 @@ def owners(sharding: NamedSharding) -> list[int]:
 
 
 def _blocks(places: Sequence[int], counts: Sequence[int]) -> tuple[tuple[int, ...], int]:
-    """How many clients each device has, and the length of a block."""
+    """The number of clients per device, and the length of a block."""
     length = max(-(-count // places.count(owner)) for owner, count in enumerate(counts))
     blocks, left = [], list(counts)
     for owner in places:
@@ -279,7 +279,7 @@ def _blocks(places: Sequence[int], counts: Sequence[int]) -> tuple[tuple[int, ..
 
 
 def _sources(places: Sequence[int], layout: Rows) -> list[tuple[int, np.ndarray]]:
-    """For each block its process, and which of that process's clients its rows are."""
+    """For each block, its process and the positions of its rows among that process's clients."""
     counts = [0] * (max(places) + 1)
     for owner, size in zip(places, layout.blocks, strict=True):
         counts[owner] += size
@@ -295,12 +295,12 @@ def _sources(places: Sequence[int], layout: Rows) -> list[tuple[int, np.ndarray]
 def _in_rows(
     values: Sequence[np.ndarray], places: Sequence[int], layout: Rows
 ) -> Shaped[np.ndarray, " rows"]:
-    """All processes' clients' numbers, in the order of the rows."""
+    """All processes' numbers, arranged by row."""
     return np.concatenate([values[owner][rows] for owner, rows in _sources(places, layout)])
 
 
 def _on_devices(leaf: Array, places: Sequence[int], layout: Rows, sharding: NamedSharding) -> Array:
-    """This process's rows on its devices, one block after the other."""
+    """This process's rows on its devices, block after block."""
     values, sources = np.asarray(leaf), _sources(places, layout)
 
     def part(index: Any) -> np.ndarray:

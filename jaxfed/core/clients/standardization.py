@@ -1,4 +1,4 @@
-"""What is subtracted from clients' samples, and what they are divided by."""
+"""`Standardization` subtracts means from clients' samples and divides by scales."""
 
 from typing import Any, final
 
@@ -16,9 +16,8 @@ from jaxfed.core.clients.learned import check_learned_from, of_client
 class Standardization(eqx.Module):
     """A mean and a scale for each client, or for all: samples become `(x - mean) / scale`.
 
-    What `jaxfed.preprocess.Standardize` learns: `solution.result.local` has a row for each client,
-    `solution.result.shared` is the same for all, where that exists. Works under `jit`, `vmap` and
-    `grad`.
+    `jaxfed.preprocess.Standardize` learns them: `solution.result.local` has a row for each client;
+    `solution.result.shared`, if it exists, is one for all. Works under `jit`, `vmap` and `grad`.
     """
 
     mean: Float[Array, "*clients features"]
@@ -29,15 +28,14 @@ class Standardization(eqx.Module):
         mean: Float[ArrayLike, "*clients features"],
         scale: Float[ArrayLike, "*clients features"],
     ):
-        """Set up the map.
+        """Create the map.
 
         Args:
-            mean: `(clients, features)`, or `(features,)` where it is that of all clients.
-            scale: of the same shape.
+            mean: `(clients, features)`, or `(features,)` for all clients.
+            scale: an array of the same shape.
 
         Raises:
-            ValueError: for means that are not finite, scales that are not positive, and shapes
-                other than these.
+            ValueError: if means are not finite, scales are not positive, or shapes are others.
         """
         self.mean = checked_array("mean", mean, "... features", finite=True)
         if self.mean.ndim > 2:
@@ -50,29 +48,30 @@ class Standardization(eqx.Module):
     def transform(
         self, samples: Clients | Float[ArrayLike, "... features"], *, client: int | None = None
     ) -> Any:
-        """Samples in the new units.
+        """Standardize samples.
 
         Args:
-            samples: `jaxfed.Clients` of samples in any layout, those of `from_source` among them,
-                whose samples go on being read when they are needed; or rows `(..., features)`.
-            client: whose rows they are, where each client has a mean of its own.
+            samples: `jaxfed.Clients` with samples in any layout, or rows `(..., features)`. Samples
+                of `from_source` are still read only when needed.
+            client: position of the client whose rows these are, if clients have their own means.
 
         Returns:
-            Clients or rows, of the type that they had.
+            Clients or rows of the same type.
 
         Raises:
-            ValueError: for what holds no samples, other clients or features, and rows of nobody.
+            ValueError: if the clients hold no samples or differ in number or features, or `client`
+                is missing.
         """
         return self._applied(samples, client, inverse=False)
 
     def inverse_transform(
         self, samples: Clients | Float[ArrayLike, "... features"], *, client: int | None = None
     ) -> Any:
-        """Samples in the units that they were in: the inverse of `transform`.
+        """Undo `transform`.
 
         Args:
-            samples: as `transform` returns them.
-            client: as there.
+            samples: as returned by `transform`.
+            client: as in `transform`.
 
         Returns:
             Clients or rows.

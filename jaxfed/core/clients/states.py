@@ -1,4 +1,4 @@
-"""The states of clients that are read block by block: in host memory or in temporary files."""
+"""Stores the states of clients read block by block, in host memory or in temporary files."""
 
 import tempfile
 from pathlib import Path
@@ -19,7 +19,7 @@ class States:
         Args:
             like: shapes and types of what one client keeps.
             clients: number of clients.
-            folder: for the files; None for memory.
+            folder: folder for the files; None for memory.
         """
 
         def room(one):

@@ -1,1 +1,1 @@
-"""What all floors above share: checks of arguments, files, processes, and how objects print."""
+"""Helpers for all of `core`: buckets, files, processes, meshes, printing and checks of results."""

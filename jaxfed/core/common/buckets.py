@@ -1,4 +1,4 @@
-"""Clients of very different sizes: their data in a few rectangular arrays, padded one by one."""
+"""Stores the data of clients of very different sizes in a few separately padded arrays."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -12,14 +12,14 @@ from jaxtyping import Array, ArrayLike, Bool, Int, PyTree
 
 
 class Buckets(eqx.Module):
-    """What clients have, where it is not of one shape for all of them.
+    """Clients' data that do not have one shape for all clients.
 
-    A node of a pytree whose other leaves have a leading axis of all clients.
+    It is a node of a pytree whose other leaves have a leading axis of all clients.
     """
 
     parts: tuple[PyTree, ...]  # leading axis = the clients of one bucket
-    places: tuple[Int[Array | np.ndarray, " bucket"], ...]  # where these stand among all clients
-    sizes: tuple[int, ...] = eqx.field(static=True)  # without those that fill up devices
+    places: tuple[Int[Array | np.ndarray, " bucket"], ...]  # their positions among all clients
+    sizes: tuple[int, ...] = eqx.field(static=True)  # number of clients, without padding
 
     def __repr__(self) -> str:
         if any(isinstance(part, jax.ShapeDtypeStruct) for part in jax.tree.leaves(self.parts)):
@@ -29,29 +29,29 @@ class Buckets(eqx.Module):
 
 
 def is_buckets(node: Any) -> bool:
-    """Whether this node of a tree is in buckets."""
+    """Whether this node of a tree is a `Buckets`."""
     return isinstance(node, Buckets)
 
 
 def over_parts(function: Callable[..., PyTree], data: PyTree) -> PyTree:
-    """A function of each rectangular part of clients' data, in buckets or not."""
+    """Apply a function to each rectangular part of clients' data, in buckets or not."""
     if not is_buckets(data):
         return function(data)
     return Buckets(tuple(map(function, data.parts)), data.places, data.sizes)
 
 
 def parts_of(data: PyTree) -> tuple[PyTree, ...]:
-    """The rectangular parts of clients' data, those of the longest clients first."""
+    """The rectangular parts of clients' data, starting with the longest clients."""
     return data.parts if is_buckets(data) else (data,)
 
 
 def layout_of(tree: PyTree) -> Buckets | None:
-    """The buckets within a tree, which all are alike; None where there are none."""
+    """The buckets of a tree, all of which have one layout; None if there are none."""
     return next(filter(is_buckets, jax.tree.leaves(tree, is_leaf=is_buckets)), None)
 
 
 def shapes_differ(what: str) -> ValueError:
-    """The error for what must be of one shape for all clients, in whichever bucket; raise it."""
+    """The error to raise if something must have one shape for all clients, in any bucket."""
     return ValueError(
         f"clients: wanted all of one size, without buckets, since what is {what} has shapes that "
         "depend on the number of samples"
@@ -59,7 +59,7 @@ def shapes_differ(what: str) -> ValueError:
 
 
 def split(own: PyTree) -> tuple[PyTree, ...]:
-    """What clients have, leading axis = clients, as one rectangular tree a bucket."""
+    """Split clients' data, leading axis = clients, into one rectangular tree per bucket."""
     layout = layout_of(own)
     if layout is None:
         return (own,)
@@ -74,9 +74,9 @@ def split(own: PyTree) -> tuple[PyTree, ...]:
 
 
 def in_order(layout: Buckets | None, parts: Sequence[PyTree]) -> PyTree:
-    """What the clients of the buckets have, as one tree in the clients' order.
+    """Join the data of all buckets into one tree in the clients' order.
 
-    What differs between the buckets in its shape stays in buckets.
+    Data whose shape differs between buckets stay in buckets.
     """
     if layout is None:
         return parts[0]
@@ -104,20 +104,20 @@ _LEAF = jax.tree.structure(0)
 
 
 def each_first(tree: PyTree) -> tuple[PyTree, ...]:
-    """What the first client of each bucket has; of all clients, where they are in none."""
+    """The data of each bucket's first client; of the first client, if there are no buckets."""
     return tuple(jax.tree.map(lambda x: x[0], part) for part in split(tree))
 
 
 def first_of(tree: PyTree) -> PyTree:
-    """What one client has, one of the longest."""
+    """The data of one of the longest clients."""
     return each_first(tree)[0]
 
 
 def take(data: PyTree, indices: Int[ArrayLike, " chosen"] | Sequence[int]) -> PyTree:
-    """Clients' data at positions, in this order.
+    """The data of the clients at these positions, in this order.
 
     Raises:
-        ValueError: for positions that are traced, where the data are in buckets.
+        ValueError: if positions are traced and the data are in buckets.
     """
     if not is_buckets(data):
         return jax.tree.map(lambda x: x[jnp.asarray(indices)], data)
@@ -144,15 +144,15 @@ def take(data: PyTree, indices: Int[ArrayLike, " chosen"] | Sequence[int]) -> Py
 
 
 def filled(data: PyTree, clients: int, multiple: int) -> tuple[PyTree, Int[Array, " all"]]:
-    """Data with copies of clients after the others, so that each part divides among devices.
+    """Pad data with copies of clients, so that each part divides among devices.
 
     Args:
         data: of all clients.
-        clients: how many.
-        multiple: what the number of clients of each part is to be a multiple of.
+        clients: number of clients.
+        multiple: the number of clients of each part becomes a multiple of this.
 
     Returns:
-        The data, and whose copies they are, beginning with the clients themselves.
+        The data, and for each row its client; the clients themselves come first.
     """
     layout = data if is_buckets(data) else Buckets((data,), (jnp.arange(clients),), (clients,))
     parts, places, whose = [], [], [jnp.arange(clients)]
@@ -172,23 +172,23 @@ def filled(data: PyTree, clients: int, multiple: int) -> tuple[PyTree, Int[Array
 
 
 class Selection(NamedTuple):
-    """Some of the clients, among them all that were wanted."""
+    """Some of the clients, including all wanted ones."""
 
-    own: PyTree  # what they have, in buckets if all clients are
+    own: PyTree  # their data, in buckets if all clients are
     positions: Int[Array, " selected"]  # among all clients
-    wanted: slice | Int[Array, " wanted"]  # those of them that were, in the clients' order
+    wanted: slice | Int[Array, " wanted"]  # the wanted ones of them, in the clients' order
 
 
 def select(own: PyTree, wanted: Bool[Array, " clients"], number: int) -> Selection:
-    """Select `number` clients, or as many of each bucket if it has as many.
+    """Select `number` clients, or `number` of each bucket (all, if it has fewer).
 
-    How many clients of a bucket are wanted differs from round to round, and shapes do not, so that
-    more clients may be selected than are wanted.
+    The number of wanted clients in a bucket varies from round to round, but shapes must not, so
+    more clients may be selected than wanted.
 
     Args:
         own: leading axis = clients.
-        wanted: which clients must be among them, at most `number`.
-        number: how many.
+        wanted: which clients must be selected, at most `number`.
+        number: how many to select.
     """
     layout = layout_of(own)
     if layout is None:
@@ -216,22 +216,22 @@ def select(own: PyTree, wanted: Bool[Array, " clients"], number: int) -> Selecti
 
 
 def grouped(sizes: Int[np.ndarray, " clients"], factor: float) -> list[Int[np.ndarray, " bucket"]]:
-    """Clients in as few groups as keep padding to a group's longest within a factor of the data.
+    """Group clients into as few groups as keep padded rows within a factor of the data.
 
     Args:
         sizes: positive numbers of samples.
         factor: above one; rows with padding over rows without.
 
     Returns:
-        The positions in each group, ascending, the group with the longest clients first.
+        The positions in each group, ascending; the group with the longest clients first.
     """
-    # Sizes within a tenth of what may be wasted stay together, so that there are few of them.
+    # Keep sizes together that differ by less than a tenth of the allowed waste, to limit levels.
     fine = np.floor(np.log(sizes.max() / sizes) / np.log1p((factor - 1) / 10))
     level = np.unique(fine, return_inverse=True)[1]
     longest = np.zeros(level.max() + 1, int)
     np.maximum.at(longest, level, sizes)
     before = np.concatenate([[0], np.cumsum(np.bincount(level))])
-    # Rows of levels i to j as one group; the least of levels 0 to j as one group, two, and so on.
+    # Rows of levels i to j as one group; the fewest rows of levels 0 to j in one group, two, ...
     rows = (longest[:, None] * (before[1:] - before[:-1, None])).astype(float)
     rows[np.tri(len(rows), k=-1, dtype=bool)] = np.inf
     least, starts = rows[0], []

@@ -1,4 +1,4 @@
-"""Files that are complete or absent, and folders in which one process works at a time."""
+"""Files that are either complete or absent, and locks on folders."""
 
 import os
 import platform
@@ -18,27 +18,27 @@ except ImportError:  # Windows, where folders are not locked
 
 @contextmanager
 def replacing(path: Path, *, private: bool = False) -> Iterator[Path]:
-    """A file beside the wanted one, put in its place once it is complete and on the disk.
+    """Write a temporary file that replaces `path` once it is complete and on disk.
 
     Args:
-        path: the wanted file.
+        path: the file to write.
         private: whether only its owner may read it.
 
     Yields:
-        The path to write to. If an exception is raised, what was written there is removed.
+        The path to write to. If an exception is raised, that file is removed.
 
     Raises:
-        OSError: if it cannot be written, as on a full disk; what was in its place stays.
+        OSError: if it cannot be written, as on a full disk; an existing file at `path` stays.
     """
     part = path.with_name(f".part-{path.name}")
     try:
         if private:
-            part.unlink(missing_ok=True)  # with whatever rights
+            part.unlink(missing_ok=True)  # whatever its permissions
             part.touch(0o600)
         yield part
         _sync(part, os.O_RDWR)
         part.replace(path)
-        with suppress(OSError):  # Windows opens no folders
+        with suppress(OSError):  # Windows cannot open folders
             _sync(path.parent, os.O_RDONLY)
     except OSError as error:
         raise OSError(f"{path}: cannot be written ({reason(error)})") from error
@@ -47,7 +47,7 @@ def replacing(path: Path, *, private: bool = False) -> Iterator[Path]:
 
 
 def _sync(path: Path, flags: int) -> None:
-    """Have the operating system write what it holds back, in case the power fails."""
+    """Have the operating system write its buffers, in case the power fails."""
     file = os.open(path, flags)
     try:
         os.fsync(file)
@@ -56,7 +56,7 @@ def _sync(path: Path, flags: int) -> None:
 
 
 def reason(error: Exception) -> str:
-    """In a few words, why something could not be done."""
+    """The reason for an error, in a few words."""
     if isinstance(error.__cause__, OSError):
         error = error.__cause__
     if isinstance(error, OSError) and error.strerror:
@@ -66,14 +66,14 @@ def reason(error: Exception) -> str:
 
 @contextmanager
 def locked(folder: Path, argument: str) -> Iterator[None]:
-    """Keep everybody else out of a folder.
+    """Lock a folder against all other users.
 
-    The operating system holds the lock, on the hidden file `.lock` in the folder, and releases it
-    when the process ends, in whatever way. The file itself stays, and names the last holder.
+    The operating system holds the lock on the hidden file `.lock` in the folder, and releases it
+    when the process ends, however that happens. The file stays, and names the last holder.
 
     Args:
         folder: an existing folder.
-        argument: what the caller calls it.
+        argument: the caller's name for it.
 
     Raises:
         BlockingIOError: if another process, or another call in this one, holds the lock.
@@ -87,7 +87,7 @@ def locked(folder: Path, argument: str) -> Iterator[None]:
         try:
             yield
         finally:
-            # Closing the file is not enough: a child process may still have it open.
+            # Do not rely on closing the file, which a child process may still have open.
             with suppress(OSError):
                 fcntl.flock(file, fcntl.LOCK_UN)
 
@@ -112,7 +112,7 @@ def _lock(file: TextIO, folder: Path, argument: str) -> None:
             stacklevel=caller(),
         )
         return
-    if is_ours:  # else a file of somebody else's happens to have this name, and stays as it is
+    if is_ours:  # do not touch somebody else's file that happens to have this name
         file.truncate(0)
         file.write(f"process {os.getpid()} on {platform.node()}")
         file.flush()

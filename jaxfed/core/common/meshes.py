@@ -1,4 +1,4 @@
-"""Meshes of devices: whether JAX or its compiler decides what lies where."""
+"""Device meshes: whether JAX or its compiler places arrays."""
 
 import jax
 from jax.sharding import Mesh
@@ -6,10 +6,10 @@ from jaxtyping import Array
 
 
 def automatic(mesh: Mesh) -> Mesh:
-    """The same mesh, with the compiler to say what lies where within a program."""
+    """The same mesh, with the compiler placing arrays within a program."""
     return Mesh(mesh.devices, mesh.axis_names)  # whose axes are automatic by default
 
 
 def is_explicit(array: Array) -> bool:
-    """Whether JAX follows an axis of a mesh through every operation on the array."""
+    """Whether JAX tracks a mesh axis of the array through every operation."""
     return any(axis is not None for axis in jax.typeof(array).sharding.spec)

@@ -1,4 +1,4 @@
-"""What objects look like when they are printed: one line, with values where there are any."""
+"""How objects print: in one line, with values where they are known."""
 
 import inspect
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from jaxfed.core.common.processes import is_here
 
 
 def described(module: eqx.Module) -> str:
-    """A module as the call that makes one like it: settings at their defaults are left out."""
+    """A module as the call that creates it, without settings at their defaults."""
     defaults = inspect.signature(type(module)).parameters
     settings = {name: value for name, value in _fields(module) if not _is(value, defaults, name)}
     return f"{type(module).__name__}({', '.join(f'{k}={brief(v)}' for k, v in settings.items())})"
@@ -30,20 +30,20 @@ def brief(value: Any) -> str:
     if inspect.isroutine(value):
         return str(value.__name__)
     text = shown(value)
-    # Networks and optimizers would fill the line, with where their functions lie.
+    # Networks and optimizers would fill the line, including their functions' addresses.
     large = isinstance(value, eqx.Module | tuple) and (len(text) > 60 or " at 0x" in text)
     return f"{type(value).__name__}(...)" if large else text
 
 
 def is_known(array: Any) -> bool:
-    """Whether an array has values on this host, and is not traced or only a shape."""
+    """Whether an array has values on this host, so is neither traced nor just a shape."""
     if isinstance(array, np.ndarray):
         return True
     return isinstance(array, jax.Array) and not isinstance(array, Tracer) and is_here(array)
 
 
 def columns(rows: Mapping[str, str]) -> str:
-    """Names and what they stand for, in two columns of text."""
+    """Names and descriptions in two columns of text."""
     width = max(map(len, rows))
     return "\n".join(f"{name.ljust(width)}  {text}" for name, text in rows.items())
 
@@ -53,7 +53,7 @@ def _fields(module: eqx.Module) -> list[tuple[str, Any]]:
 
 
 def _is(value: Any, defaults: Mapping[str, inspect.Parameter], name: str) -> bool:
-    """Whether a setting is at its default."""
+    """Whether a setting has its default value."""
     if name not in defaults or defaults[name].default is inspect.Parameter.empty:
         return False
     default = defaults[name].default
@@ -63,7 +63,7 @@ def _is(value: Any, defaults: Mapping[str, inspect.Parameter], name: str) -> boo
 
 
 def in_bytes(number: float) -> str:
-    """A number of bytes in a unit that leaves few digits."""
+    """A number of bytes, in a unit that needs few digits."""
     for unit in ("bytes", "kB", "MB", "GB"):
         if number < 1000 or unit == "GB":
             return f"{number:.4g} {unit}"

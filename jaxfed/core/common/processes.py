@@ -1,9 +1,9 @@
-"""Runs that are spread over several JAX processes: what these tell each other.
+"""Communication between the JAX processes of a run.
 
-Every process runs the same program and holds its own clients' data alone. A decision that one of
-them takes by itself leaves the others waiting, so that whatever may differ between them (their
-clients' sizes, an error in one of them, what is found on a disk) is exchanged first, as a few
-numbers and words.
+Every process runs the same program and holds only its own clients' data. If a process decides
+something alone, the others wait forever. Everything that may differ between processes (their
+clients' sizes, an error, the files on a disk) is therefore exchanged first, as a few numbers and
+words.
 """
 
 import functools
@@ -28,10 +28,10 @@ class ProcessError(ConnectionError):
 
 
 def exchanged(value: Any) -> list[Any]:
-    """What every process has at this place, in the order of the processes.
+    """Exchange a value; return every process's, in the order of the processes.
 
     Args:
-        value: what `json` can write; small.
+        value: a small value that `json` can write.
     """
     if jax.process_count() == 1:
         return [value]
@@ -45,15 +45,15 @@ def exchanged(value: Any) -> list[Any]:
 
 
 def attempted(name: str, attempt: Callable[[], Any]) -> list[Any]:
-    """What an attempt gave in every process; an error in one of them is an error in all.
+    """The results of an attempt in every process; an error in one of them is an error in all.
 
     Args:
         name: the argument that the attempt is about.
-        attempt: its result is what `json` can write.
+        attempt: returns a value that `json` can write.
 
     Raises:
-        ValueError: what the attempt raised here, or that it raised something elsewhere.
-        OSError: what it raised here.
+        ValueError: if the attempt raised one here, or any error elsewhere.
+        OSError: if the attempt raised one here.
     """
     found, wrong = None, None
     try:
@@ -70,12 +70,12 @@ def attempted(name: str, attempt: Callable[[], Any]) -> list[Any]:
 
 
 def is_traced() -> bool:
-    """Whether something is being compiled, within which processes cannot tell each other things."""
+    """Whether the caller is being traced, where processes cannot communicate."""
     return isinstance(jnp.zeros(()), Tracer)
 
 
 def spans(tree: PyTree) -> bool:
-    """Whether an array of the tree lies in several processes."""
+    """Whether an array of the tree spans several processes."""
     arrays = (x for x in jax.tree.leaves(tree) if isinstance(x, jax.Array))
     return any(not isinstance(x, Tracer) and not x.is_fully_addressable for x in arrays)
 
@@ -86,29 +86,29 @@ def is_here(array: jax.Array) -> bool:
 
 
 def inspectable(array: Any) -> Any:
-    """An array whose values are to be looked at before a run, by its methods."""
-    # On the host, where that has them: within a traced function JAX would trace this too.
+    """An array whose values the caller can inspect before a run, with methods of its own."""
+    # On the host if it has the values: within a traced function, JAX would trace the inspection.
     return array if spans(array) and not is_here(array) else np.asarray(array)
 
 
 def finite(array: Any) -> bool:
-    """Whether all numbers of an array are."""
+    """Whether all numbers of an array are finite."""
     seen = inspectable(array)
     return bool((np if isinstance(seen, np.ndarray) else jnp).isfinite(seen).all())
 
 
 def on_host(array: Array | np.ndarray) -> np.ndarray:
-    """An array's values; for those that are spread over processes all of these ask."""
+    """An array's values; if they span processes, all of them must call this."""
     if isinstance(array, jax.Array) and not is_here(array):
         array = multihost_utils.process_allgather(array, tiled=True)
     return np.asarray(array)
 
 
 def watched(function: Function) -> Function:
-    """The function, which says what has happened where another process has gone.
+    """Wrap a function to raise a clear error if another process has ended.
 
     Raises:
-        ProcessError: in place of what a broken operation between processes raises.
+        ProcessError: in place of JAX's error for a broken connection.
     """
 
     @functools.wraps(function)
@@ -120,14 +120,14 @@ def watched(function: Function) -> Function:
                 raise
             raise ProcessError(
                 f"process {jax.process_index()} of {jax.process_count()} cannot reach the others, "
-                "at least one of which has ended; what was saved stays: start all of them again, "
-                f"in the same way, to go on from there ({reason(error)})"
+                "at least one of which has ended; start all of them again, in the same way, to "
+                f"resume from what was saved ({reason(error)})"
             ) from error
 
     return cast(Function, reporting)
 
 
 def _is_loss(error: Exception) -> bool:
-    """Whether an error is what JAX raises where a process no longer answers."""
+    """Whether JAX raised this error because a process no longer answers."""
     words = ("gloo", "nccl", "connection", "heartbeat", "coordination", "barrier")
     return any(word in str(error).lower() for word in words)

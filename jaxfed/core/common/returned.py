@@ -1,4 +1,4 @@
-"""Checks of what functions from outside of this library return: arrays, like certain others."""
+"""Checks the arrays that functions from outside of this library return."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from jaxtyping import PyTree
 
 
 def is_number(leaf: Any) -> bool:
-    """Whether JAX can trace it."""
+    """Whether JAX can trace this leaf."""
     return isinstance(leaf, jax.Array | np.ndarray | np.generic | bool | int | float | complex)
 
 
@@ -32,10 +32,10 @@ def check_arrays(where: str, given: Any) -> None:
 
     Args:
         where: the beginning of the message, which names the function.
-        given: what it returned.
+        given: what the function returned.
 
     Raises:
-        ValueError: if there is anything else in it.
+        ValueError: if the tree contains anything else.
     """
     for leaf in jax.tree.leaves(given):
         if not is_number(leaf) and not isinstance(leaf, jax.ShapeDtypeStruct):
@@ -43,13 +43,13 @@ def check_arrays(where: str, given: Any) -> None:
 
 
 def check_alike(where: str, wanted: PyTree, given: Any, why: str = "") -> None:
-    """Check that a function returned arrays of known structure, shapes and types.
+    """Check that a function returned arrays with the wanted structure, shapes and types.
 
     Args:
         where: the beginning of the message, which names the function.
         wanted: such arrays, or their shapes.
-        given: what it returned.
-        why: what the wanted ones are, for the message.
+        given: what the function returned.
+        why: a description of the wanted arrays, for the message.
 
     Raises:
         ValueError: if it returned anything else.

@@ -1,27 +1,27 @@
-"""A random order of things without making it whole: batches cost what is in them, and no sort."""
+"""Evaluates random permutations at some positions, without sorting or storing them whole."""
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int, Key, UInt32
 
-ROUNDS = 16  # after which orders of five things, too, are equally frequent
+ROUNDS = 16  # enough to make all permutations of even five items equally frequent
 
 
 def shuffled(
     keys: Key[Array, " orders"], places: Int[Array, "orders places"], count: Int[Array, ""]
 ) -> Int[Array, "orders places"]:
-    """What stands at some places of random orders of `count` things, each of a key of its own.
+    """The items at some positions of random permutations of `count` items, one per key.
 
-    A Feistel network on pairs of about the square root of the number each, which is a permutation
-    of slightly more things than there are; whoever lands beyond is sent through again.
+    A Feistel network on pairs of numbers up to about the square root of `count` permutes slightly
+    more than `count` numbers; results beyond `count` go through the network again.
 
     Source: Black & Rogaway (2002), Ciphers with arbitrary finite domains, generalized Feistel
     cipher and cycle walking.
 
     Args:
-        keys: random keys; equal ones stand for one order.
-        places: from 0 to `count` - 1.
-        count: how many things there are, at least one and at most 2^30.
+        keys: random keys; equal keys give the same permutation.
+        places: positions from 0 to `count` - 1.
+        count: number of items, from 1 to 2^30.
     """
     bits = jax.vmap(lambda key: jax.random.bits(key, (2,), jnp.uint32))(keys)
     seeds = bits[:, :1], bits[:, 1:]
@@ -29,7 +29,7 @@ def shuffled(
     width, height = _sides(count)
 
     def once(x):
-        # Division is slow, and there is one in the whole walk.
+        # Division is slow, so do only one per walk.
         high = x // width
         low = x - high * width
         for number in range(ROUNDS):
@@ -50,7 +50,7 @@ def shuffled(
 
 
 def _sides(count: UInt32[Array, ""]) -> tuple[UInt32[Array, ""], UInt32[Array, ""]]:
-    """Those of a rectangle, nearly a square, that holds few more than so many things."""
+    """The sides of a nearly square rectangle with at least, and few more than, `count` cells."""
     least = jnp.ceil(jnp.sqrt(count.astype(jnp.float32))).astype(jnp.uint32)
     widths = least + jnp.arange(16, dtype=jnp.uint32)
     heights = (count + widths - 1) // widths
@@ -60,13 +60,13 @@ def _sides(count: UInt32[Array, ""]) -> tuple[UInt32[Array, ""], UInt32[Array, "
 
 
 def _added(x: UInt32[Array, "..."], scrambled: UInt32[Array, "..."], size: UInt32[Array, ""]):
-    """The sum with a number below `size`, modulo it."""
+    """Add a number below `size`, modulo `size`."""
     total = x + ((scrambled >> 16) * size >> 16)
     return jnp.where(total >= size, total - size, total)
 
 
 def _scrambled(x: UInt32[Array, "..."], seeds, number: int) -> UInt32[Array, "..."]:
-    """Bits that look random, a function of a number, seeds and the round.
+    """Pseudorandom bits from a number, seeds and the round.
 
     Source: the constants are those of MurmurHash3's finalizer (Appleby, public domain).
     """

@@ -1,8 +1,8 @@
-"""Bases that stand for subspaces: what turning them does, and how to take that out of a vector.
+"""Bases of subspaces, and the removal of rotations within a subspace from vectors.
 
-A state that holds an orthonormal basis of a subspace could hold any other one as well. All of them
-together are an orbit, X -> X Q for rotations Q, and a linear map that leaves the orbit where it is
-is singular along its tangents X Ω with skew Ω.
+Any orthonormal basis of a subspace represents it equally well. All of them form an orbit,
+X -> X Q for rotations Q, and a linear map that is constant on the orbit is singular along its
+tangents X Ω with skew Ω.
 """
 
 from collections.abc import Callable
@@ -16,12 +16,12 @@ Basis = Float[Array, "*clients features rank"]
 
 
 class Bases(NamedTuple):
-    """The matrices of a state whose columns may be turned without changing what it says.
+    """The matrices of a state whose columns can be rotated without changing its meaning.
 
     Attributes:
-        shared: of the server's; all of them are turned by one rotation.
-        along: of ONE client's, those that are turned by the same rotation as the shared ones.
-        own: of ONE client's, those that are each turned by a rotation of their own.
+        shared: the server's bases; one rotation turns them all.
+        along: ONE client's bases that turn with the shared ones.
+        own: ONE client's bases that each turn independently.
     """
 
     shared: tuple[Basis, ...] = ()
@@ -30,15 +30,15 @@ class Bases(NamedTuple):
 
 
 def vertical_part(select: Callable[[PyTree], Bases], point: PyTree) -> Callable[[PyTree], PyTree]:
-    """The orthogonal projection of vectors at a point onto the tangents of its orbit.
+    """Project vectors at a point orthogonally onto the tangents of its orbit.
 
     Args:
-        select: a linear function that picks the bases out of a tree like the point; those of
-            clients have a leading axis of clients. No entry is picked twice.
+        select: a linear function that picks the bases from a tree like `point`, none of them twice;
+            clients' bases have a leading axis of clients.
         point: a tree of arrays.
 
     Returns:
-        `f(vector)`, linear, for trees like the point.
+        A linear function of trees like `point`.
     """
     bases, pick = jax.linearize(select, point)
     put = jax.linear_transpose(pick, point)
@@ -58,7 +58,7 @@ def vertical_part(select: Callable[[PyTree], Bases], point: PyTree) -> Callable[
 
 
 def _turned(bases: tuple[Basis, ...], vectors: tuple[Basis, ...]) -> tuple[Basis, ...]:
-    """The X Ω nearest to the vectors, of one skew Ω for all of them.
+    """The X Ω nearest to the vectors, with one skew Ω for all bases.
 
     Ω solves G Ω + Ω G = M - Mᵀ, where G and M are the sums of XᵀX and of XᵀV.
     """
@@ -66,7 +66,7 @@ def _turned(bases: tuple[Basis, ...], vectors: tuple[Basis, ...]) -> tuple[Basis
         return ()
     gram = jnp.asarray(sum(_product(x, x) for x in bases))
     mixed = jnp.asarray(sum(_product(x, v) for x, v in zip(bases, vectors, strict=True)))
-    # Derivatives go through the equation and not through its solution.
+    # Differentiate the equation, not its solution.
     values, turn = jnp.linalg.eigh(jax.lax.stop_gradient(gram))
     sums = values[:, None] + values
     known = sums > jnp.finfo(values.dtype).eps * len(values) * values[-1]

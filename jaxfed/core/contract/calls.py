@@ -1,6 +1,6 @@
-"""An algorithm's functions, held to the contract where they are traced.
+"""Calls an algorithm's functions and checks their results against the contract.
 
-Each is traced once for all programs of a process that call it on the same shapes.
+Each function is traced once per process for given shapes, whichever programs call it.
 """
 
 from collections.abc import Mapping
@@ -15,15 +15,15 @@ from jaxfed.core.common.returned import check_alike, check_arrays, described
 from jaxfed.core.common.returned import is_number as is_number
 from jaxfed.core.contract.algorithm import Algorithm, Diagnostics
 
-# What a run's history has of itself.
+# History entries that the run itself writes.
 RESERVED = ("participants", "bits_up", "bits_down")
 
 
 def arrays_of(algorithm: Algorithm, function: str, value: Any) -> PyTree:
-    """What one of its functions returned, as arrays.
+    """The result of one of the algorithm's functions, as arrays.
 
     Raises:
-        ValueError: for a tree of anything else; the message names the function.
+        ValueError: if the result is not a tree of arrays; the message names the function.
     """
     check_arrays(_wanted(algorithm, function), value)
     return jax.tree.map(jnp.asarray, value)
@@ -34,7 +34,7 @@ def first_message(algorithm: Algorithm, key: Key[Array, ""], data: PyTree, start
     """One client's message before the rounds.
 
     Raises:
-        ValueError: for a tree of anything but arrays.
+        ValueError: if it is not a tree of arrays.
     """
     return arrays_of(algorithm, "first_message", algorithm.first_message(key, data, start))
 
@@ -43,10 +43,10 @@ def first_message(algorithm: Algorithm, key: Key[Array, ""], data: PyTree, start
 def client_init(
     algorithm: Algorithm, key: Key[Array, ""], downlink: PyTree, data: PyTree, start: PyTree
 ) -> PyTree:
-    """One client's first state.
+    """One client's initial state.
 
     Raises:
-        ValueError: for a tree of anything but arrays.
+        ValueError: if it is not a tree of arrays.
     """
     return arrays_of(algorithm, "client_init", algorithm.client_init(key, downlink, data, start))
 
@@ -58,8 +58,8 @@ def client_step(
     """One client's step.
 
     Raises:
-        ValueError: for a wrong number of results, no objective, diagnostics that are no scalars by
-            name, or a state of other shapes or types.
+        ValueError: if the number of results is wrong, the objective is missing, diagnostics are not
+            named scalars, or the state changes its shapes or types.
     """
     name = "client_step"
     result = algorithm.client_step(key, downlink, local, data)
@@ -76,11 +76,11 @@ def client_step(
 def server_step(
     algorithm: Algorithm, key: Key[Array, ""], server: PyTree, uplink: PyTree
 ) -> tuple[PyTree, Mapping[str, Array]]:
-    """The server's step. Recorders of messages add arrays to its diagnostics.
+    """The server's step. Message recorders add arrays to its diagnostics.
 
     Raises:
-        ValueError: for a wrong number of results, diagnostics that are not by name, or a state of
-            other shapes or types.
+        ValueError: if the number of results is wrong, diagnostics have no names, or the state
+            changes its shapes or types.
     """
     name = "server_step"
     result = algorithm.server_step(key, server, uplink)
@@ -92,16 +92,17 @@ def server_step(
 
 @jax.jit
 def client_result(algorithm: Algorithm, downlink: PyTree, local: PyTree, data: PyTree) -> PyTree:
-    """What one client has in the end."""
+    """One client's model after the last round."""
     return algorithm.client_result(downlink, local, data)
 
 
 def _check_results(
     algorithm: Algorithm, function: str, names: tuple[str, ...], state: PyTree, result: Any
 ) -> None:
-    """Check that a function returned a tuple of so many parts.
+    """Check that a function returned a tuple with these parts.
 
-    A state of as many fields that is returned alone is no such tuple: its parts would be blamed.
+    A state returned alone may itself be a tuple of that length; it is refused as a whole, since
+    blaming its fields would mislead.
     """
     alone = jax.tree.structure(result) == jax.tree.structure(state)
     if not isinstance(result, tuple) or len(result) != len(names) or alone:

@@ -1,8 +1,8 @@
-"""What an algorithm may say of its fixed points, for `adjoint.implicit`.
+"""Optional declarations about an algorithm's fixed points, for `adjoint.implicit`.
 
-The contract is complete without: a solution is then differentiated by the algorithm's own round,
-and no part of its states stands for a subspace. An algorithm for which that is wrong inherits one
-of the two classes, or both, beside `Algorithm`.
+By default, a solution is differentiated by the algorithm's own round, and no part of its states
+represents a subspace. An algorithm for which that is wrong inherits from one or both of these
+classes as well as from `Algorithm`.
 """
 
 import abc
@@ -15,37 +15,37 @@ from jaxfed.core.contract.bases import Bases
 
 
 class DifferentiatedThrough(eqx.Module):
-    """An algorithm whose solutions are differentiated by a round that it names.
+    """An algorithm that names the round by which its solutions are differentiated.
 
-    The round of another algorithm is worth naming where this one's state is no point (a memory of
-    earlier rounds), is larger, or is slower to settle.
+    Name another algorithm if this one's state is not a point (it remembers earlier rounds), is
+    larger, or converges more slowly.
     """
 
     @abc.abstractmethod
     def through(self) -> Algorithm:
-        """The algorithm by whose round a solution is differentiated, which may be this one.
+        """Return the algorithm whose round differentiates a solution, possibly this one.
 
-        Another one has the same solutions at fixed points of its own round; it is started at the
-        result, and its own result is what is differentiated.
+        Another algorithm must have the same solutions as fixed points of its round. It starts at
+        the result, and its own result is differentiated.
 
         Raises:
-            ValueError: if the rounds have no fixed point, as those of minibatches; the message
-                begins with `adjoint: `.
+            ValueError: if the rounds have no fixed point, as with minibatches; the message begins
+                with `adjoint: `.
         """
 
 
 class HasBases(eqx.Module):
-    """An algorithm with orthonormal bases in its states that stand for subspaces.
+    """An algorithm whose states hold orthonormal bases of subspaces.
 
-    Turning them at a fixed point of the round gives another fixed point, and the linear system of
-    an implicit derivative is singular along such rotations unless it is told of them.
+    Rotating them at a fixed point of the round gives another fixed point. The linear system of an
+    implicit derivative is singular along these rotations unless it knows them.
     """
 
     @abc.abstractmethod
     def bases(self, server: PyTree, local: PyTree) -> Bases:
-        """Which parts of the states are bases.
+        """Select the parts of the states that are bases.
 
-        They are picked out, transposed where components are rows, and nothing else.
+        Select them, transpose those whose components are rows, and do nothing else.
 
         Args:
             server: the server's state.
@@ -54,7 +54,7 @@ class HasBases(eqx.Module):
 
 
 def through(algorithm: Algorithm) -> Algorithm:
-    """The algorithm by whose round a solution is differentiated implicitly; itself by default.
+    """The algorithm whose round differentiates a solution implicitly; itself by default.
 
     Raises:
         ValueError: if the rounds have no fixed point.
@@ -63,15 +63,15 @@ def through(algorithm: Algorithm) -> Algorithm:
 
 
 def bases(algorithm: Algorithm, server: PyTree, local: PyTree) -> Bases:
-    """Which parts of the server's and ONE client's state are bases; none by default."""
+    """The bases in the server's and ONE client's state; none by default."""
     return algorithm.bases(server, local) if isinstance(algorithm, HasBases) else Bases()
 
 
 def without_batches(algorithm: Algorithm, batch_size: int | None) -> Algorithm:
-    """The algorithm itself, for `through`, where each of its steps takes all samples or entities.
+    """The algorithm itself, for `through`, if each step uses all samples or entities.
 
     Raises:
-        ValueError: where steps take some at random.
+        ValueError: if steps use random batches.
     """
     if batch_size is not None:
         raise ValueError(

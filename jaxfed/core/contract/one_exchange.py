@@ -1,4 +1,4 @@
-"""Algorithms that have learned all they will once the first messages are there."""
+"""Base class of algorithms that learn everything from the first messages."""
 
 import abc
 from typing import final
@@ -10,10 +10,11 @@ from jaxfed.core.contract.fixed_point import DifferentiatedThrough
 
 
 class OneExchange(Algorithm, DifferentiatedThrough):
-    """An algorithm that has learned all it will from the first messages, so one round is enough.
+    """An algorithm that learns everything from the first messages, so one round is enough.
 
-    It says what clients send first (`first_message`), what the server makes of it (`server_init`)
-    and they of that (`client_init`); the round only reports the objective.
+    Subclasses define what clients send first (`first_message`), what the server makes of it
+    (`server_init`) and what clients make of that (`client_init`). The round only reports the
+    objective.
     """
 
     @abc.abstractmethod
@@ -22,7 +23,7 @@ class OneExchange(Algorithm, DifferentiatedThrough):
 
     @final
     def through(self) -> Algorithm:
-        """Nothing: there are no rounds whose fixed point the result were.
+        """Refuse, since no rounds converge to the result.
 
         Raises:
             ValueError: always.
@@ -34,14 +35,14 @@ class OneExchange(Algorithm, DifferentiatedThrough):
 
     @final
     def downlink(self, server: PyTree) -> PyTree:
-        """What the server has."""
+        """Send the server's state."""
         return server
 
     @final
     def client_step(
         self, key: Key[Array, ""], downlink: PyTree, local: PyTree, data: PyTree
     ) -> tuple[PyTree, PyTree, Diagnostics]:
-        """Report the objective; nothing is sent any more."""
+        """Report the objective; send nothing."""
         del key
         return None, local, {"objective": self.residual_variance(downlink, local, data)}
 
@@ -49,6 +50,6 @@ class OneExchange(Algorithm, DifferentiatedThrough):
     def server_step(
         self, key: Key[Array, ""], server: PyTree, uplink: PyTree
     ) -> tuple[PyTree, Diagnostics]:
-        """Nothing changes."""
+        """Leave the state unchanged."""
         del key, uplink
         return server, {}

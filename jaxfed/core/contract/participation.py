@@ -1,4 +1,4 @@
-"""Who takes part in a round."""
+"""Which clients take part in a round: all, a random sample, or those of a mask."""
 
 import abc
 
@@ -16,7 +16,7 @@ class Participation(eqx.Module):
 
     @abc.abstractmethod
     def number(self, clients: int) -> int | None:
-        """How many of so many clients take part in each round; None if that varies."""
+        """How many of `clients` take part in each round; None if that varies."""
 
     @abc.abstractmethod
     def inclusion(
@@ -28,9 +28,9 @@ class Participation(eqx.Module):
     ) -> Float[Array, " clients"]:
         """Each client's factor on its weight: 0 if absent, positive if it takes part.
 
-        Where participants are drawn it is one over the chance to be, and a weighted sum over them
-        an unbiased estimate of the weighted sum over everybody (Horvitz-Thompson). Where they are
-        given there is no chance, and the factors have their weights sum to one.
+        For random participants the factor is one over the probability of taking part, so that a
+        weighted sum over them is an unbiased estimate of the sum over all clients
+        (Horvitz-Thompson). For given participants the factors make the weights sum to one.
 
         Args:
             key: the round's random key.
@@ -41,13 +41,13 @@ class Participation(eqx.Module):
 
     @abc.abstractmethod
     def turns(self, rounds: int, clients: int) -> Int[np.ndarray, " clients"]:
-        """In how many of so many rounds each client may take part at most."""
+        """The largest number of `rounds` in which each client can take part."""
 
     def check(self, clients: int) -> None:
-        """Refuse a number of clients that this participation does not fit.
+        """Refuse a number of clients that does not fit this participation.
 
         Raises:
-            ValueError: saying which number was given and what fits.
+            ValueError: states the number given and what fits.
         """
 
 
@@ -72,7 +72,7 @@ class _Uniform(Participation):
 
     def inclusion(self, key, round_index, ids, weights):
         del round_index, weights
-        # A lot for each id, so that the choice does not depend on the order of clients.
+        # Draw by id, so that the choice does not depend on the order of clients.
         lots = jax.vmap(lambda client: jax.random.uniform(jax.random.fold_in(key, client)))(ids)
         chosen = jax.lax.top_k(lots, self.size)[1]
         return jnp.zeros(len(ids)).at[chosen].set(len(ids) / self.size)
@@ -112,41 +112,41 @@ class _Given(Participation):
 
 
 def everybody() -> Participation:
-    """Every client, every round."""
+    """All clients take part in every round."""
     return _Everybody()
 
 
 def uniform(size: int) -> Participation:
-    """A fixed number of clients a round, drawn without replacement.
+    """A fixed number of clients takes part in each round, drawn without replacement.
 
-    Means over the participants are unbiased estimates of those over everybody: a client's weight is
-    multiplied by the number of clients over `size`. A round whose participants all have weight 0
-    does not take place: nothing changes, and its entries in the history are NaN.
+    A participant's weight is multiplied by the number of clients over `size`, so that means over
+    participants are unbiased estimates of means over all clients. A round whose participants all
+    have weight 0 does not take place: nothing changes, and its history entries are NaN.
 
     Args:
-        size: number of clients a round.
+        size: number of clients per round.
 
     Raises:
-        ValueError: if `size` is not a positive whole number (larger than the number of clients
-            is refused when a run starts).
+        ValueError: if `size` is not a positive integer. A `size` above the number of clients is
+            refused when a run starts.
     """
     check_whole("participation size", size)
     return _Uniform(int(size))
 
 
 def mask(present: Bool[ArrayLike, "*rounds clients"]) -> Participation:
-    """Given participants: row t says who is there in round t; rows repeat after the last.
+    """The given clients take part: row t for round t; rows repeat after the last.
 
-    Means are over the participants, by their weights, which are normalised to sum to one in each
-    round; an estimate of the mean over everybody they are only if the rows were drawn so. A round
-    whose participants all have weight 0 does not take place, as in `uniform`.
+    Means are over the participants, whose weights are normalised to sum to one in each round. They
+    estimate means over all clients only if the rows were drawn at random. A round whose
+    participants all have weight 0 does not take place, as in `uniform`.
 
     Args:
-        present: `(clients,)` for the same clients each round, or `(rounds, clients)`; the columns
-            are in the order of the clients.
+        present: `(clients,)` for the same clients each round, or `(rounds, clients)`; columns are
+            in the order of the clients.
 
     Raises:
-        ValueError: if it is not a boolean array of one or two axes, or a round has nobody.
+        ValueError: if it is not a boolean array with one or two axes, or a round has no client.
     """
     wanted = "a boolean array (clients,) or (rounds, clients)"
     given = host_array("participation mask", present, wanted)

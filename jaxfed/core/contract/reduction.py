@@ -17,22 +17,22 @@ from jaxfed.core.common.returned import check_alike, check_arrays, described
 
 
 class Part(eqx.Module):
-    """A part of a message, with the way in which those of all clients are brought together.
+    """A part of a message, with the rule that combines the clients' contributions.
 
-    Unless it is a `Reduction` it is gathered: the server receives every client's contribution,
+    A part that is not a `Reduction` is gathered: the server receives every client's contribution
     along a new leading axis.
     """
 
     value: eqx.AbstractVar[PyTree]
 
     linear: ClassVar[bool] = False
-    """Whether the result is linear in every contribution; only then differences may be sent."""
+    """Whether the result is linear in each contribution, as difference channels require."""
 
     summed: ClassVar[bool] = False
-    """Whether the result is one sum over all clients; only then masks can hide contributions."""
+    """Whether the result is one sum over all clients, as masks that hide contributions require."""
 
     def of_client(self, client_id: Int[Array, ""]) -> Self:
-        """This part as sent by ONE client; by default it makes no difference who that is."""
+        """This part as sent by ONE client; by default it does not depend on the client."""
         del client_id
         return self
 
@@ -42,35 +42,35 @@ class Part(eqx.Module):
 
     @property
     def is_mean(self) -> bool:
-        """Whether contributions are scaled by the clients' weights; no by default."""
+        """Whether contributions are scaled by the clients' weights; False by default."""
         return False
 
 
 class Reduction(Part):
-    """A part that is reduced over clients, by a commutative monoid of partial results."""
+    """A part that is reduced over clients. Its partial results form a commutative monoid."""
 
     @abc.abstractmethod
     def over_clients(self) -> Self:
-        """The partial result of contributions along a leading axis."""
+        """Reduce contributions along the leading axis to a partial result."""
 
     @abc.abstractmethod
     def neutral(self) -> Self:
-        """The partial result of no client, from the shapes of any partial result."""
+        """The partial result of no clients, with the shapes of this partial result."""
 
     @abc.abstractmethod
     def combined(self, other: Any) -> Self:
-        """The partial result of two."""
+        """Combine two partial results."""
 
     @staticmethod
     @abc.abstractmethod
     def over_devices(parts: list["Reduction"], axis: str) -> list["Reduction"]:
-        """The results of several partial results over a mapped axis of devices, at once."""
+        """Combine several partial results over a mapped axis of devices, in one call."""
 
     def to_combine(self) -> "Reduction":
-        """This partial result, in the form that `combined` and `over_devices` take.
+        """Convert this partial result to the form that `combined` and `over_devices` accept.
 
-        By default itself. A partial result that needs no combining may have a cheaper form, which
-        is converted here.
+        The identity by default. Reductions with a cheaper form for a result that is never combined
+        convert it here.
         """
         return self
 
@@ -85,19 +85,19 @@ class Additive(Reduction):
 
     @final
     def combined(self, other: Any) -> Self:
-        """Their sum."""
+        """The sum of both."""
         return jax.tree.map(jnp.add, self, other)
 
     @final
     @staticmethod
     def over_devices(parts: list[Reduction], axis: str) -> list[Reduction]:
-        """One all-reduce of all of them."""
+        """Sum all parts in one all-reduce."""
         return jax.lax.psum(parts, axis)
 
 
 @final
 class Mean(Additive):
-    """The weighted mean over the clients that take part, by the clients' own weights."""
+    """The mean over participating clients, weighted by the clients' weights."""
 
     value: PyTree
 
@@ -109,7 +109,7 @@ class Mean(Additive):
         return True
 
     def contribution(self, weight: Float[Array, ""]) -> Self:
-        """The weighted part, or zero from an absent client, whatever it made."""
+        """The weighted part, or zero from an absent client."""
         return jax.tree.map(lambda x: jnp.where(weight > 0, scaled(weight, x), 0), self)
 
     def over_clients(self) -> Self:
@@ -119,7 +119,7 @@ class Mean(Additive):
 
 @final
 class Sum(Additive):
-    """The plain sum over the clients that take part, whatever their weights."""
+    """The sum over participating clients, without weights."""
 
     value: PyTree
 
@@ -138,10 +138,9 @@ class Sum(Additive):
 class Gram(Additive):
     """The weighted mean of products `F Fᵀ`, `(d, d)`, of thin factors `F`, `(d, k)`.
 
-    Clients send the factors; only the mean of the products is ever formed. Without weights it is
-    the plain sum. With `thin=True`, and at most d / 2 columns in the factors of all clients
-    together, it is not formed either: the server receives them side by side, `(d, m k)`, a factor
-    of the mean.
+    Clients send the factors, and only the mean of the products is formed. With `weighted=False` it
+    is the plain sum. With `thin=True`, and at most d / 2 columns over all clients, the mean is not
+    formed either: the server receives the factors side by side, `(d, m k)`, a factor of the mean.
     """
 
     value: PyTree
@@ -150,7 +149,7 @@ class Gram(Additive):
 
     @property
     def is_mean(self) -> bool:
-        """If it is weighted."""
+        """Whether it is weighted."""
         return self.weighted
 
     def contribution(self, weight: Float[Array, ""]) -> Self:
@@ -175,10 +174,10 @@ class Gram(Additive):
 
 @final
 class Symmetric(Additive):
-    """The weighted mean of symmetric matrices, `(d, d)`, which travel as their upper triangles.
+    """The weighted mean of symmetric matrices, `(d, d)`, sent as their upper triangles.
 
-    The result is that of `Gram`, so that each client may send the smaller of the two. Without
-    weights it is the plain sum.
+    The result has the type of `Gram`'s, so each client can send whichever is smaller. With
+    `weighted=False` it is the plain sum.
     """
 
     value: PyTree  # vectors of d (d + 1) / 2 numbers, row by row
@@ -188,7 +187,7 @@ class Symmetric(Additive):
 
     @property
     def is_mean(self) -> bool:
-        """If it is weighted."""
+        """Whether it is weighted."""
         return self.weighted
 
     def contribution(self, weight: Float[Array, ""]) -> Self:
@@ -203,7 +202,7 @@ class Symmetric(Additive):
 
 @final
 class Max(Reduction):
-    """The elementwise maximum over the clients that take part."""
+    """The elementwise maximum over participating clients."""
 
     value: PyTree
 
@@ -220,21 +219,21 @@ class Max(Reduction):
         return jax.tree.map(lambda x: jnp.full(x.shape, _lowest(x.dtype)), self)
 
     def combined(self, other: Any) -> Self:
-        """The larger ones."""
+        """The elementwise maximum of both."""
         return jax.tree.map(jnp.maximum, self, other)
 
     @staticmethod
     def over_devices(parts: list[Reduction], axis: str) -> list[Reduction]:
-        """The maxima of the gathered values: `lax.pmax` has no derivative."""
+        """The maximum of the gathered values, since `lax.pmax` has no derivative."""
         return jax.tree.map(lambda x: jax.lax.all_gather(x, axis).max(0), parts)
 
 
 @final
 class Gather(Part):
-    """All clients' parts, side by side along a new leading axis, zeros from absent clients.
+    """All clients' parts along a new leading axis, with zeros from absent clients.
 
-    The server sees every client's, so that secure aggregation is impossible. With a fixed number of
-    participants only theirs are gathered.
+    The server sees each client's part, so secure aggregation is impossible. If the number of
+    participants is fixed, only their parts are gathered.
     """
 
     value: PyTree
@@ -245,17 +244,17 @@ class Gather(Part):
 
 
 def is_part(node: object) -> bool:
-    """Whether this node of a message is wrapped."""
+    """Whether this node of a message is a `Part`."""
     return isinstance(node, Part)
 
 
 def wrapped(message: PyTree) -> PyTree[Part]:
-    """The message with every bare array as a `Mean`."""
+    """The message with every bare array wrapped in `Mean`."""
     return jax.tree.map(lambda x: x if is_part(x) else Mean(x), message, is_leaf=is_part)
 
 
 def plain(message: PyTree) -> PyTree:
-    """The values alone, in the message's structure."""
+    """The values in the message's structure, unwrapped."""
     return jax.tree.map(lambda x: x.value if is_part(x) else x, message, is_leaf=is_part)
 
 
@@ -265,9 +264,9 @@ def contributions(
     """ONE client's share of the reduced message.
 
     Args:
-        message: the client's.
-        weight: the client's; 0 if it is absent.
-        client_id: the client's, where a part may be reduced by it.
+        message: the client's message.
+        weight: the client's weight; 0 if it is absent.
+        client_id: the client's id, if a part may depend on it.
     """
 
     def one(part: Part) -> Part:
@@ -279,12 +278,12 @@ def contributions(
 
 
 def is_linear(message: PyTree) -> bool:
-    """Whether all of a reduced message is linear in what each client sends."""
+    """Whether the reduced message is linear in what each client sends."""
     return all(part.linear for part in _parts_of(message))
 
 
 def is_summed(message: PyTree) -> bool:
-    """Whether all of a message is reduced by sums and means over all clients."""
+    """Whether sums and means over all clients reduce the whole message."""
     return all(part.summed for part in _parts_of(message))
 
 
@@ -293,7 +292,7 @@ def _parts_of(message: PyTree) -> list[Part]:
 
 
 def separated(parts: PyTree[Part]) -> tuple[PyTree[Reduction], PyTree[Part]]:
-    """The reduced parts and the gathered ones, each with None in place of the others."""
+    """Split into reduced and gathered parts, each with None in place of the other."""
     return eqx.partition(parts, lambda x: isinstance(x, Reduction), is_leaf=is_part)
 
 
@@ -303,25 +302,25 @@ def joined(reduced: PyTree[Reduction], gathered: PyTree[Part]) -> PyTree[Part]:
 
 
 def each(function: Callable[..., Part], *parts: PyTree[Part]) -> PyTree[Part]:
-    """A function of the parts at each place."""
+    """Apply a function to the parts at each position."""
     return jax.tree.map(function, *parts, is_leaf=is_part)
 
 
-# --- what reductions return is checked where they are traced; errors name the function -----------
+# --- check what reductions return while tracing; errors name the function ------------------------
 
 
 def over_clients(parts: PyTree[Reduction]) -> PyTree[Reduction]:
-    """The partial results of contributions along a leading axis."""
+    """Reduce contributions along the leading axis to partial results."""
     return each(lambda x: _returned(x, "over_clients", x.over_clients(), Reduction), parts)
 
 
 def neutral(parts: PyTree[Reduction]) -> PyTree[Reduction]:
-    """The partial results of no client, from the shapes of any."""
+    """The partial results of no clients, with the shapes of the given ones."""
     return each(lambda x: _like(x, "neutral", x.neutral()), parts)
 
 
 def combined(total: PyTree[Reduction], part: PyTree[Reduction]) -> PyTree[Reduction]:
-    """The partial result of two, which are alike whatever the numbers of their clients."""
+    """Combine two partial results, whose shapes do not depend on the number of clients."""
 
     def one(a: Reduction, b: Reduction) -> Reduction:
         _like(a, "over_clients", b, " from any number of clients")
@@ -331,12 +330,12 @@ def combined(total: PyTree[Reduction], part: PyTree[Reduction]) -> PyTree[Reduct
 
 
 def to_combine(parts: PyTree[Reduction]) -> PyTree[Reduction]:
-    """Partial results in the form that can be combined."""
+    """Convert partial results to the form that can be combined."""
     return each(lambda x: _returned(x, "to_combine", x.to_combine(), Reduction), parts)
 
 
 def over_devices(parts: PyTree[Reduction], axis: str) -> PyTree[Reduction]:
-    """The results of all devices' partial results; parts of one kind travel together."""
+    """Combine all devices' partial results, with one call for parts of one kind."""
     leaves, structure = jax.tree.flatten(to_combine(parts), is_leaf=is_part)
     for rule in dict.fromkeys(type(part).over_devices for part in leaves):
         places = [i for i, part in enumerate(leaves) if type(part).over_devices is rule]
@@ -364,7 +363,7 @@ def _like(part: Part, function: str, result: Any, why: str = "") -> Any:
 
 
 def scaled(factor: Float[Array, ""], x: Array) -> Array:
-    """A part times a number, in the part's own precision; whole numbers become real ones."""
+    """A part times a number, in the part's precision; integers become floats."""
     return (factor.astype(x.dtype) if jnp.issubdtype(x.dtype, jnp.inexact) else factor) * x
 
 
@@ -378,13 +377,13 @@ def _total(x: Shaped[Array, "m ..."]) -> Shaped[Array, "..."]:
     """The sum over clients."""
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return x.sum(0, dtype=None if x.dtype == bool else x.dtype)
-    # XLA's sum over a leading axis is up to 14 times slower on a processor than this product.
+    # On a CPU, XLA's sum over a leading axis is up to 14 times slower than this product.
     ones = jnp.ones(len(x), x.dtype)
     return jnp.tensordot(ones, x, 1, precision=jax.lax.Precision.HIGHEST)
 
 
 def _side_by_side(factors: Float[Array, "m d k"]) -> Float[Array, "d columns"]:
-    # The product of this wide matrix with itself is the sum of the clients' products.
+    # The product of this wide matrix with its transpose is the sum of the clients' products.
     return jnp.moveaxis(factors, 0, 1).reshape(factors.shape[1], -1)
 
 
@@ -393,8 +392,8 @@ def _gram(wide: Float[Array, "d columns"]) -> Float[Array, "d d"]:
 
 
 def unfolded(triangle: Float[Array, " size"]) -> Float[Array, "d d"]:
-    """The symmetric matrix of which this is the upper triangle, row by row."""
-    # The root of d (d + 1) / 2 = size.
+    """The symmetric matrix with this upper triangle, given row by row."""
+    # Solve d (d + 1) / 2 = size for d.
     dim = int(((8 * triangle.size + 1) ** 0.5 - 1) / 2)
     rows, columns = jnp.triu_indices(dim)
     upper = jnp.zeros((dim, dim), triangle.dtype).at[rows, columns].set(triangle)

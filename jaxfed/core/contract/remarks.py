@@ -1,4 +1,4 @@
-"""Remarks on a result: what its reader should know before relying on it."""
+"""Remarks on a result that its reader should know before relying on it."""
 
 import abc
 from collections.abc import Mapping
@@ -9,35 +9,35 @@ from jaxtyping import Float
 
 from jaxfed.core.contract.algorithm import Personalized
 
-# A relative fall of the objective in the second half of a run, and a stopping measure at its end,
-# that are worth a remark.
+# Remark on a relative fall of the objective in the second half of a run, or a final stopping
+# measure, above this value.
 FALL = 1e-3
 
 
 class HasRemarks(eqx.Module):
-    """An algorithm that knows what is wrong with a result, or easily misread in it."""
+    """An algorithm that points out problems and pitfalls of its results."""
 
     @abc.abstractmethod
     def remarks(self, result: Personalized, history: Mapping[str, np.ndarray]) -> tuple[str, ...]:
-        """What a reader of this result should know, in sentences.
+        """Return what a reader of this result should know, in sentences.
 
-        Called on the host, once a run is over.
+        Called on the host after a run.
 
         Args:
-            result: the run's.
-            history: the run's, `(rounds,)` arrays by name.
+            result: the run's result.
+            history: the run's `(rounds,)` arrays by name.
         """
 
 
 def not_converged(history: Mapping[str, np.ndarray]) -> tuple[str, ...]:
-    """A remark if the run was still on its way when the rounds were over.
+    """Remark if the run had not converged when its rounds ended.
 
-    It was if its objective fell in the second half of the rounds, a fall that the next ones may
-    well repeat, or if the stopping measure of the algorithm's own is still large. Tenths of the
-    rounds are compared, so that what scatters from round to round does not count.
+    The test is whether the objective fell in the second half of the rounds, so that more rounds may
+    lower it further, or the algorithm's stopping measure is still large. It compares tenths of the
+    rounds, to ignore scatter between rounds.
 
     Args:
-        history: the run's, `(rounds,)` arrays by name; entries that are not finite do not count.
+        history: the run's `(rounds,)` arrays by name; entries that are not finite are ignored.
     """
     fall = _fall(_finite(history, "objective"))
     measure = _finite(history, "stopping_measure")

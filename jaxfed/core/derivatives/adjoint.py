@@ -1,4 +1,4 @@
-"""The implicit adjoint: differentiates the equation that a solution solves."""
+"""The implicit adjoint differentiates the equation that a solution satisfies."""
 
 import equinox as eqx
 import jax
@@ -30,15 +30,15 @@ class _Implicit(Adjoint):
         for way in (problem.uplink, problem.downlink):
             if not way.settles:
                 raise ValueError(
-                    "channel: wanted for an implicit derivative one through which messages that "
-                    "no longer change arrive as they are, such as lossless() or "
+                    "channel: wanted for an implicit derivative a channel that transmits messages "
+                    "without loss once they stop changing, such as lossless() or "
                     f"difference(quantize(3)), got {way!r}"
                 )
 
     def _through(self, problem: Problem) -> Algorithm:
         given = problem.algorithm if self.algorithm is None else self.algorithm
         named = fixed_point.through(given)
-        # What was given is meant, unless its rounds have no fixed point.
+        # An algorithm passed by the caller is used itself, if its rounds have a fixed point.
         return named if self.algorithm is None else given
 
     def solve(self, problem, start, tol, options):
@@ -47,7 +47,7 @@ class _Implicit(Adjoint):
         if problem.backend.processes > 1:
             # An error in one process would leave the others waiting.
             settings = settings._replace(throw=False)
-        # No leaves of this adjoint unless somebody asks for them: optimizers would move them.
+        # Without a requested report the adjoint has no leaves, which optimizers would update.
         report = Report() if self.report is None else self.report
         return differentiable(
             problem, start, jax.lax.stop_gradient(solution), through, report, settings
@@ -68,37 +68,38 @@ def implicit(
     report: Report | None = None,
     throw: bool = True,
 ) -> Adjoint:
-    """Differentiate the equation that a solution solves, and not the way to it.
+    """Differentiate the equation that a solution satisfies, not the path to it.
 
-    Works in forward and reverse mode, under `jit` and `vmap` and on every backend: a product of the
-    linear system is a round, forwards or backwards. The run itself is differentiated by nothing, so
-    that it may be as long as it takes and end by `tol`; `history` has no derivative.
+    Works in forward and reverse mode, under `jit` and `vmap` and on every backend: a product with
+    the linear system's matrix is a round, forwards or backwards. The run itself is not
+    differentiated, so it may take any number of rounds and end by `tol`; `history` has no
+    derivative.
 
-    Bases that stand for subspaces make the system singular along their rotations, which it is
-    projected away from at every step. A loss that depends on how a basis is turned has no
-    derivative there, and is refused; forward mode does not see the loss, and differentiates along
-    bases that do not turn.
+    Bases of subspaces make the system singular along their rotations, which are projected out at
+    every step. A loss that depends on the rotation of a basis has no derivative there, and is
+    refused in reverse mode. Forward mode does not see the loss; it differentiates along bases that
+    do not rotate.
 
     Args:
         tol: residual of the linear system, relative to its right-hand side. By default 1e-10 in
-            double and 1e-5 in single precision. A hundred times as much is refused.
-        max_rounds: at most about so many rounds of the linear system.
-        through: an algorithm by whose round to differentiate, which has the same solutions; by
-            default the one that the algorithm itself names. If it is another one than that of the
-            run, `result` has derivatives and the states have none.
-        memory: rounds between restarts of GMRES, and how many states it keeps. The residual is
-            looked at then: more may be needed where restarts hinder, less saves rounds.
-        fixed_point_tol: by how much of its norm a round may move any part of the states. By default
-            1e-6 in double and 1e-4 in single precision.
-        turning_tol: the share of a cotangent that may ask how bases are turned.
-        report: what becomes a report on the linear system; see `Report`.
-        throw: raise an error where a derivative is not to be had: at a point that is no fixed
-            point, for a loss that asks how bases are turned, and where the linear system is not
-            solved. Without, and in a run across processes, such derivatives are NaN.
+            double and 1e-5 in single precision. A residual a hundred times as large is refused.
+        max_rounds: approximate limit on the rounds that the linear system takes.
+        through: an algorithm with the same solutions whose round is differentiated; by default the
+            one that the algorithm itself names. If it differs from the run's algorithm, `result`
+            has derivatives and the states have none.
+        memory: rounds between restarts of GMRES, and the number of states it stores. The residual
+            is checked at restarts: use more if restarts hinder convergence, fewer to save rounds.
+        fixed_point_tol: how far a round may move any part of the states, relative to its norm. By
+            default 1e-6 in double and 1e-4 in single precision.
+        turning_tol: the fraction of a cotangent that may depend on rotations of bases.
+        report: the argument whose derivative is a report on the linear system; see `Report`.
+        throw: raise an error if there is no derivative: at a point that is not a fixed point, for a
+            loss that depends on rotations of bases, and if the linear system is not solved. If
+            False, and in a run across processes, such derivatives are NaN.
 
     Raises:
-        ValueError: for tolerances that are not positive, numbers of rounds that are not positive
-            whole numbers, and a `through` that is no algorithm.
+        ValueError: if tolerances are not positive, numbers of rounds are not positive integers, or
+            `through` is not an algorithm.
         ImportError: if Lineax is missing.
     """
     check_positive("tol", tol, optional=True, single=True)

@@ -1,6 +1,6 @@
-"""Hooks on the cotangent of a value, in programs that run in both modes.
+"""Hooks that replace the cotangent of a value, in programs that run in both modes.
 
-`jax.custom_vjp` would do if forward mode did not refuse it.
+`jax.custom_vjp` would suffice if forward mode did not refuse it.
 """
 
 from collections.abc import Callable
@@ -14,17 +14,17 @@ from jaxtyping import Array, ArrayLike, PyTree
 
 from jaxfed.linalg.derivatives import with_rule
 
-# (value, its cotangent) -> what goes on in place of the cotangent
+# (value, its cotangent) -> the cotangent that replaces it
 Hook = Callable[[PyTree, PyTree], PyTree]
 
 
 def with_hook(value: PyTree, hook: Hook) -> PyTree:
-    """The value, whose cotangent is replaced in reverse mode; forward mode sees the identity.
+    """The value, with its cotangent replaced in reverse mode; forward mode sees the identity.
 
     Args:
         value: arrays with derivatives.
-        hook: what comes in place of the cotangent. It is traced where that is known, and
-            differentiated as it stands where that is.
+        hook: computes the replacement. It is traced where the cotangent is known, and can be
+            differentiated.
     """
 
     def rule(value, given, change):
@@ -37,7 +37,7 @@ def with_hook(value: PyTree, hook: Hook) -> PyTree:
 
 
 class _FlatHook:
-    """A hook that takes flat lists of arrays."""
+    """A hook on flat lists of arrays."""
 
     def __init__(self, hook: Hook, like: PyTree):
         self.hook, self.structure = hook, jax.tree.structure(like)
@@ -47,7 +47,7 @@ class _FlatHook:
         return jax.tree.leaves(self.hook(*trees))
 
 
-# The first half of its operands is passed on, the second is for the hook.
+# It returns the first half of its operands; the second half is for the hook.
 _hook = Primitive("cotangent_hook")
 _hook.multiple_results = True
 
@@ -85,7 +85,7 @@ def _batch(operands, axes, *, hook):
 
 
 class _BatchedHook:
-    """A hook that takes batches."""
+    """A hook on batches."""
 
     def __init__(self, hook):
         self.hook = hook

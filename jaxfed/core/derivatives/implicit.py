@@ -1,9 +1,8 @@
 """Derivatives at a fixed point of the round: the adjoint of a federated round is a federated round.
 
-What a run returns once it has converged solves z = T(z, θ), with T a round, z = (server, locals)
-and θ all that it depends on. So dz = ∂T/∂z dz + ∂T/∂θ dθ: a linear system whose products are
-rounds, forwards or backwards, with one sum over clients each, and that needs nothing of the rounds
-that led to z.
+The result of a converged run solves z = T(z, θ), where T is a round, z = (server, locals) and θ is
+everything it depends on. So dz = ∂T/∂z dz + ∂T/∂θ dθ: a linear system whose products are rounds,
+forwards or backwards, with one sum over clients each. It needs none of the rounds that led to z.
 
 Source: Christianson (1994), Reverse accumulation and attractive fixed points; Blondel et al.
 (2022), Efficient and modular implicit differentiation.
@@ -39,15 +38,15 @@ from jaxfed.linalg.derivatives import DECOMPOSITION, with_rule
 
 LOSSLESS = channel.lossless()
 MOVES = (
-    "adjoint: wanted a fixed point of the round for an implicit derivative, got one that a round "
-    "moves on; run more rounds, with a smaller tol or of an algorithm that needs fewer (for "
-    "PerPCA, VarProPerPCA), or take jaxfed.adjoint.unrolled()"
+    "adjoint: wanted a fixed point of the round for an implicit derivative, got a point that a "
+    "round still moves; run more rounds, use a smaller tol or an algorithm that converges faster "
+    "(VarProPerPCA instead of PerPCA), or pass jaxfed.adjoint.unrolled()"
 )
 TURNS = (
     "adjoint: wanted a loss that depends on subspaces alone, got one that depends on how their "
     "bases are turned, by which a solution has no derivative"
 )
-States = tuple[PyTree, PyTree]  # the server's, and the clients' with their leading axis
+States = tuple[PyTree, PyTree]  # the server's state, and the clients' along a leading axis
 
 
 def _real(x: ArrayLike) -> Array:
@@ -55,16 +54,17 @@ def _real(x: ArrayLike) -> Array:
 
 
 class Report(eqx.Module):
-    """What solving for a derivative took, as the derivative by this very argument.
+    """What solving for a derivative took, returned as the gradient with respect to this argument.
 
-    A backward pass returns nothing but derivatives. So make one of these, `Report()`, an argument
-    of the function that is differentiated, and hand it to `implicit(report=report)`: the gradient
-    by it is the report. Without a backward pass, all of it is zero.
+    A backward pass can only return derivatives. To get a report, make `Report()` an argument of the
+    differentiated function and pass it to `implicit(report=report)`: the gradient with respect to
+    it is the report. Without a backward pass, all entries are zero.
 
     Attributes:
-        rounds: adjoint rounds, of all solves together.
-        residual: of the linear system, relative to its right-hand side.
-        turning: the share of the cotangent that asks how bases are turned, which no subspace says.
+        rounds: adjoint rounds of all solves together.
+        residual: residual of the linear system, relative to its right-hand side.
+        turning: the fraction of the cotangent that depends on rotations of bases, which no subspace
+            determines.
     """
 
     rounds: Float[Array, ""] = eqx.field(converter=_real, default=0.0)
@@ -73,15 +73,15 @@ class Report(eqx.Module):
 
 
 class _Round(eqx.Module):
-    """A round as a map of those numbers of the states that it changes."""
+    """A round as a map of the numbers of the states that it changes."""
 
     problem: Problem
-    template: State  # all that a state holds beside them
-    kept: States  # what no round changes, and what has no derivative; None elsewhere
+    template: State  # the rest of the state
+    kept: States  # parts that no round changes or that have no derivative; None elsewhere
 
     def __call__(self, point: States) -> States:
         server, local = eqx.combine(point, self.kept)
-        # Clients have what the server would send.
+        # Clients have the uncompressed downlink.
         downlink = self.problem.algorithm.downlink(server)
         link = channel.Link(LOSSLESS, self.template.downlink.sender, downlink)
         state = replace(self.template, server=server, local=local, downlink=link)
@@ -97,20 +97,20 @@ def differentiable(
     report: Report,
     settings: Settings,
 ) -> Solution:
-    """A solution with the derivatives of a fixed point, by all that the problem holds.
+    """A solution with the derivatives of a fixed point, with respect to everything in the problem.
 
     Args:
-        problem: what was solved, as it was given, with its derivatives.
+        problem: the unprepared problem, with its derivatives.
         start: the warm start, if any.
-        solution: what the run found, without derivatives.
-        through: the algorithm whose round is differentiated. If that is the problem's own, states
-            have derivatives as well as the result; else the result alone.
-        report: what becomes the report.
+        solution: the result of the run, without derivatives.
+        through: the algorithm whose round is differentiated. If it is the problem's own, the states
+            and the result have derivatives; otherwise only the result.
+        report: the argument whose gradient becomes the report.
         settings: tolerances.
     """
     own, backend, data = through is problem.algorithm, problem.backend, problem.clients.data
     ways = ("uplink", "downlink", "first_uplink", "first_downlink")
-    # Messages that no longer change arrive without loss, by `settles`: the round at a fixed
+    # By `settles`, messages that no longer change arrive without loss, so the round at a fixed
     # point is that of a lossless channel.
     problem = replace(problem, algorithm=through, **dict.fromkeys(ways, LOSSLESS))
     problem = prepared(problem, settings.max_rounds)
@@ -119,13 +119,13 @@ def differentiable(
     if own:
         reached = solution.state.server, solution.state.local
     else:
-        # A first state need not hold yet what a round makes known.
+        # An initial state may lack what a round computes.
         state, _ = one_round(*jax.lax.stop_gradient((problem, template)), WHOLE)
         reached = state.server, state.local
     free = _changing(problem, template)
     point = jax.tree.map(lambda x, free: x if free else None, reached, free)
 
-    # What no round changes is what it was at first, derivatives included.
+    # What no round changes keeps its initial value and derivatives.
     def unchanged(first, last, free):
         return None if free else first if eqx.is_inexact_array(last) else last
 
@@ -153,7 +153,7 @@ def differentiable(
 
 
 def _where(mask: PyTree, tree: PyTree) -> PyTree:
-    """The leaves of a tree where another one has some, None elsewhere."""
+    """The leaves of a tree where the mask has leaves, None elsewhere."""
     return jax.tree.map(
         lambda there, x: None if there is None else x, mask, tree, is_leaf=lambda x: x is None
     )
@@ -188,7 +188,7 @@ def _changing(problem: Problem, state: State) -> States:
 
 
 def _changed(function: Callable[..., PyTree], tree: PyTree, *others: PyTree) -> PyTree:
-    """Which inexact leaves of its first argument a function returns as anything but they are."""
+    """Which inexact leaves of its first argument a function changes."""
     program = jax.make_jaxpr(function)(tree, *others).jaxpr
     leaves, structure = jax.tree.flatten(tree)
     pairs = zip(leaves, program.invars[: len(leaves)], program.outvars, strict=True)
@@ -201,7 +201,7 @@ def _changed(function: Callable[..., PyTree], tree: PyTree, *others: PyTree) -> 
 
 
 def _bases_in(algorithm: Algorithm) -> Callable[[States], Bases]:
-    """The function that picks the bases out of the states; it holds no arrays."""
+    """The function that selects the bases in the states; it holds no arrays."""
     bare = eqx.filter(algorithm, eqx.is_array, inverse=True)
 
     def picked(states: States) -> Bases:
@@ -217,7 +217,7 @@ def _bases_in(algorithm: Algorithm) -> Callable[[States], Bases]:
 def _check_turning(
     select: Callable[[States], Bases], settings: Settings, value: PyTree, cotangent: PyTree
 ) -> PyTree:
-    """Refuse a cotangent that asks how bases are turned; what share of it does goes on too."""
+    """Refuse a cotangent that depends on rotations of bases; pass on the fraction that does."""
     (states, _), (of_states, of_turning) = value, cotangent
     known, seen = jax.lax.stop_gradient((states, of_states))
     size = optax.tree.norm(seen)
@@ -230,7 +230,7 @@ def _check_turning(
 
 
 def _fixed_point(point: States, function: _Round, report: Report, settings: Settings) -> States:
-    """The point, with the derivatives of the fixed point that it is."""
+    """The point, with the derivatives of the fixed point."""
     arrays, others = eqx.partition((function, report), eqx.is_array)
 
     def rule(point, arrays, changes):
@@ -245,11 +245,11 @@ def _linearized(
     changes: tuple[PyTree, PyTree],
     settings: Settings,
 ) -> tuple[States, States]:
-    """The fixed point and its change."""
+    """The fixed point and its tangent."""
     (function, report), (change, report_change) = by, changes
-    # With a derivative of its own, for derivatives of this one.
+    # Give it a derivative itself, for higher derivatives.
     point = _fixed_point(point, function, report, settings)
-    # Linearized once: every product of the linear system runs this, and not the round again.
+    # Linearize once, so that products of the linear system do not run the round again.
     image, derivative = jax.linearize(function, point)
     select, others = _bases_in(function.problem.algorithm), optax.tree.zeros_like(function.kept)
     vertical = vertical_part(lambda x: select(eqx.combine(x, others)), point)
@@ -258,11 +258,11 @@ def _linearized(
         return optax.tree.sub(vector, vertical(vector))
 
     gap = jax.lax.stop_gradient(_largest_ratio(horizontal(optax.tree.sub(image, point)), point))
-    # Not `>`, with which NaN would pass for a fixed point.
+    # Do not use `>`, with which NaN would pass for a fixed point.
     moves = ~(gap <= or_precision(settings.fixed_point_tol, point, 1e-4, 1e-6))
     sure = nan_where(jnp.ones(()), moves, settings.throw, MOVES)
 
-    # Only along what changes: tangents of the data, say, would be zeros as large as the data.
+    # Use only active tangents: those of the data, say, would be zeros as large as the data.
     active = _where(change, function)
     right = optax.tree.zeros_like(point)
     if jax.tree.leaves(active):
@@ -270,8 +270,8 @@ def _linearized(
         right = horizontal(moved)
     report_change = eqx.combine(report_change, optax.tree.zeros_like(report))
 
-    # The report is a second block of the system, whose own equation is trivial and whose adjoint's
-    # solution is what there is to report.
+    # The report is a second block of the system. Its own equation is trivial, and its adjoint's
+    # solution is the report.
     def product(pair):
         vector, reported = pair
         return optax.tree.sub(vector, horizontal(derivative(horizontal(vector)))), reported
@@ -289,15 +289,15 @@ def _linearized(
         return found.solution, Report(rounds, residual.astype(like.residual.dtype), turning)
 
     right = _coupled((right, report_change))
-    # Tied again for the cotangents, when the backward pass is differentiated backwards.
+    # Couple them again for the cotangents, if the backward pass is differentiated backwards.
     found, _ = _coupled(jax.lax.custom_linear_solve(product, right, forward, backward))
     return point, jax.tree.map(lambda x: sure.astype(x.dtype) * x, found)
 
 
 def _coupled(tree: PyTree) -> PyTree:
-    """The same, each part formally depending on the others: a solve has one right-hand side."""
+    """The same tree, with each part formally depending on the others as one right-hand side."""
     total = jnp.asarray(sum(jnp.sum(x).astype(float) for x in jax.tree.leaves(tree)))
-    # Not zero times the total, which would be NaN where one of them is.
+    # Do not use zero times the total, which is NaN if one of them is.
     nothing = jax.lax.select(jnp.zeros((), bool), total, jnp.zeros_like(total))
     return jax.tree.map(lambda x: x + nothing.astype(x.dtype), tree)
 

@@ -1,4 +1,4 @@
-"""A linear system whose matrix is known by its products alone, and errors of compiled programs."""
+"""Solves a linear system given by its products, and raises errors from compiled programs."""
 
 import logging
 from collections.abc import Callable
@@ -14,12 +14,12 @@ from jaxfed._optional import require
 LOG = logging.getLogger("jaxfed.adjoint")
 UNSOLVED = (
     "adjoint: the linear system of an implicit derivative could not be solved in max_rounds "
-    "rounds; allow more, or more memory, or give another round by through="
+    "rounds; increase max_rounds or memory, or pass another algorithm as through="
 )
 
 
 class Settings(NamedTuple):
-    """How exact everything must be; None where that follows from the precision."""
+    """Tolerances and limits; a tolerance of None follows from the precision."""
 
     tol: float | None
     max_rounds: int
@@ -30,7 +30,7 @@ class Settings(NamedTuple):
 
 
 class Solved(NamedTuple):
-    """A solution, the products that it took, and the residual relative to the right-hand side."""
+    """A solution, the rounds it took, and the residual relative to the right-hand side."""
 
     solution: PyTree
     rounds: Int[Array, ""]
@@ -38,9 +38,9 @@ class Solved(NamedTuple):
 
 
 def solved(product: Callable[[PyTree], PyTree], right: PyTree, settings: Settings) -> Solved:
-    """The solution of `product(x) = right` by GMRES.
+    """Solve `product(x) = right` by GMRES.
 
-    Restarts are those of GMRES(memory); between them the true residual decides.
+    It restarts like GMRES(memory); between restarts, the true residual decides when to stop.
     """
     lineax = require("lineax", extra="adjoint")
     tol = or_precision(settings.tol, right, 1e-5, 1e-10)
@@ -48,7 +48,7 @@ def solved(product: Callable[[PyTree], PyTree], right: PyTree, settings: Setting
     scale = jnp.where(size > 0, size, 1)
     operator = lineax.FunctionLinearOperator(product, jax.eval_shape(lambda: right))
     length = min(settings.memory, sum(x.size for x in jax.tree.leaves(right)))
-    # The first of Lineax's steps only finds out what the residual is.
+    # Lineax spends its first step on computing the residual.
     solver = lineax.GMRES(rtol=0.0, atol=1e-30, norm=optax.tree.norm, restart=length, max_steps=2)
 
     def unfinished(carry):
@@ -62,24 +62,24 @@ def solved(product: Callable[[PyTree], PyTree], right: PyTree, settings: Setting
         residual = optax.tree.norm(optax.tree.sub(right, product(new))) / scale
         better = residual < before.residual
         solution = jax.tree.map(lambda a, b: jnp.where(better, a, b), new, before.solution)
-        # Besides its own products, GMRES takes residuals, and so does the line above.
+        # GMRES also computes residuals, besides its own products, and so does the line above.
         rounds = before.rounds + length + 3
-        # A cycle that leaves more is the last: of ten rounds, two would not leave a half.
+        # Stop after a cycle that leaves more: two such cycles would not halve the residual.
         falling = better & (residual < 0.7 * before.residual)
         return Solved(solution, rounds, jnp.minimum(residual, before.residual)), falling
 
     first = Solved(optax.tree.zeros_like(right), jnp.zeros((), jnp.int32), size / scale)
     found, _ = jax.lax.while_loop(unfinished, cycle, (first, jnp.ones((), bool)))
-    # Negated, so that NaN counts as wrong.
+    # Negate, so that NaN counts as wrong.
     wrong = ~(found.residual <= 100 * tol)
     return found._replace(solution=nan_where(found.solution, wrong, settings.throw, UNSOLVED))
 
 
 def nan_where(tree: PyTree, wrong: Bool[Array, ""], throw: bool, message: str) -> PyTree:
-    """NaN in place of what is wrong, and an error when it is computed."""
+    """NaN in place of wrong results, and an error when they are computed."""
 
     def refuse(_):
-        # An error that leaves a compiled program comes below the stack of what runs it.
+        # Log it, since an error raised from a compiled program is buried in its traceback.
         LOG.error(message)
         raise ValueError(message)
 
@@ -95,7 +95,7 @@ def nan_where(tree: PyTree, wrong: Bool[Array, ""], throw: bool, message: str) -
 
 @jax.custom_batching.custom_vmap
 def _anywhere(wrong: Bool[Array, ""]) -> Bool[Array, ""]:
-    """The same of one problem; of many at once, whether any is wrong, and the same for all."""
+    """Identity for one problem; for a batch, whether any is wrong, for all problems alike."""
     return wrong
 
 
@@ -106,7 +106,7 @@ def _(size, batched, wrong):
 
 
 def or_precision(given: float | None, tree: PyTree, single: float, double: float) -> float:
-    """A tolerance as given, or one for the precision of a tree's numbers."""
+    """The given tolerance, or the default for the precision of a tree's numbers."""
     if given is not None:
         return given
     types = {x.dtype for x in jax.tree.leaves(tree)}

@@ -1,4 +1,4 @@
-"""One client's part of a run: first message, first state, a step per round, its model."""
+"""The client's part of a run: first message, initial state, step per round, final model."""
 
 from typing import NamedTuple
 
@@ -20,17 +20,17 @@ class RoundShapes(NamedTuple):
 
 
 def prepare(problem: Problem, data: PyTree, client_id: Int[Array, ""], rounds: int) -> PyTree:
-    """Prepares the client's data once, before its steps use them."""
+    """Prepare the client's data once, before its steps use them."""
     return problem.algorithm.prepare(data, client_id, rounds)
 
 
 def first_message(problem: Problem, broadcast: Broadcast, member: Member) -> Message:
-    """The message that the client sends before the first round."""
+    """The client's message before the first round."""
     key, channel_key = _keys(broadcast, member)
     start = _warm_start(broadcast, member)
     message = calls.first_message(problem.algorithm, key, member.data, start)
     way = problem.first_uplink.bind(_context(broadcast, member))
-    # `wrapped` makes a bare array the mean that it stands for: masks depend on what is a sum.
+    # Wrap bare arrays in `Mean`, since masks depend on what is summed.
     transit = send_first(way, channel_key, reduction.wrapped(message))
     return Message(transit.payload, is_not_finite(message), decoded=transit.decoded)
 
@@ -48,7 +48,7 @@ def first_state(
     """
     local = first_local(problem, broadcast, member)
     uplink = round_shapes(problem, broadcast, local, member.data).uplink
-    # The decision must not depend on values: it is made while the program is traced.
+    # Decide from shapes alone, while the program is traced.
     shapes = jax.eval_shape(lambda: first)
     remembers = remembers_first(problem, shapes, uplink)
     memory = problem.uplink.memory(first if remembers else zeros_of(uplink))
@@ -56,7 +56,7 @@ def first_state(
 
 
 def first_local(problem: Problem, broadcast: Broadcast, member: Member) -> PyTree:
-    """The algorithm's part of the client's first state."""
+    """The algorithm's part of the client's initial state."""
     key, _ = _keys(broadcast, member)
     start = _warm_start(broadcast, member)
     return calls.client_init(problem.algorithm, key, broadcast.downlink, member.data, start)
@@ -65,7 +65,7 @@ def first_local(problem: Problem, broadcast: Broadcast, member: Member) -> PyTre
 def remembers_first(problem: Problem, first: PyTree, uplink: PyTree) -> bool:
     """Whether uplink differences start from the first message.
 
-    They can if the first message has the shapes of a round's message.
+    They do if it has the shapes of a round's message.
 
     Args:
         problem: the run.
@@ -78,7 +78,7 @@ def remembers_first(problem: Problem, first: PyTree, uplink: PyTree) -> bool:
 def round_shapes(
     problem: Problem, broadcast: Broadcast, local: PyTree, data: PyTree
 ) -> RoundShapes:
-    """Shapes of the client's message in a round, without computing it."""
+    """Shapes of the client's message in a round, found without computing it."""
 
     def of_round(algorithm, number, *arguments):
         return calls.client_step(algorithm.at_round(number), *arguments)
@@ -87,7 +87,7 @@ def round_shapes(
         of_round,
         problem.algorithm,
         broadcast.round,
-        # Any key will do in place of the client's, since nothing is computed.
+        # Any key will do, since nothing is computed.
         problem.key,
         broadcast.downlink,
         local,
@@ -97,7 +97,7 @@ def round_shapes(
 
 
 def step(problem: Problem, broadcast: Broadcast, member: Member) -> tuple[Message, ClientState]:
-    """The client's part of a round: takes the algorithm's step and sends the uplink."""
+    """Take the algorithm's step and send the uplink."""
     assert member.state is not None
     key, channel_key = _keys(broadcast, member)
     algorithm = problem.algorithm.at_round(broadcast.round)
@@ -111,13 +111,13 @@ def step(problem: Problem, broadcast: Broadcast, member: Member) -> tuple[Messag
 
 
 def receive_first(problem: Problem, payload: PyTree) -> PyTree:
-    """Decodes the payload of the first downlink."""
+    """Decode the payload of the first downlink."""
     way = problem.first_downlink
     return way.receive(way.decode(payload), None)
 
 
 def receive(problem: Problem, payload: PyTree, last: PyTree) -> PyTree:
-    """Decodes the payload of a later downlink; difference channels need the one before."""
+    """Decode the payload of a later downlink; difference channels need the previous one."""
     way = problem.downlink
     return way.receive(way.decode(payload), last)
 
@@ -128,8 +128,8 @@ def result(problem: Problem, downlink: PyTree, local: PyTree, data: PyTree) -> P
 
 
 def _keys(broadcast: Broadcast, member: Member) -> tuple[Key[Array, ""], Key[Array, ""]]:
-    """The client's own key, and its channel's."""
-    # By id and not by position, so that draws do not depend on who else is there.
+    """The client's key and its channel's key."""
+    # Fold in the id, not the position, so that draws do not depend on the other clients.
     key, channel_key = jax.random.split(jax.random.fold_in(broadcast.key, member.id))
     return key, channel_key
 

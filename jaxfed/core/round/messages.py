@@ -1,4 +1,4 @@
-"""Messages between clients and server: encoding, sums over clients, checks for NaN."""
+"""Messages between clients and server: encoding, reduction over clients, checks for NaN."""
 
 from typing import NamedTuple
 
@@ -11,15 +11,15 @@ from jaxfed.core.wire import calls, channel
 
 
 class Transit(NamedTuple):
-    """A message at the three stages of a channel."""
+    """A message at the stages of a channel."""
 
     payload: PyTree  # the encoded message
     decoded: PyTree  # as the receiver decodes it; differentiable
-    memory: PyTree  # of the sender, after sending
+    memory: PyTree  # the sender's, after sending
 
 
 class Message(NamedTuple):
-    """A client's message with its diagnostics; or those of many, along a leading axis."""
+    """A client's message with its diagnostics, or many clients' along a leading axis."""
 
     payload: PyTree
     not_finite: Bool[Array, "*members"]
@@ -28,11 +28,11 @@ class Message(NamedTuple):
 
 
 class Contribution(NamedTuple):
-    """A client's share in what the server receives, or the reduction of many clients' shares."""
+    """A client's share in what the server receives, or many clients' shares, reduced."""
 
     message: PyTree
-    bytes: PyTree  # of parts of variable length; None where messages have none
-    failures: PyTree  # how many messages are not finite
+    bytes: PyTree  # in parts of variable length; None if messages have none
+    failures: PyTree  # number of messages that are not finite
     diagnostics: PyTree = None
     share: PyTree = None  # of the diagnostics: the clients' weights
 
@@ -49,10 +49,10 @@ def send_first(way: channel.Channel, key: Key[Array, ""], message: PyTree) -> Tr
 
 
 def payload_shapes(way: channel.Channel, message: PyTree) -> PyTree:
-    """Shapes of the payload that a channel makes of a message of these shapes."""
+    """Shapes of the payload that a channel makes of a message with these shapes."""
 
     def payload(message):
-        # Some channels encode only once bound to a client; for shapes any client will do.
+        # Some channels encode only for a given client; for shapes, any client will do.
         zero, key = jnp.zeros((), jnp.int32), jax.random.key(0)
         bound = way.bind(channel.Context(zero, jnp.ones(()), key, zero))
         return send_first(bound, key, message).payload
@@ -61,16 +61,16 @@ def payload_shapes(way: channel.Channel, message: PyTree) -> PyTree:
 
 
 def is_not_finite(message: PyTree) -> Bool[Array, ""]:
-    """Whether any number of a message is NaN or infinite."""
+    """Whether a message contains NaN or infinity."""
     numbers = [x for x in jax.tree.leaves(message) if jnp.issubdtype(x.dtype, jnp.inexact)]
-    # Zero times what is not finite is NaN; a sum is faster than a conjunction.
+    # Zero times NaN or infinity is NaN; a sum is faster than a conjunction.
     return ~jnp.isfinite(sum((jnp.sum(x * 0) for x in numbers), jnp.zeros(())))
 
 
 def nan_where_failed(message: PyTree, failed: Bool[Array, ""]) -> PyTree:
     """The received message, or NaN throughout if a client's message was not finite.
 
-    Channels such as quantizers can turn NaN into ordinary numbers.
+    This is needed because channels such as quantizers can turn NaN into ordinary numbers.
     """
 
     def one(x):
@@ -85,10 +85,10 @@ def first_contribution(
     """One client's share in the reduction of the first messages.
 
     Args:
-        message: the client's.
-        client_id: the client's.
-        weight: the client's.
-        real: 1; 0 for a copy that only pads a device and sends nothing.
+        message: the client's message.
+        client_id: the client's id.
+        weight: the client's weight.
+        real: 1, or 0 for padding, which sends nothing.
     """
     return Contribution(
         contributions(message.decoded, weight, client_id),
@@ -107,17 +107,17 @@ def round_contribution(
     """One client's share in the reduction of a round's messages.
 
     Args:
-        message: the client's.
-        client_id: the client's.
-        weight: the client's.
-        present: the factor on its weight in this round, 0 if it takes no part.
-        cumulative: whether messages are differences to those before.
+        message: the client's message.
+        client_id: the client's id.
+        weight: the client's weight.
+        present: the factor on its weight in this round; 0 if it is absent.
+        cumulative: whether messages are differences from the previous ones.
     """
     share = weight * present.astype(weight.dtype)
-    # A difference channel adds to the last messages, which the server has of absent clients too:
-    # only the participants' have changed.
+    # A difference channel adds to the last messages of all clients, which the server has. Only
+    # participants change theirs.
     changed = weight * (present > 0).astype(weight.dtype) if cumulative else share
-    # Summed with their weights, so that the server can divide by those who took part.
+    # Sum diagnostics with their weights, so that the server can divide by the total weight.
     diagnostics, shares = contributions((message.diagnostics, jnp.ones_like(weight)), share)
     return Contribution(
         contributions(message.decoded, changed, client_id),
@@ -129,7 +129,7 @@ def round_contribution(
 
 
 def total_bytes(contribution: Contribution) -> UInt32[Array, ""]:
-    """Bytes of variable length that all clients sent."""
+    """Bytes that all clients sent in parts of variable length."""
     if contribution.bytes is None:
         return jnp.zeros((), jnp.uint32)
     return plain(contribution.bytes)
@@ -142,5 +142,5 @@ def _bytes(payload: PyTree, present: Float[Array, ""]) -> PyTree:
 
 
 def _failure(not_finite: Bool[Array, ""], like: Float[Array, ""]) -> PyTree:
-    # Part of the sum over clients that a round computes anyway, so that it costs no second one.
+    # Include it in the round's sum over clients, so that it costs no second one.
     return contributions(Sum(not_finite.astype(like.dtype)), jnp.ones_like(like))

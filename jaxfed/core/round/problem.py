@@ -1,4 +1,4 @@
-"""The records of a run: what is fixed, what changes each round, and its random keys."""
+"""Records of a run: what is fixed, what changes each round, and the random keys."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,10 +19,10 @@ from jaxfed.core.wire.wire import Wire
 
 
 class Problem(eqx.Module):
-    """Everything that does not change from round to round."""
+    """Everything that stays the same from round to round."""
 
     algorithm: Algorithm
-    clients: Clients  # prepared, and padded to what the backend needs
+    clients: Clients  # prepared, and padded as the backend requires
     uplink: channel.Channel
     downlink: channel.Channel
     first_uplink: channel.Channel
@@ -30,11 +30,11 @@ class Problem(eqx.Module):
     participation: Participation
     backend: Backend
     key: Key[Array, ""]
-    size: int = eqx.field(static=True)  # clients without the padding
+    size: int = eqx.field(static=True)  # number of clients without padding
 
     @property
     def positions(self) -> Int[np.ndarray, " rows"]:
-        """Each row's client, counted from 0; `size` or more for rows that pad devices."""
+        """Each row's client, counted from 0; `size` or more for padding rows."""
         return self.clients.layout.numbers
 
     @property
@@ -67,7 +67,7 @@ class Problem(eqx.Module):
         return self.clients.layout.without_more_rows(tree, self.size)
 
     def in_rows(self, values: Float[Array, " clients"]) -> Float[Array, " rows"]:
-        """One number per client, and 0 for rows that pad devices."""
+        """One number per client, and 0 for padding rows."""
         return self.clients.layout.in_rows(values)
 
 
@@ -79,7 +79,7 @@ class ClientState(NamedTuple):
     """What a client keeps between rounds."""
 
     local: PyTree  # the algorithm's state
-    memory: PyTree  # of the sender's end of the uplink
+    memory: PyTree  # the sender's memory of the uplink channel
 
 
 class Member(NamedTuple):
@@ -91,28 +91,28 @@ class Member(NamedTuple):
     position: Int[Array, "*members"]  # see `Problem.positions`
     start: PyTree = None  # the local part of a warm start
     state: ClientState | None = None
-    present: Float[Array, "*members"] | None = None  # factor on its weight; 0: absent
+    present: Float[Array, "*members"] | None = None  # factor on its weight; 0 if absent
 
 
 class Broadcast(NamedTuple):
-    """What every client receives for a round, or before the first one."""
+    """What every client receives for a round, or before the first round."""
 
     key: Key[Array, ""]
     secret: Key[Array, ""]  # unknown to the server
-    round: Int[Array, ""]  # 0 before the first
+    round: Int[Array, ""]  # 0 before the first round
     downlink: PyTree = None
     start: Personalized | None = None  # the shared part of a warm start
 
 
 class Missed(NamedTuple):
-    """How much of the broadcasts each client has yet to receive."""
+    """The broadcasts that each absent client has yet to receive."""
 
     messages: Int[Array, " clients"]
     bytes: UInt32[Array, " clients"]  # in parts of variable length
 
 
 class Failure(NamedTuple):
-    """The first round with an objective or message that is not finite, and whose it was."""
+    """The first round with an objective or message that is not finite, and the clients at fault."""
 
     round: Int[Array, ""]  # counted from 1, which includes the first messages; 0 for none
     clients: Bool[Array, " clients"]  # with padding rows while the run lasts
@@ -129,7 +129,7 @@ class State(eqx.Module):
     local: PyTree
     uplink: channel.Link
     downlink: channel.Link
-    broadcast_bytes: UInt32[Array, ""]  # of variable length in the last downlink
+    broadcast_bytes: UInt32[Array, ""]  # in parts of variable length of the last downlink
     missed: Missed | None  # only where downlinks are differences and clients can be absent
     objective: Float[Array, ""]  # of the last round
     measure: Float[Array, ""]  # compared with the tolerance
@@ -137,7 +137,7 @@ class State(eqx.Module):
 
     @property
     def clients(self) -> ClientState:
-        """What the clients keep, leading axis = clients."""
+        """The clients' part, leading axis = clients."""
         return ClientState(self.local, self.uplink.sender)
 
     @property
@@ -146,15 +146,15 @@ class State(eqx.Module):
         return self.with_clients(ClientState(None, None))
 
     def with_clients(self, clients: ClientState) -> "State":
-        """The state with this as the clients' part."""
+        """This state with another clients' part."""
         uplink = replace(self.uplink, sender=clients.memory)
         return replace(self, local=clients.local, uplink=uplink)
 
 
 class Costs(eqx.Module):
-    """What messages cost: bits of parts of fixed length, bytes of those of variable length."""
+    """Costs of messages: bits in parts of fixed length, bytes in parts of variable length."""
 
-    first_up: int | float = eqx.field(static=True)  # a mean over clients of different shapes
+    first_up: int | float = eqx.field(static=True)  # mean over clients of different shapes
     first_down: int = eqx.field(static=True)
     up: int = eqx.field(static=True)
     down: int = eqx.field(static=True)
@@ -164,15 +164,15 @@ class Costs(eqx.Module):
     varies: bool = eqx.field(static=True)  # whether messages have parts of variable length
 
 
-# A round's entries from which the history's bits are computed: bytes that the participants sent;
-# bytes of the broadcast; broadcasts that they received; bytes of broadcasts they had missed; and
-# how many received the whole message instead of the differences they missed.
+# Entries of a round's record from which the history's bits are computed: bytes sent by the
+# participants, bytes of the broadcast, number of broadcasts received by them, bytes of broadcasts
+# they had missed, and how many received the whole message instead of the missed differences.
 TRAFFIC = ("bytes_up", "broadcast_bytes", "messages_down", "missed_bytes", "whole_down")
 
 
 def server_key_of(key: Key[Array, ""]) -> Key[Array, ""]:
-    """The server's key in a round, or before the first one."""
-    # Client ids are non-negative, so no client ever folds in this number.
+    """The server's key in a round, or before the first round."""
+    # No client folds in this number, since client ids are non-negative int32.
     return jax.random.fold_in(key, jnp.uint32(2**32 - 1))
 
 
@@ -182,7 +182,7 @@ def shared_secret(key: Key[Array, ""]) -> Key[Array, ""]:
 
 
 class ServerKeys(NamedTuple):
-    """The server's random keys of one round."""
+    """The server's random keys in one round."""
 
     step: Key[Array, ""]
     participation: Key[Array, ""]
@@ -198,8 +198,8 @@ def server_keys(problem: Problem, done: Int[Array, ""] | int) -> ServerKeys:
 def before_rounds(
     problem: Problem, start: Personalized | None, downlink: PyTree = None
 ) -> Broadcast:
-    """The broadcast before the first round, with the first downlink if there is one yet."""
-    # Rounds are counted from 1, so that 0 is free for what comes before them.
+    """The broadcast before the first round, with the first downlink if it exists yet."""
+    # Rounds are counted from 1; 0 means before the first round.
     key, zero = jax.random.fold_in(problem.key, 0), jnp.zeros((), jnp.int32)
     shared = None if start is None else Personalized(start.shared, None)
     return Broadcast(key, shared_secret(problem.key), zero, downlink, shared)
@@ -218,6 +218,6 @@ def zeros_of(like: PyTree) -> PyTree:
 
 
 def blank(shape: tuple[int, ...], dtype: np.dtype) -> Array:
-    """The history's entry where nothing was computed: NaN, or 0 for whole numbers."""
+    """A history entry that was not computed: NaN, or 0 for integers."""
     number = jnp.nan if jnp.issubdtype(dtype, jnp.floating) else 0
     return jnp.full(shape, number, dtype)

@@ -1,7 +1,7 @@
-"""The start of a run and one federated round, written once for every engine.
+"""The start of a run and one federated round, written once for all engines.
 
-An `Engine` knows where the clients are, runs their part and collects their messages. All else is
-here, in `client` and in `server`.
+An `Engine` knows where the clients are, runs their part and collects their messages. Everything
+else is here, in `client` and in `server`.
 """
 
 import abc
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class Turnout(NamedTuple):
-    """Who took part in the end, if clients were lost during the round."""
+    """The actual participants, if clients were lost during the round."""
 
     problem: Problem  # with the actual participation and uplink
     inclusion: Float[Array, " clients"]
@@ -31,9 +31,9 @@ class Turnout(NamedTuple):
 class Collected(NamedTuple):
     """The outcome of the clients' part of a round."""
 
-    received: Contribution  # their messages, reduced
-    kept: PyTree  # what clients keep, leading axis = clients, where the engine stores it
-    failed: Bool[Array, " rows"]  # whose objective or message is not finite
+    received: Contribution  # the clients' messages, reduced
+    kept: PyTree  # what clients keep, leading axis = clients, if the engine stores it
+    failed: Bool[Array, " rows"]  # clients whose objective or message is not finite
     turnout: Turnout | None = None  # None: as planned
 
 
@@ -42,24 +42,24 @@ class Engine(abc.ABC):
 
     @abc.abstractmethod
     def call(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Run a function of the server: as its own program, or within the round's."""
+        """Run a function of the server, as its own program or within the round's."""
 
     @abc.abstractmethod
     def kinds(self, problem: Problem) -> tuple[Kind, ...]:
-        """The shapes of the clients' prepared data, the largest first."""
+        """Shapes of the clients' prepared data, starting with the largest."""
 
     @abc.abstractmethod
     def first_messages(self, problem: Problem, start: Personalized | None) -> Collected:
-        """The clients' messages before the first round.
+        """Collect the clients' messages before the first round.
 
-        Where uplink differences start from them, clients keep them as the server decoded them.
+        If uplink differences start from them, clients keep them as the server decoded them.
         """
 
     @abc.abstractmethod
     def first_states(
         self, problem: Problem, start: Personalized | None, broadcast: Broadcast, first: PyTree
     ) -> ClientState:
-        """The clients' states before the first round, from what `first_messages` kept."""
+        """The clients' initial states, from what `first_messages` kept."""
 
     @abc.abstractmethod
     def steps(
@@ -69,20 +69,20 @@ class Engine(abc.ABC):
         inclusion: Float[Array, " clients"],
         broadcast: Broadcast,
     ) -> Collected:
-        """The participants' part of a round; what they keep is their states."""
+        """Run the participants' part of a round; they keep their states."""
 
     @abc.abstractmethod
     def opened(self, problem: Problem, opening: Opening) -> Opening:
-        """The opening, with the downlink as clients receive it."""
+        """The opening with the downlink as clients receive it."""
 
     @abc.abstractmethod
     def closed(self, problem: Problem, before: State, closing: Closing) -> Closing:
-        """The closing of a round, with the next downlink as clients receive it.
+        """The closing of a round with the next downlink as clients receive it.
 
         Args:
             problem: the run.
             before: the server's state before the round.
-            closing: what the server made of the round.
+            closing: the server's result of the round.
         """
 
     @abc.abstractmethod
@@ -91,10 +91,10 @@ class Engine(abc.ABC):
 
 
 def begin(problem: Problem, start: Personalized | None, engine: Engine) -> tuple[State, Costs]:
-    """The state before the first round, and the bits that messages take.
+    """The state before the first round, and the cost of messages.
 
     Args:
-        problem: the run, whose clients' data are prepared.
+        problem: the run, with prepared data.
         start: a warm start.
         engine: runs the clients' part.
     """
@@ -115,23 +115,23 @@ def one_round(problem: Problem, state: State, engine: Engine) -> tuple[State, di
     """One federated round: participants' steps, uplink, server step, downlink.
 
     Returns:
-        The state after the round, and its entries of the history.
+        The state after the round, and its history entries.
     """
     run, before = problem.for_server, state.for_server
     inclusion, broadcast = engine.call(server.call_round, run, before)
     collected = engine.steps(problem, state, inclusion, broadcast)
-    # On machines of their own, clients may be lost after they were called.
+    # In a deployment, clients may be lost after the call.
     if collected.turnout is not None:
         run, inclusion = collected.turnout.problem.for_server, collected.turnout.inclusion
     closing: Closing = engine.call(
         server.close_round, run, before, inclusion, collected.received, collected.failed
     )
     closing = engine.closed(problem, before, closing)
-    # Even if the server rejects the round, the participants have taken their steps.
+    # The participants have taken their steps even if the server rejects the round.
     return closing.state.with_clients(collected.kept), closing.record
 
 
 def result_of(problem: Problem, state: State, engine: Engine) -> Personalized:
-    """The shared and local models at a state, without rows that only pad devices."""
+    """The shared and local models of a state, without padding."""
     shared, downlink = engine.call(server.shared_result, problem.for_server, state.for_server)
     return Personalized(shared, engine.local_results(problem, state, downlink))

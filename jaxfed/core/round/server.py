@@ -1,4 +1,4 @@
-"""The server's part of a run: opening it, calling each round, and closing each round."""
+"""The server's part of a run: open the run, then open and close each round."""
 
 from dataclasses import replace
 from typing import NamedTuple
@@ -62,12 +62,12 @@ def open_run(
     kinds: tuple[Kind, ...],
     start: Personalized | None,
 ) -> Opening:
-    """Initialises the server from the first messages and sends the first downlink.
+    """Initialise the server from the first messages and send the first downlink.
 
     Args:
         problem: the run.
-        received: the first messages of all clients, reduced.
-        kinds: shapes of the clients' data, the largest first.
+        received: all clients' first messages, reduced.
+        kinds: shapes of the clients' data, starting with the largest.
         start: a warm start.
 
     Raises:
@@ -83,7 +83,7 @@ def open_run(
     downlink = way.receive(transit.decoded, None)
 
     shapes = message_shapes(problem, kinds, start, downlink)
-    # What the server has decoded: both ends of a difference channel must start from the same.
+    # Both ends of a difference channel must start from the message as decoded.
     known = None
     if problem.uplink.cumulative:
         known = first if shapes.remembered else zeros_of(received_shapes(shapes.uplink))
@@ -102,7 +102,7 @@ def open_run(
         measure=jnp.full((), jnp.inf, shapes.objective.dtype),
         failure=Failure(failed.astype(jnp.int32), nobody),
     )
-    # The bits of all later messages follow from their shapes; only variable parts are measured.
+    # Shapes determine the bits of all later messages; only variable parts need measuring.
     up = payload_shapes(problem.uplink, shapes.uplink)
     down = payload_shapes(problem.downlink, jax.eval_shape(lambda: downlink))
     costs = Costs(
@@ -119,7 +119,7 @@ def open_run(
 
 
 class _Arrival(NamedTuple):
-    """What the server has of one client in a round, or of many along a leading axis."""
+    """What the server receives from one client, or from many along a leading axis."""
 
     message: Message
     id: Int[Array, "*members"]
@@ -128,28 +128,28 @@ class _Arrival(NamedTuple):
 
 
 def inclusion_of(problem: Problem, done: Int[Array, ""]) -> Float[Array, " clients"]:
-    """Who takes part in round `done + 1`: factors on the clients' weights."""
+    """Factors on the clients' weights in round `done + 1`; 0 for absent clients."""
     clients = problem.clients
     ids, weights = clients.ids[problem.rows], clients.weights[problem.rows]
     key = server_keys(problem, done).participation
     inclusion = problem.participation.inclusion(key, done, ids, weights)
     if problem.everybody:
         return inclusion
-    # Participants whose weights are all 0 have no mean; such a round does not take place.
+    # If all participants have weight 0, there is no mean and the round does not take place.
     return jnp.where(inclusion @ weights != 0, inclusion, 0)
 
 
 def call_round(problem: Problem, state: State) -> tuple[Float[Array, " clients"], Broadcast]:
-    """Who takes part in the next round, and the broadcast for it."""
+    """The participants of the next round and its broadcast."""
     broadcast = for_round(problem, state.round, state.downlink.receiver)
     return inclusion_of(problem, state.round), broadcast
 
 
 def reduce_first(problem: Problem, messages: Message) -> tuple[Contribution, Bool[Array, " m"]]:
-    """Decodes all clients' first messages and reduces them.
+    """Decode and reduce all clients' first messages.
 
     Returns:
-        The reduction, and whose message is not finite.
+        The reduction, and for each client whether its message is not finite.
     """
 
     def one(_, own):
@@ -166,15 +166,15 @@ def reduce_first(problem: Problem, messages: Message) -> tuple[Contribution, Boo
 def reduce_round(
     problem: Problem, messages: Message, inclusion: Float[Array, " m"]
 ) -> tuple[Contribution, Bool[Array, " m"]]:
-    """Decodes the participants' messages and reduces them.
+    """Decode and reduce the participants' messages.
 
     Args:
         problem: the run.
-        messages: a row for each client, absent ones included.
-        inclusion: who took part.
+        messages: a row per client, including absent ones.
+        inclusion: factors on the clients' weights; 0 for absent ones.
 
     Returns:
-        The reduction, and whose objective or message is not finite.
+        The reduction, and for each client whether its objective or message is not finite.
     """
 
     def one(_, arrival):
@@ -204,14 +204,14 @@ def close_round(
     received: Contribution,
     failed_clients: Bool[Array, " rows"],
 ) -> Closing:
-    """Takes the algorithm's server step and sends the next downlink.
+    """Take the algorithm's server step and send the next downlink.
 
     Args:
         problem: the run.
-        state: of the server, before the round.
-        inclusion: who took part.
-        received: their messages, reduced.
-        failed_clients: those whose objective or message is not finite.
+        state: the server's state before the round.
+        inclusion: factors on the clients' weights; 0 for absent ones.
+        received: the participants' messages, reduced.
+        failed_clients: clients whose objective or message is not finite.
     """
     failed = plain(received.failures) > 0
     message = problem.uplink.receive(received.message, state.uplink.receiver)
@@ -220,11 +220,11 @@ def close_round(
     algorithm = problem.algorithm.at_round(state.round + 1)
     server, measured = calls.server_step(algorithm, key, state.server, plain(message))
 
-    # Means over the participants, so that rounds with different participants stay comparable.
+    # Average over participants, so that rounds with different participants are comparable.
     share = plain(received.share)
     share = jnp.where(share != 0, share, 1)
     diagnostics = {name: x / share for name, x in plain(received.diagnostics).items()}
-    # Not finite if one participant's is not.
+    # Not finite if any participant's objective is not.
     sound = jnp.isfinite(diagnostics["objective"]) & ~failed
     diagnostics |= measured
     measure = diagnostics.get("stopping_measure")
@@ -242,12 +242,12 @@ def close_round(
         broadcast_bytes=channel.variable_bytes(down.payload),
         missed=down.missed,
         objective=diagnostics["objective"].astype(state.objective.dtype),
-        # NaN is not greater than a tolerance, and would end the run as if it had converged.
+        # NaN compares false with a tolerance, and would end the run as if it had converged.
         measure=jnp.where(jnp.isnan(measure), jnp.inf, measure).astype(state.measure.dtype),
         failure=_failure(state, sound, failed_clients),
     )
     if not problem.everybody:
-        # A round without participants changes nothing but its number.
+        # A round without participants changes only the round number.
         happens = present.any()
         after = _chosen(happens, after, replace(state, round=after.round))
         none = jax.tree.map(lambda x: blank(x.shape, x.dtype), diagnostics)
@@ -262,7 +262,7 @@ def close_round(
 
 
 def shared_result(problem: Problem, state: State) -> tuple[PyTree, PyTree]:
-    """The shared model, and the downlink before compression, from which clients make their own."""
+    """The shared model, and the uncompressed downlink from which clients make theirs."""
     algorithm = problem.algorithm
     return algorithm.shared_result(state.server), algorithm.downlink(state.server)
 
@@ -272,19 +272,19 @@ def _chosen(condition: Bool[Array, ""], one: PyTree, other: PyTree) -> PyTree:
 
 
 def _relative_change(previous: Float[Array, ""], current: Float[Array, ""]) -> Float[Array, ""]:
-    # An objective of zero is compared with the smallest normal number, not divided by zero.
+    # Compare with the smallest normal number instead of dividing by a zero objective.
     size = jnp.abs(current)
     return jnp.abs(current - previous) / jnp.maximum(size, jnp.finfo(size.dtype).tiny)
 
 
 def _failure(state: State, finite: Bool[Array, ""], failed: Bool[Array, " m"]) -> Failure:
-    """The run's first failure: a later one does not replace it."""
+    """The run's first failure, which later ones do not replace."""
     now = Failure(jnp.where(finite, 0, state.round + 1).astype(jnp.int32), failed)
     return _chosen(state.failure.round == 0, now, state.failure)
 
 
 class _Down(NamedTuple):
-    """The next downlink, what clients still miss, and the traffic of this round."""
+    """The next downlink, what clients have yet to receive, and this round's traffic."""
 
     link: channel.Link
     payload: PyTree
@@ -300,15 +300,14 @@ def _send_down(
     transit = send(way, server_keys(problem, state.round + 1).downlink, message, link.sender)
     received = way.receive(transit.decoded, link.receiver)
 
-    # Everybody received the first downlink, with which round 1 begins.
+    # All clients received the first downlink, with which round 1 begins.
     new = (state.round > 0).astype(jnp.int32)
     none = jnp.zeros((), jnp.int32)
     last = jnp.where(new > 0, state.broadcast_bytes, 0)
     messages, whole = new * present.sum(dtype=jnp.int32), none
     missed_bytes, missed = none.astype(jnp.uint32), None
     if state.missed is not None:
-        # A client that returns gets all differences it has missed, or the whole downlink if that is
-        # shorter.
+        # A returning client gets all differences it missed, or the whole downlink if shorter.
         due = Missed(state.missed.messages + new, state.missed.bytes)
         one, all_of_it = channel.fixed_bits(transit.payload), channel.fixed_bits(message)
         bits = one * due.messages.astype(float) + 8 * (due.bytes.astype(float) + last)

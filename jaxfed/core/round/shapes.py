@@ -1,4 +1,4 @@
-"""Shapes of clients' data, states and messages, found without computing anything."""
+"""Shapes of clients' data, states and messages, found without computing them."""
 
 import operator
 from collections.abc import Sequence
@@ -20,9 +20,9 @@ from jaxfed.core.wire import channel
 
 
 class Kind(eqx.Module):
-    """Clients whose data have the same shape: that shape, and the number of clients.
+    """Clients whose data have the same shape: the shape, and the number of clients.
 
-    All fields are static, so that compiled functions are specialised to them.
+    All fields are static, so compiled functions are specialised to them.
     """
 
     leaves: tuple[jax.ShapeDtypeStruct, ...] = eqx.field(static=True)
@@ -31,7 +31,7 @@ class Kind(eqx.Module):
 
     @classmethod
     def of(cls, data: PyTree, count: int) -> "Kind":
-        """From one client's prepared data, or their shapes."""
+        """From one client's prepared data or their shapes."""
         leaves, structure = jax.tree.flatten(jax.eval_shape(lambda: data))
         return cls(tuple(leaves), structure, count)
 
@@ -46,14 +46,14 @@ class MessageShapes(NamedTuple):
 
     uplink: PyTree
     objective: jax.ShapeDtypeStruct
-    first_bits: int | float  # of a first message; a mean over clients of different shapes
+    first_bits: int | float  # of a first message; mean over clients of different shapes
     remembered: bool  # whether uplink differences start from the first messages
 
 
 def message_shapes(
     problem: Problem, kinds: Sequence[Kind], start: Personalized | None, downlink: PyTree
 ) -> MessageShapes:
-    """Shapes of the clients' messages, without computing them.
+    """Shapes of the clients' messages, found without computing them.
 
     Raises:
         ValueError: if what clients keep or send in a round depends on the size of their data.
@@ -62,7 +62,7 @@ def message_shapes(
     members = [member_shapes(kind, start) for kind in kinds]
     firsts = [jax.eval_shape(partial(client.first_message, problem, broadcast), x) for x in members]
     locals_ = [jax.eval_shape(partial(client.first_local, problem, broadcast), x) for x in members]
-    # States are arrays with one row for each client, which have no room for several shapes.
+    # States are arrays with one row per client, so all clients' states need the same shape.
     if not all(calls.alike(local, locals_[0]) for local in locals_):
         raise shapes_differ("kept")
     rounds = [
@@ -75,14 +75,14 @@ def message_shapes(
     bits = [channel.fixed_bits(first.payload) for first in firsts]
     counts = [kind.count for kind in kinds]
     total, clients = sum(map(operator.mul, bits, counts)), sum(counts)
-    # An integer wherever possible, since the history promises exact counts.
+    # Keep an integer where possible, since the history promises exact counts.
     mean = total / clients if total % clients else total // clients
     remembered = all(client.remembers_first(problem, first.decoded, uplink) for first in firsts)
     return MessageShapes(uplink, objective, mean, remembered)
 
 
 def received_shapes(uplink: PyTree) -> PyTree:
-    """Shapes of what the server receives of messages of these shapes."""
+    """Shapes of the reduction of messages with these shapes."""
 
     def of_one(uplink):
         shares = contributions(uplink, jnp.ones(()), jnp.zeros((), jnp.int32))
@@ -93,7 +93,7 @@ def received_shapes(uplink: PyTree) -> PyTree:
 
 
 def member_shapes(kind: Kind, start: Personalized | None) -> Member:
-    """Shapes of one client of a kind, with its part of a warm start."""
+    """Shapes of one client of this kind, with its part of a warm start."""
 
     def member(data, local):
         zero = jnp.zeros((), jnp.int32)

@@ -1,4 +1,4 @@
-"""The engine for clients in memory: the whole round is part of one program."""
+"""The engine for clients in memory: one program contains the whole round."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ from jaxfed.core.round.shapes import Kind
 
 
 class Whole(Engine):
-    """Maps all clients by the problem's backend within the caller's program."""
+    """Maps all clients with the problem's backend within the caller's program."""
 
     def call(self, function, *arguments):
         return function(*arguments)
@@ -36,7 +36,7 @@ class Whole(Engine):
         return first_messages(problem, broadcast, members_of(problem, start), problem.rows)
 
     def first_states(self, problem, start, broadcast, first):
-        if layout_of(first) is not None:  # messages of several shapes are unlike a round's
+        if layout_of(first) is not None:  # messages of several shapes differ from a round's
             first = None
         members = members_of(problem, start)
         return first_states(problem, broadcast, members, first)
@@ -47,7 +47,7 @@ class Whole(Engine):
         number = problem.participation.number(problem.size)
         if number is None or problem.everybody or not problem.backend.gathers:
             return steps(problem, broadcast, members, problem.rows)
-        # Compute only the participants; the other clients' states stay as they are.
+        # Compute only the participants; the other clients keep their states.
         some = select(members, present > 0, number)
         found = steps(problem, broadcast, some.own, some.wanted)
         before = state.clients, jnp.zeros(len(problem.clients.ids), bool)
@@ -82,7 +82,7 @@ def members_of(problem: Problem, start: Personalized | None) -> Member:
     return Member(clients.data, clients.ids, clients.weights, positions, local)
 
 
-# --- many clients within one program, all of a run or a block ------------------------------------
+# --- all clients or one block of them, within one program ----------------------------------------
 
 
 def first_messages(
@@ -92,7 +92,7 @@ def first_messages(
 
     Args:
         problem: the run.
-        broadcast: of before the first round.
+        broadcast: the broadcast before the first round.
         members: the clients.
         gathering: whose messages are gathered; see `collect`.
     """
@@ -103,7 +103,7 @@ def first_messages(
         real = (member.position < problem.size).astype(member.weight.dtype)
         message = message._replace(not_finite=not_finite)
         received = first_contribution(message, member.id, member.weight, real)
-        # Clients keep it only where uplink differences may start from it.
+        # Clients keep it only if uplink differences may start from it.
         kept = message.decoded if problem.uplink.cumulative else None
         return received, (kept, not_finite)
 
@@ -114,7 +114,7 @@ def first_messages(
 def first_states(
     problem: Problem, broadcast: Broadcast, members: Member, first: PyTree
 ) -> ClientState:
-    """The first states of some clients, given what they kept of their first messages."""
+    """The initial states of some clients, from what they kept of their first messages."""
 
     def work(broadcast: Broadcast, own: tuple[Member, PyTree]):
         member, first = own
@@ -126,20 +126,20 @@ def first_states(
 def steps(
     problem: Problem, broadcast: Broadcast, members: Member, gathering: int | slice | Array
 ) -> Collected:
-    """The step of some clients; those that take no part keep their states."""
+    """The steps of some clients; those that are absent keep their states."""
 
     def work(broadcast: Broadcast, member: Member):
         assert member.present is not None
         weight, there = member.weight, member.present > 0
         message, after = client.step(problem, broadcast, member)
         present = weight * member.present.astype(weight.dtype) > 0
-        # Who takes no part, or is padding, cannot end the run by a NaN of its own.
+        # A NaN of an absent client or of padding must not end the run.
         not_finite = message.not_finite & present
         message = message._replace(not_finite=not_finite)
         cumulative = problem.uplink.cumulative
         received = round_contribution(message, member.id, weight, member.present, cumulative)
         if not problem.everybody:
-            # The step has run for everybody, and counts for the participants.
+            # All clients have taken the step, but it counts only for participants.
             after = jax.tree.map(lambda new, old: jnp.where(there, new, old), after, member.state)
         lost = there & ~jnp.isfinite(message.diagnostics["objective"])
         return received, (after, lost | not_finite)
@@ -157,14 +157,14 @@ def results(problem: Problem, downlink: PyTree, local: PyTree, data: PyTree) -> 
     return problem.backend.map(work, downlink, (local, data))
 
 
-# --- their data ----------------------------------------------------------------------------------
+# --- data ----------------------------------------------------------------------------------------
 
 
 def prepared(problem: Problem, rounds: int) -> Problem:
-    """Pads the clients to what the backend needs and has the algorithm prepare their data."""
+    """Pad the clients as the backend requires and let the algorithm prepare their data."""
     clients, multiple = problem.clients, problem.backend.multiple
     if any(len(jax.tree.leaves(part)[0]) % multiple for part in clients.parts):
-        # Pad with copies of clients at weight 0, since zeros could make derivatives NaN.
+        # Pad with copies at weight 0, since zeros could make derivatives NaN.
         data, whose = filled(clients.data, problem.size, multiple)
         weights = jnp.pad(clients.weights, (0, len(whose) - problem.size))
         clients = eqx.tree_at(
@@ -172,13 +172,13 @@ def prepared(problem: Problem, rounds: int) -> Problem:
         )
 
     data = _prepared(problem, clients, rounds)
-    # Not by the constructor, which refuses equal ids: padding rows have those of others.
+    # Bypass the constructor, which refuses the equal ids of padding rows.
     clients = eqx.tree_at(lambda c: c.data, clients, data)
     return eqx.tree_at(lambda p: p.clients, problem, clients)
 
 
 def _prepared(problem: Problem, clients: Clients, rounds: int) -> PyTree:
-    """The clients' data as the algorithm prepares them."""
+    """The clients' data, prepared by the algorithm."""
 
     def prepare(_, own):
         data, client_id = own
@@ -196,7 +196,7 @@ def _prepared(problem: Problem, clients: Clients, rounds: int) -> PyTree:
         made = tree, [given.get(id(leaf)) for leaf in leaves]
         return [leaf for leaf, place in zip(leaves, made[1], strict=True) if place is None]
 
-    # Leaves that the algorithm returns unchanged are neither computed nor stored twice.
+    # Do not compute or store again what the algorithm returns unchanged.
     new = iter(problem.backend.map(new_alone, None, own))
     tree, places = made
     old = jax.tree.leaves(clients.data)

@@ -1,4 +1,4 @@
-"""How a run is differentiated: what an adjoint is, and those that go back through every round."""
+"""The base class of adjoints, and those that differentiate through every round."""
 
 import abc
 import math
@@ -16,14 +16,14 @@ from jaxfed.core.run.solution import Solution
 
 
 class Adjoint(eqx.Module):
-    """How a run is differentiated. The numbers of the run itself are the same by all of them."""
+    """A way to differentiate a run. The numbers of the run do not depend on it."""
 
     @abc.abstractmethod
     def check(self, problem: Problem) -> None:
-        """Refuse a run that has no such derivative.
+        """Refuse a run that this adjoint cannot differentiate.
 
         Raises:
-            ValueError: naming the argument that does not go with it.
+            ValueError: names the unsuitable argument.
         """
 
     @abc.abstractmethod
@@ -34,12 +34,12 @@ class Adjoint(eqx.Module):
         tol: Array | float | None,
         options: Options,
     ) -> Solution:
-        """The run."""
+        """Run the problem."""
 
     def with_report(self, report: PyTree) -> "Adjoint":
-        """The same, whose backward pass makes `report` a `jaxfed.adjoint.Report`.
+        """The same adjoint, whose backward pass returns `report` as a `jaxfed.adjoint.Report`.
 
-        By default it is this adjoint itself, for which there is no linear system to report on.
+        By default the adjoint itself, since it has no linear system to report on.
         """
         del report
         return self
@@ -70,11 +70,11 @@ class _Checkpointed(Adjoint):
         return solve(problem, start, tol, options, self._loop)
 
     def _loop(self, step, unfinished, state, options):
-        """Scans within scans whose bodies are computed again.
+        """Nested scans whose bodies are recomputed.
 
-        Each level keeps the states at which its parts begin, `width` of them, and the parts of only
-        one of them are ever there. So levels cost a further evaluation of all rounds each, and
-        width times their number in states.
+        Each level stores the `width` states at which its parts begin. Only one part of a level is
+        expanded at a time, so each further level costs one more evaluation of all rounds and
+        another `width` states.
 
         Source: Griewank (1992), Achieving logarithmic growth of temporal and spatial complexity in
         reverse automatic differentiation, in its simplest form, with equal parts.
@@ -85,8 +85,7 @@ class _Checkpointed(Adjoint):
         while not levels or length < rounds:
             shapes = jax.eval_shape(step, state)[1]
             none = jax.tree.map(lambda x: blank(x.shape, x.dtype), shapes)
-            # The branches are within what is computed again, or they would keep their inputs each
-            # time.
+            # Recompute the branch too; otherwise each branch would store its inputs.
             part = jax.checkpoint(partial(_if_unfinished, unfinished, step, none))
             count = min(width, -(-rounds // length))
             step = partial(_scan, part, count)
@@ -106,11 +105,11 @@ def _scan(step, length, state):
 
 
 def unrolled(remat: bool = False) -> Adjoint:
-    """Differentiate every round as it was computed.
+    """Differentiate through every round as it was computed.
 
     Args:
-        remat: compute each round again in the backward pass instead of storing its inner parts;
-            the states between rounds are stored all the same.
+        remat: recompute each round in the backward pass instead of storing its intermediate values.
+            The states between rounds are stored either way.
 
     Raises:
         ValueError: if `remat` is neither True nor False.
@@ -120,19 +119,19 @@ def unrolled(remat: bool = False) -> Adjoint:
 
 
 def checkpointed(n: int | None = None) -> Adjoint:
-    """Differentiate every round, keeping few states and computing rounds again from them.
+    """Differentiate through every round, storing few states and recomputing the rounds between.
 
-    The states are kept at levels: `n` along the whole run, `n` within that part of it which is
-    being gone back through, and so on. With R rounds that makes log R / log n levels; each keeps n
-    states and costs an evaluation of all rounds. A run that ends by `tol` has derivatives too.
-    Under `vmap`, rounds that are left out by `tol` take their time nevertheless.
+    States are stored at several levels: `n` along the whole run, `n` within the part that is being
+    differentiated, and so on. R rounds take log R / log n levels, each of which stores n states and
+    costs one evaluation of all rounds. A run that ends by `tol` has derivatives too. Under `vmap`,
+    rounds skipped by `tol` still take time.
 
     Args:
-        n: states at each level, at least two. None for the root of the rounds, which makes two
-            levels; 2 for the least memory, in the logarithm of the rounds.
+        n: states per level, at least two. None means the square root of the number of rounds, which
+            gives two levels; 2 uses the least memory, logarithmic in the number of rounds.
 
     Raises:
-        ValueError: if `n` is not a whole number of at least two.
+        ValueError: if `n` is not an integer of at least two.
 
     Source: Griewank (1992), Achieving logarithmic growth of temporal and spatial complexity in
     reverse automatic differentiation.

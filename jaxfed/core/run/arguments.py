@@ -1,4 +1,4 @@
-"""The arguments of a run, checked before anything is computed."""
+"""Checks a run's arguments before anything is computed."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -57,10 +57,10 @@ def problem_of(
     participants: participation.Participation | None,
     mapped: backend.Backend,
 ) -> tuple[Problem, Personalized | None]:
-    """The checked arguments of a run, and its warm start.
+    """Check the arguments of a run; return its problem and warm start.
 
     Raises:
-        ValueError: naming the first argument that does not fit.
+        ValueError: names the first unsuitable argument.
     """
     if not isinstance(algorithm, Algorithm):
         raise ValueError(f"algorithm: wanted a jaxfed algorithm, got {type(algorithm).__name__}")
@@ -100,7 +100,7 @@ def problem_of(
 
 
 def _check_axes(**given: PyTree) -> None:
-    """Refuse arrays on explicit axes of a mesh, which most operations do not support."""
+    """Refuse arrays on explicit mesh axes, which most operations do not support."""
     for name, tree in given.items():
         for leaf in jax.tree.leaves(tree):
             if isinstance(leaf, jax.Array) and is_explicit(leaf):
@@ -112,7 +112,7 @@ def _check_axes(**given: PyTree) -> None:
 
 
 def check_host_alone(*given: PyTree) -> None:
-    """Refuse to run from the host when values are traced.
+    """Refuse traced values, since `fit` runs from the host.
 
     Raises:
         ValueError: if anything is traced.
@@ -125,7 +125,7 @@ def check_host_alone(*given: PyTree) -> None:
 
 
 def _check_processes(problem: Problem, start: Personalized | None) -> None:
-    """Refuse arguments that differ between processes, which would silently mix different runs."""
+    """Refuse arguments that differ between processes, which would silently mix runs."""
     if problem.backend.processes == 1 or jax.process_count() == 1 or is_traced():
         return
     for name, given in (
@@ -138,7 +138,7 @@ def _check_processes(problem: Problem, start: Personalized | None) -> None:
         leaves = jax.tree.leaves(given)
         if any(isinstance(leaf, Tracer) for leaf in leaves):
             continue
-        # Arrays that are spread over processes are the same in all of them.
+        # An array that spans processes is the same in all of them.
         own = digest_of([leaf for leaf in leaves if not spans(leaf)])
         others = [place for place, one in enumerate(exchanged(own)) if one != own]
         if others:
@@ -150,7 +150,7 @@ def _check_processes(problem: Problem, start: Personalized | None) -> None:
 
 
 def _checked_participation(given: Any) -> participation.Participation:
-    """Who takes part; everybody by default."""
+    """The checked participation; all clients by default."""
     given = EVERYBODY if given is None else given
     check_instance(
         "participation", given, participation.Participation, "one of jaxfed.participation"
@@ -159,10 +159,10 @@ def _checked_participation(given: Any) -> participation.Participation:
 
 
 def checked_start(warm_start: object) -> Personalized | None:
-    """The result to start from, if there is one.
+    """The result to start from, or None.
 
     Raises:
-        ValueError: for what is neither a solution nor a result.
+        ValueError: if it is neither a solution nor a result.
     """
     start = warm_start.result if isinstance(warm_start, Solution) else warm_start
     if start is not None and not isinstance(start, Personalized):
@@ -171,10 +171,10 @@ def checked_start(warm_start: object) -> Personalized | None:
 
 
 def check_passed_on(arguments: Mapping[str, Any]) -> None:
-    """Refuse now what `rollout` would refuse only once it is traced.
+    """Refuse arguments now that `rollout` would refuse only once it is traced.
 
     Raises:
-        ValueError: naming the argument.
+        ValueError: names the argument.
     """
     known = arguments.get
     check_instance("backend", known("backend", VMAP), backend.Backend, "one of jaxfed.backend")
@@ -195,7 +195,7 @@ def check_together(problem: Problem, start: Personalized | None, rounds: int) ->
         rounds: number of rounds.
 
     Raises:
-        ValueError: saying what is wanted.
+        ValueError: states what is wanted.
     """
     algorithm, clients, up = problem.algorithm, problem.clients, problem.uplink
     number = problem.participation.number(len(clients))
@@ -220,8 +220,8 @@ def check_together(problem: Problem, start: Personalized | None, rounds: int) ->
     for first, uplink in jax.eval_shape(partial(messages_of, rounds=rounds), sketch, start):
         if up.cumulative and not is_linear(uplink):
             raise ValueError(
-                f"channel: differences add up to a mean or a sum, and {type(algorithm).__name__} "
-                "reduces its messages in another way"
+                f"channel: differences add up only in means and sums, but "
+                f"{type(algorithm).__name__} reduces its messages in another way"
             )
         up.check(clients, number, uplink)
         if not (bits := channel.fixed_bits(first)):
@@ -230,8 +230,8 @@ def check_together(problem: Problem, start: Personalized | None, rounds: int) ->
             raise ValueError(
                 "channel: it hides what clients send in the rounds, and "
                 f"{type(algorithm).__name__} sends {bits} bits in the clear "
-                "before them; wanted a start channel that hides them too, or a warm start and, "
-                "instead of automatic ones, the settings that these tell"
+                "before them; wanted a start channel that hides them too, or a warm start and "
+                "explicit settings in place of automatic ones"
             )
         problem.first_uplink.check(clients, len(clients), first)
 
@@ -239,7 +239,7 @@ def check_together(problem: Problem, start: Personalized | None, rounds: int) ->
 def messages_of(
     problem: Problem, start: Personalized | None, *, rounds: int
 ) -> list[tuple[PyTree, PyTree]]:
-    """The first message and the uplink of one client per bucket, for their shapes."""
+    """The first message and the uplink of one client per bucket, to find their shapes."""
     open_problem = replace(
         problem, uplink=LOSSLESS, downlink=LOSSLESS, first_uplink=LOSSLESS, first_downlink=LOSSLESS
     )
@@ -259,17 +259,17 @@ def check_rounds(rounds: Any) -> None:
     """Check a number of rounds.
 
     Raises:
-        ValueError: if it is not a positive whole number.
+        ValueError: if it is not a positive integer.
     """
     if not is_whole(rounds) or not 0 < rounds <= LARGEST:
         raise refuse("rounds", f"a positive whole number of at most {LARGEST}", rounds)
 
 
 def check_loop(tol: Any, metrics: Any, metrics_every: Any, given: Any = UNROLLED) -> None:
-    """Refuse arguments of the traced loop.
+    """Check the arguments of the traced loop.
 
     Raises:
-        ValueError: naming the argument.
+        ValueError: names the argument.
     """
     if tol is not None and not isinstance(tol, Tracer):
         check_number("tol", tol, "a non-negative number or None", lambda x: x >= 0)
@@ -282,10 +282,10 @@ def check_loop(tol: Any, metrics: Any, metrics_every: Any, given: Any = UNROLLED
 def check_host(
     checkpoint: Any, callbacks: Any, best: Any, chunk_rounds: Any, progress: Any, throw: Any
 ) -> None:
-    """Refuse arguments of `fit` alone.
+    """Check the arguments that only `fit` has.
 
     Raises:
-        ValueError: naming the argument.
+        ValueError: names the argument.
     """
     if checkpoint is not None:
         check_instance("checkpoint", checkpoint, Checkpoint, "jaxfed.Checkpoint(path)")

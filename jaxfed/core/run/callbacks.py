@@ -1,4 +1,4 @@
-"""Callbacks between chunks of rounds. They are pure, so that checkpoints can save their states."""
+"""Callbacks between chunks of rounds. They are pure, so checkpoints can save their states."""
 
 import abc
 from collections.abc import Callable
@@ -15,13 +15,13 @@ from jaxfed.core.run.solution import Solution
 class Callback(eqx.Module):
     """Called between chunks of rounds; may stop the run.
 
-    A callback stores nothing in itself. Its state is an argument and a result, and checkpoints save
-    it, so that a resumed run and a second run behave like the first.
+    A callback stores nothing in itself: `update` takes its state and returns the next one.
+    Checkpoints save it, so that a resumed run, or a second run, behaves like the first.
     """
 
     @abc.abstractmethod
     def init(self) -> PyTree[np.ndarray]:
-        """The state before the run: NumPy arrays."""
+        """The initial state, as NumPy arrays."""
 
     @abc.abstractmethod
     def update(
@@ -33,9 +33,8 @@ class Callback(eqx.Module):
 class EarlyStopping(Callback):
     """Stops a run when a metric has not improved for a while.
 
-    Use it with a metric of held-out samples and with `fit(..., best=monitor)`. With few, noisy
-    samples the optimum of the training objective can be far from the truth; stopping early stays
-    closer to it.
+    Use it with a metric of held-out samples and `fit(..., best=monitor)`. With few, noisy samples
+    the optimum of the training objective can be far from the truth; stopping early stays closer.
     """
 
     monitor: str = eqx.field(static=True)
@@ -43,15 +42,15 @@ class EarlyStopping(Callback):
     min_delta: float = eqx.field(static=True)
 
     def __init__(self, monitor: str, *, patience: int = 5, min_delta: float = 0.0):
-        """Watch `history[monitor]`, smaller is better.
+        """Watch `history[monitor]`, where smaller is better.
 
         Args:
             monitor: name of a metric or diagnostic in the history.
-            patience: how many measurements without an improvement to wait for, one per chunk.
-            min_delta: the least decrease that counts as an improvement.
+            patience: number of measurements without improvement to allow, at most one per chunk.
+            min_delta: the smallest decrease that counts as an improvement.
 
         Raises:
-            ValueError: if `monitor` is no text, `patience` is not a whole number of at least 0, or
+            ValueError: if `monitor` is not a string, `patience` is not a non-negative integer, or
                 `min_delta` is negative or not finite.
         """
         check_text("monitor", monitor)
@@ -70,7 +69,7 @@ class EarlyStopping(Callback):
     def update(
         self, state: dict[str, np.ndarray], solution: Solution
     ) -> tuple[dict[str, np.ndarray], bool]:
-        """Stops once the last improvement is more than `patience` measurements ago."""
+        """Stop once there are more than `patience` measurements since the last improvement."""
         value = newest(solution, "monitor", self.monitor)
         seen = np.count_nonzero(~np.isnan(solution.history[self.monitor]))
         if seen == state["seen"]:
@@ -90,7 +89,7 @@ class Best(eqx.Module):
 
 
 def initial(callback: Callback | Callable) -> PyTree:
-    """A callback's first state; a plain function has none."""
+    """A callback's initial state; None for a plain function."""
     return callback.init() if isinstance(callback, Callback) else None
 
 
@@ -104,7 +103,7 @@ def updated(
 
 
 def better(name: str | None, best: Best | None, solution: Solution) -> Best | None:
-    """The best so far by an entry of the history; None where none is asked for.
+    """The best state so far by a history entry; None if no entry is named.
 
     Raises:
         ValueError: if the history has no such entry.
@@ -118,7 +117,7 @@ def better(name: str | None, best: Best | None, solution: Solution) -> Best | No
 
 
 def newest(solution: Solution, argument: str, name: str) -> float:
-    """The last value of an entry of the history that was measured; infinite before the first.
+    """The last measured value of a history entry; infinity before the first measurement.
 
     Raises:
         ValueError: if the history has no such entry; the message names the argument.

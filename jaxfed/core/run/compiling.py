@@ -1,4 +1,4 @@
-"""What a run's programs are compiled with, and where compiled ones are kept."""
+"""Compiler options of a run's programs, and the cache of compiled programs."""
 
 import hashlib
 import os
@@ -14,29 +14,29 @@ from jaxfed._checks import checked_path
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.contract.algorithm import Algorithm
 
-# Only jaxlib 0.10 has two sorts of emitters; later versions refuse the option.
+# Only jaxlib 0.10 has old and new emitters; later versions refuse the option.
 _OLD_EMITTERS = (
     {"xla_cpu_use_fusion_emitters": False} if version("jaxlib").startswith("0.10.") else {}
 )
 
-# XLA's products by Triton do not compile for some thin matrices ("Couldn't find output tile sizes",
-# openxla/xla#36792), and it tries out many ways of each; those of the libraries do. Recording loops
-# too (`xla_gpu_enable_command_buffer` with WHILE) made rounds a quarter faster on an H100, but one
-# gradient was NaN with it (JAX 0.11.2).
+# With Triton, XLA fails to compile products of some thin matrices ("Couldn't find output tile
+# sizes", openxla/xla#36792) and tries many variants of each; without, it calls libraries. Also
+# recording loops (`xla_gpu_enable_command_buffer` with WHILE) made rounds a quarter faster on an
+# H100, but made one gradient NaN (JAX 0.11.2).
 GPU_OPTIONS: dict[str, bool | int] = {"xla_gpu_enable_triton_gemm": False}
 
 
 def compiler_options(
     algorithm: Algorithm, clients: Clients, platform: str | None = None
 ) -> dict[str, bool | int]:
-    """Options for `jax.jit` of a run's program, which `XLA_FLAGS` overrides.
+    """Options for `jax.jit` of a run's program; `XLA_FLAGS` overrides them.
 
-    They are the compiled function's own and leave the process as it is.
+    They apply to the compiled function alone and leave the process unchanged.
 
     Args:
-        algorithm: what runs.
-        clients: whom it runs on.
-        platform: `"cpu"`, `"cuda"` or `"tpu"`; by default what this process has.
+        algorithm: the algorithm to run.
+        clients: the clients to run it on.
+        platform: `"cpu"`, `"cuda"` or `"tpu"`; this process's by default.
     """
     platform = platform or jax.default_backend()
     options: dict[str, bool | int] = {}
@@ -50,13 +50,13 @@ def compiler_options(
 
 def _for_processors(algorithm: Algorithm, clients: Clients) -> dict[str, bool | int]:
     options: dict[str, bool | int] = {}
-    # Of linear algebra most is done by libraries. What XLA compiles around it is as fast by the
-    # short way, which takes half the time (bench/speed/first_call.py); the elementwise work of
-    # training networks is not, nor are the sums by index of sparse data.
+    # Libraries do most of the linear algebra, so low optimisation compiles in half the time and
+    # runs as fast (bench/speed/first_call.py). That does not hold for elementwise work, as in
+    # network training, nor for the indexed sums of sparse data.
     sparse = any(getattr(part, "summed_by_index", False) for part in clients.parts)
     if _numbers(algorithm) <= 10_000 and not sparse:
         options |= _OLD_EMITTERS | {"xla_backend_optimization_level": 1}
-    # Threads cost more than they bring for products this small.
+    # For products this small, threads cost more than they save.
     if clients.features <= 64 and _numbers(clients.parts) <= 2**15 * len(clients):
         options["xla_cpu_multi_thread_eigen"] = False
     return options
@@ -67,22 +67,22 @@ def _numbers(tree: PyTree) -> int:
 
 
 def enable_compilation_cache(folder: str | os.PathLike[str] | None = None) -> Path:
-    """Keep compiled programs on disk, so that a later process need not compile them again.
+    """Keep compiled programs on disk, so that later processes need not compile them again.
 
-    It is JAX's own compilation cache with a place of its own; call this before anything is
-    compiled. The command line does so by default. Nothing is ever removed from the folder; remove
-    it whenever you like.
+    This is JAX's compilation cache in a separate folder. Call it before anything is compiled; the
+    command line does so by default. Nothing is ever deleted from the folder, but you may delete it
+    at any time.
 
     Args:
-        folder: where to keep them. By default where JAX is told to
-            (`JAX_COMPILATION_CACHE_DIR`), or else a folder of this user for this kind of processor.
+        folder: the folder. By default the one that JAX is configured with
+            (`JAX_COMPILATION_CACHE_DIR`), or else one for this user and type of processor.
 
     Returns:
         The folder.
 
     Raises:
-        ValueError: if `folder` is no path.
-        OSError: if it cannot be made.
+        ValueError: if `folder` is not a path.
+        OSError: if the folder cannot be created.
     """
     configured = jax.config.jax_compilation_cache_dir  # pyright: ignore[reportAttributeAccessIssue]
     if folder is None and configured:
@@ -97,7 +97,7 @@ def enable_compilation_cache(folder: str | os.PathLike[str] | None = None) -> Pa
 
 def _user_folder() -> Path:
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    # Machines that share a home folder may not run each other's programs.
+    # Machines that share a home folder may be unable to run each other's programs.
     processor = platform.processor() or platform.machine()
     described = Path("/proc/cpuinfo")
     if described.exists():

@@ -1,4 +1,4 @@
-"""`fit`: a run that the host drives, in compiled chunks of rounds."""
+"""`fit` runs an algorithm from the host, in compiled chunks of rounds."""
 
 from collections.abc import Callable, Sequence
 
@@ -58,50 +58,51 @@ def fit(
 ) -> Solution:
     """Run an algorithm from the host, in compiled chunks of rounds.
 
-    The numbers are those of `rollout`; between chunks there is room for a progress bar,
-    checkpoints and callbacks. What runs on the host has no derivatives: those of a solution are
-    `rollout`'s, with it as the `warm_start` and `adjoint=jaxfed.adjoint.implicit()`.
+    The numbers equal those of `rollout`. Between chunks, `fit` can update a progress bar, save
+    checkpoints and call callbacks. It has no derivatives; to differentiate a solution, pass it to
+    `rollout` as `warm_start` with `adjoint=jaxfed.adjoint.implicit()`.
 
     Args:
-        algorithm: what to run.
-        clients: whom to run it on.
-        rounds: how many rounds; at most that many with `tol` or a callback that stops.
+        algorithm: the algorithm to run.
+        clients: the clients to run it on.
+        rounds: number of rounds; an upper limit with `tol` or a callback that stops.
         key: random key.
-        warm_start: another algorithm's solution, whose clients are found by their ids (by position
-            where these are traced), or just its `result`, by position, to start from.
-        channel: one channel for both ways, or a `jaxfed.Wire`.
-        participation: who takes part in each round; everybody by default.
+        warm_start: the solution of an algorithm to start from, or just its `result`. Clients of a
+            solution are matched by id (by position if ids are traced), those of a result by
+            position.
+        channel: one channel for both directions, or a `jaxfed.Wire`.
+        participation: which clients take part in each round; all by default.
         backend: `auto`, `vmap`, `chunked`, `pmap`, `shard` or `separate`.
         tol: stop once the algorithm's stopping measure is at most this.
         metrics: `f(result) -> {name: scalar}`, evaluated on the models after a round.
-        metrics_every: evaluate `metrics` every so many rounds.
+        metrics_every: number of rounds between evaluations of `metrics`.
         progress: show a progress bar with the objective.
-        checkpoint: where and how often to save; a run with the same arguments resumes from it,
-            bit for bit. One that has ended computes nothing more. With more `rounds` it goes on,
-            where its rounds were those of a run that is given as many at once; one that a function
-            has stopped goes on without callbacks.
-        callbacks: called after each chunk: a `Callback`, or a function of the solution so far
-            that keeps nothing. True stops the run.
-        best: name of an entry of the history, smaller is better: return the solution at the end
-            of the chunk with the lowest one, and not the last.
-        chunk_rounds: rounds per chunk. By default all of them where nothing happens in between.
-        throw: raise an error where the run diverges. Without, the solution of the round before
-            is returned, and its `status` and `failure` say so.
+        checkpoint: where and how often to save. A run with the same arguments resumes from it, bit
+            for bit; a finished run computes nothing more. With more `rounds`, the run continues if
+            its rounds so far equal those of the longer run. To continue a run that a callback
+            function stopped, pass no callbacks.
+        callbacks: called after each chunk; each is a `Callback`, or a stateless function of the
+            solution so far that may return True to stop the run.
+        best: name of a history entry, where smaller is better. Return the solution at the end of
+            the chunk with the lowest value instead of the last one.
+        chunk_rounds: rounds per chunk. By default all rounds if nothing happens in between.
+        throw: raise an error if the run diverges. If False, return the solution of the round
+            before, with the failure in its `status` and `failure`.
 
     Returns:
         The solution, with `history` as NumPy arrays of the rounds that ran.
 
     Raises:
-        ValueError: for arguments that do not fit together, before anything is computed, and for
-            a checkpoint that belongs to another run, or for traced arguments.
+        ValueError: if arguments do not fit together (before anything is computed), a checkpoint
+            belongs to another run, or arguments are traced.
         DivergenceError: if the objective or a message becomes NaN or infinite, with the round, the
             clients and the solution of the round before; a `FloatingPointError`.
-        ImportError: if a progress bar is asked for and tqdm is missing.
+        ImportError: if `progress` is set and tqdm is missing.
         jaxfed.ProcessError: if another process of the run has ended.
 
     Warns:
         jaxfed.EnergyWarning: if the algorithm weights clients by the energy of their samples, and
-            some clients' energy is more than ten times the median client's.
+            some clients have more than ten times the median energy.
     """
     check_host_alone(algorithm, clients, key, warm_start, channel, participation, tol)
     problem, start = problem_of(
@@ -114,7 +115,7 @@ def fit(
 
     interrupted = progress or checkpoint is not None or callbacks or best is not None
     if chunk_rounds is None:
-        # Some fifty stops are enough for a progress bar, and cost little.
+        # About fifty updates are enough for a progress bar, and cost little.
         chunk_rounds = max(1, rounds // 50) if interrupted else rounds
         if checkpoint is not None:
             chunk_rounds = min(chunk_rounds, checkpoint.every)
@@ -122,7 +123,7 @@ def fit(
     options = Options(chunk_rounds, tol is not None, metrics, metrics_every)
     if not interrupted and chunk_rounds == rounds:
         solution = runner_of(problem).run(start, tol, options)
-        # A run that has diverged is run again by the loop, which finds the round before.
+        # If it diverged, the loop below runs it again to find the round before.
         if not int(solution.failure.round):
             return with_earlier(warm_start, on_host_solution(solution, int(solution.rounds)))
     requests = Requests(rounds, tol, options, tuple(callbacks), best, progress, throw)
@@ -131,7 +132,7 @@ def fit(
 
 
 def runner_of(problem: Problem) -> LocalRunner:
-    """What runs the clients of a problem, by where they are and how the backend wants them."""
+    """The runner of a problem, by the layout of its clients and its backend."""
     compiled = programs(**compiler_options(problem.algorithm, problem.clients))
     if not problem.clients.layout.in_memory:
         return Streamed(problem, compiled)

@@ -1,4 +1,4 @@
-"""The host's loop over chunks of rounds: history, tolerance, callbacks, best state, saving."""
+"""The host's loop over chunks: history, tolerance, callbacks, best state, checkpoints."""
 
 import abc
 from collections.abc import Callable, Mapping
@@ -32,7 +32,7 @@ class Requests(NamedTuple):
 
 
 class Progress(eqx.Module):
-    """All that the host loop knows between chunks, except the history. Saved as it is."""
+    """The host loop's state between chunks, except the history. Checkpoints save it."""
 
     state: State
     callbacks: tuple[PyTree, ...]  # their states
@@ -68,19 +68,19 @@ class HostLoop:
         history: Mapping[str, np.ndarray],
         saver: Saver | None = None,
     ):
-        """A loop that continues from this progress.
+        """Create a loop that continues from this progress.
 
         Args:
             runner: of the prepared problem.
-            costs: what messages cost, on the host.
-            requests: its settings.
-            progress: where the run is.
+            costs: costs of messages, on the host.
+            requests: settings.
+            progress: the present state.
             history: of the rounds that have run; empty before the first.
             saver: saves the run; None to save nothing.
         """
         self.requests, self.runner, self.progress = requests, runner, progress
         self._costs, self._history, self._saver = costs, dict(history), saver
-        # Callbacks may stop one process of several; then all stop.
+        # If a callback stops one of several processes, all must stop.
         self._processes = processes_of(runner.problem)
 
     @property
@@ -90,16 +90,16 @@ class HostLoop:
 
     @property
     def ended(self) -> bool:
-        """Whether the run is over, for whichever reason."""
+        """Whether the run is over, for whatever reason."""
         tol = self.requests.tol
         met = tol is not None and bool(self.progress.state.measure <= tol)
         return self.done >= self.requests.rounds or bool(self.progress.stopped) or met
 
     def run(self) -> Solution:
-        """Runs the remaining chunks.
+        """Run the remaining chunks.
 
         Raises:
-            DivergenceError: if the run diverges, unless it is not to throw.
+            DivergenceError: if the run diverges and `throw` is set.
         """
         with _Bar(self.requests, self.done, self._processes) as bar:
             while not self.ended:
@@ -114,18 +114,18 @@ class HostLoop:
         return self._solution_at(self.progress.state if best is None else best.state)
 
     def _chunk(self) -> Solution | None:
-        """Runs a chunk. If it diverges, returns the solution of the round before."""
+        """Run a chunk. If it diverges, return the solution of the round before."""
         asked, done, before = self.requests, self.done, self.progress.state
         each = asked.options.rounds
-        # Chunks end at multiples of their length, so that a resumed run has the same chunks.
+        # End chunks at multiples of their length, so that a resumed run has the same chunks.
         length = min(each - done % each, asked.rounds - done)
         if self._saver is not None:
-            # What is saved is the end of a chunk.
+            # Saves happen at the ends of chunks.
             length = min(length, self._saver.every - done % self._saver.every)
         options = replace(asked.options, rounds=length)
         state, piece = self.runner.advance(before, asked.tol, options)
         failed = int(state.failure.round)
-        # The round that failed has no place in the history.
+        # The history excludes the round that failed.
         ran = (failed - 1 if failed else int(state.round)) - done
         self._append({name: values[:ran] for name, values in piece.items()})
         if not failed:
@@ -133,10 +133,10 @@ class HostLoop:
             return None
         good = before
         if ran:
-            # Run it again up to the last good round: cheaper than keeping every round's state.
+            # Rerun up to the last good round, which is cheaper than keeping every round's state.
             options = replace(options, rounds=ran)
             good, _ = self.runner.advance(before, asked.tol, options)
-        # The good rounds know nothing of the failure that the solution is to report.
+        # The good state precedes the failure, which the solution must report.
         good = replace(good, failure=state.failure)
         self.progress = replace(self.progress, state=good)
         solution = self._solution_at(good)
@@ -148,7 +148,7 @@ class HostLoop:
         return solution
 
     def _look(self) -> None:
-        """Updates the best state and the callbacks, which may stop the run."""
+        """Update the best state and the callbacks, which may stop the run."""
         asked, progress = self.requests, self.progress
         if not asked.callbacks and asked.best is None:
             return
@@ -156,7 +156,7 @@ class HostLoop:
         pairs = zip(asked.callbacks, progress.callbacks, strict=True)
         updates = [updated(callback, state, solution) for callback, state in pairs]
         stopped = any(stop for _, stop in updates)
-        # The others would wait for ever for a process that stops alone.
+        # The other processes would wait forever for one that stops alone.
         if self._processes > 1:
             stopped = any(exchanged(stopped))
         self.progress = replace(
@@ -201,18 +201,18 @@ def _divergence(solution: Solution, objective: float) -> DivergenceError:
 
 
 def on_host_solution(solution: Solution, done: int, stopped: bool = False) -> Solution:
-    """The solution with numbers on the host; releases count all rounds, not those to the best."""
+    """The solution with numbers on the host; releases also count rounds after the best one."""
     if stopped and solution.status == Status.round_limit:
         solution = replace(solution, status=Status.stopped)
     failure = jax.tree.map(on_host, solution.failure)
-    # What was sent after the best round was sent all the same, and counts for privacy.
+    # Messages sent after the best round still count for privacy.
     last = replace(solution.releases[-1], times=max(done, int(failure.round)))
     releases = (*solution.releases[:-1], last)
     return replace(solution, rounds=int(solution.rounds), failure=failure, releases=releases)
 
 
 class _Bar:
-    """A progress bar; shows nothing unless requested, and in the first process alone."""
+    """A progress bar in the first process, or nothing if not requested."""
 
     def __init__(self, requests: Requests, done: int, processes: int):
         self._bar: Any = None
@@ -229,7 +229,7 @@ class _Bar:
             self._bar.close()
 
     def update(self, ran: int, objective: float | np.floating) -> None:
-        """Advances by the rounds that ran."""
+        """Advance by the rounds that ran."""
         if self._bar is not None:
             self._bar.update(ran)
             self._bar.set_postfix(objective=f"{objective:.6g}")

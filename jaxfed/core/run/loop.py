@@ -1,4 +1,4 @@
-"""The traced loop over rounds, its history, and the solution at its end."""
+"""The traced loop over rounds, its history, and the solution it ends with."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -32,8 +32,8 @@ class Options(eqx.Module):
     metrics_every: int = eqx.field(static=True, default=1)
 
 
-# (step, unfinished, state, options) -> (the state after the rounds, the history). The adjoint of a
-# run chooses it, since loops differ in how they can be differentiated.
+# (step, unfinished, state, options) -> (the state after the rounds, the history). The run's adjoint
+# chooses the loop, since loops differ in how they can be differentiated.
 Loop = Callable[[Step, Callable[[State], Bool[Array, ""]], State, Options], tuple[State, History]]
 
 
@@ -51,7 +51,7 @@ def forward(
     state: State,
     options: Options,
 ) -> tuple[State, History]:
-    """Scans over a fixed number of rounds; with a tolerance, a while loop (not reversible)."""
+    """A scan over all rounds, or with a tolerance a while loop (without reverse derivative)."""
     if not options.stops:
         return jax.lax.scan(lambda state, _: step(state), state, length=options.rounds)
     first, record = state.round, jax.eval_shape(step, state)[1]
@@ -73,7 +73,7 @@ def solve(
     options: Options,
     loop: Loop = forward,
 ) -> Solution:
-    """Runs all rounds for clients in memory."""
+    """Run all rounds, for clients in memory."""
     problem, state, costs = prepare(problem, start, options.rounds)
     state, history = advance(problem, state, tol, options, loop)
     result = result_of(problem, state, WHOLE)
@@ -82,7 +82,7 @@ def solve(
 
 
 def prepare(problem: Problem, start: Personalized | None, rounds: int) -> Prepared:
-    """Prepares clients in memory and begins their run."""
+    """Prepare clients in memory and begin their run."""
     problem = prepared(problem, rounds)
     return Prepared(problem, *begin(problem, start, WHOLE))
 
@@ -94,7 +94,7 @@ def advance(
     options: Options,
     loop: Loop = forward,
 ) -> tuple[State, History]:
-    """Runs a chunk of rounds for clients in memory."""
+    """Run a chunk of rounds, for clients in memory."""
 
     def step(state):
         state, record = one_round(problem, state, WHOLE)
@@ -104,7 +104,7 @@ def advance(
         if options.metrics_every == 1:
             return state, record | evaluate(state)
         due = state.round % options.metrics_every == 0
-        # Both branches need arrays of one shape, and the history its rows.
+        # Both branches need arrays of the same shapes.
         none = jax.tree.map(lambda x: blank(x.shape, x.dtype), shapes)
         return state, record | jax.lax.cond(due, evaluate, lambda _: none, state)
 
@@ -121,10 +121,10 @@ def advance(
 
 
 def check_names(metrics: Mapping[str, Any], record: Mapping[str, Any]) -> None:
-    """Refuses metrics with the names of entries of the run's own history.
+    """Refuse metrics with names that the run's own history uses.
 
     Raises:
-        ValueError: naming them.
+        ValueError: lists them.
     """
     if taken := metrics.keys() & {*record, "bits_up", "bits_down"}:
         raise ValueError(f"metrics: {sorted(taken)} are names of the run's own history")
@@ -156,7 +156,7 @@ def finish(
     tol: Array | float | None,
     result: Personalized,
 ) -> Solution:
-    """The solution of a run, from its last state and the models there."""
+    """The solution of a run, from its last state and models."""
     status = Status.round_limit
     if tol is not None:
         status = Status.where(state.measure <= tol, Status.converged, status)
@@ -180,7 +180,7 @@ def finish(
 def _releases(problem: Problem, state: State, costs: Costs) -> tuple[Release, ...]:
     """What the clients have released so far: first messages, then the rounds' messages."""
     weights = problem.clients.weights[problem.rows]
-    # In the round that failed, clients had sent their messages all the same.
+    # In a failed round, clients had already sent their messages.
     times = jnp.maximum(state.round, state.failure.round)
     stateless = not jax.tree.leaves(state.clients)
     return (
@@ -192,8 +192,8 @@ def _releases(problem: Problem, state: State, costs: Costs) -> tuple[Release, ..
 
 
 def with_bits(history: dict[str, Any], costs: Costs, clients: int, xp: Any) -> dict[str, Any]:
-    """The history with cumulative bits per client in place of the rounds' traffic."""
-    # In double precision on the host: in single precision counts are exact up to 2^24 only.
+    """The history with cumulative bits per client instead of the rounds' traffic."""
+    # Use double precision on the host; single precision counts exactly only up to 2^24.
     dtype = np.float64 if xp is np else float
     sent, broadcast, messages, missed, whole = (history[name].astype(dtype) for name in TRAFFIC)
     participants = history["participants"].astype(dtype)

@@ -1,4 +1,4 @@
-"""The parts of the messages that clients sent in a run, and how the server reduced each."""
+"""Lists the parts of clients' messages in a run, and how the server reduced each."""
 
 from dataclasses import replace
 from typing import NamedTuple
@@ -20,11 +20,11 @@ class MessagePart(NamedTuple):
     """A part of a client's message.
 
     Attributes:
-        before: whether it was sent before the first round, rather than in each round.
+        before: whether it was sent before the first round instead of in each round.
         name: its path in the message.
-        rule: how the server reduces it, a name of `jaxfed.reduction`, such as `"Mean"`.
-        shape: of a client's own part.
-        dtype: of its numbers, before the channel.
+        rule: its reduction, by name in `jaxfed.reduction`, such as `"Mean"`.
+        shape: shape of one client's part.
+        dtype: type of its numbers, before the channel.
     """
 
     before: bool
@@ -35,18 +35,18 @@ class MessagePart(NamedTuple):
 
 
 def message_parts(solution: Solution, clients: Clients) -> list[MessagePart]:
-    """The parts of each client's messages in a run, by abstract evaluation of the algorithm.
+    """List the parts of each client's messages in a run, by abstract evaluation.
 
     Args:
-        solution: of the run.
-        clients: those of the run; only their shapes matter.
+        solution: solution of the run.
+        clients: clients of the run; only their shapes matter.
 
     Returns:
         The parts of the message before the first round, if there was one, then those of a round's
-        message. Where clients' shapes differ, they are those of the largest.
+        message. If clients' shapes differ, they are the largest client's.
 
     Raises:
-        ValueError: for clients that the algorithm cannot have run on.
+        ValueError: if the algorithm cannot have run on these clients.
     """
     *_, first, last = solution.releases
     rounds = max(1, int(solution.rounds))
@@ -57,7 +57,7 @@ def message_parts(solution: Solution, clients: Clients) -> list[MessagePart]:
             solution.algorithm, sketch, rounds, jax.random.key(0), start, LOSSLESS, None, VMAP
         )
         found = _parts(problem, start, rounds, first, last)
-        # A run that had a warm start may have sent less before the rounds.
+        # A run with a warm start may have sent less before the rounds.
         if _bits(problem, start, rounds, first) == first.bits:
             break
     return found

@@ -1,7 +1,7 @@
-"""Models of clients that took no part, beside a shared part that stays as it is.
+"""Computes models of new clients, with the shared part unchanged.
 
-A new client does what the others did in their rounds, from the same first state, but for the one
-that it sends nothing: the server's state stands still. So no algorithm needs code for it.
+A new client does what the others did, from the same initial state, but sends nothing, so the
+server's state does not change. No algorithm needs code for this.
 """
 
 from dataclasses import replace
@@ -20,7 +20,7 @@ from jaxfed.core.contract.algorithm import Personalized
 from jaxfed.core.round.problem import Problem
 from jaxfed.core.round.whole import prepared
 
-# Local steps, where nobody says how many.
+# Default number of local steps.
 ROUNDS = 100
 
 
@@ -32,9 +32,9 @@ def local_models(
 
     Args:
         problem: an algorithm and its new clients.
-        server: the server's state, of a run of that algorithm.
+        server: the server's state from a run of that algorithm.
         start: the shared model of that run, without local ones.
-        rounds: how many steps each client takes.
+        rounds: number of steps of each client.
     """
     algorithm, problem = problem.algorithm, prepared(problem, rounds)
 
@@ -59,22 +59,22 @@ def local_models(
 
 
 def by_id(solution: Any, problem: Problem) -> Personalized:
-    """A solution's result with the local models in the order of a problem's clients.
+    """A solution's result, with local models in the order of a problem's clients.
 
-    Clients that the solution knows keep theirs, found by id; the others get one as new clients of
-    the algorithm that made the solution. Where ids are traced, local models go by position.
+    Clients of the solution keep their models, matched by id. Other clients get one as new clients
+    of the algorithm that made the solution. If ids are traced, models are matched by position.
 
     Raises:
-        ValueError: for clients of several processes that the solution has not, or elsewhere.
+        ValueError: if the clients span several processes and differ from the solution's.
     """
     result, known, wanted = solution.result, solution.ids, problem.clients.ids
     if not jax.tree.leaves(result.local) or _alike(known, wanted):
         return result
     if not problem.clients.layout.in_one_process:
         raise ValueError(
-            "warm_start: wanted a solution of these very clients, since they lie in several "
-            "processes, got one of others; its shared part alone, "
-            "Personalized(solution.result.shared, None), starts any"
+            "warm_start: wanted a solution of the same clients, since they span several "
+            "processes, got one of others; pass only its shared part, "
+            "Personalized(solution.result.shared, None)"
         )
     place = {int(number): position for position, number in enumerate(np.asarray(known))}
     ids = np.asarray(wanted).tolist()
@@ -93,7 +93,7 @@ def by_id(solution: Any, problem: Problem) -> Personalized:
 
 
 def _alike(known: Int[Array, "*runs m"], wanted: Int[Array, " n"]) -> bool:
-    """Whether both are in one order, or nothing is known of that."""
+    """Whether both are in the same order, or their order is unknown."""
     if isinstance(known, Tracer) or isinstance(wanted, Tracer) or known.ndim > 1:
         return True
     both = [x for x in (known, wanted) if isinstance(x, jax.Array)]

@@ -1,4 +1,4 @@
-"""`personalize`: models of new clients from what the others learned."""
+"""`personalize` computes models of new clients from what other clients learned."""
 
 import re
 
@@ -23,31 +23,31 @@ def personalize(
     key: Key[Array, ""] | None = None,
     backend: backend.Backend = VMAP,
 ) -> Personalized:
-    """Models of clients that took no part: from the shared part, and their own few samples.
+    """Compute models of new clients from the shared part and their own few samples.
 
-    Each client takes the algorithm's local steps against the shared part, which stays as it is, and
-    sends nothing. That gives the best local components beside the shared ones for `PerPCA`, the
-    posterior mode under the prior that was learned for `HierarchicalPCA` and `AdaptivePCA`,
-    fine-tuned networks under theirs for `generative.AdaptiveTraining`, and the least-squares map of
-    a new view of the same entities for `gcca.MaxVar`.
+    Each client takes the algorithm's local steps with the shared part fixed, and sends nothing. The
+    result is the best local components beside the shared ones for `PerPCA`, the posterior mode
+    under the learned prior for `HierarchicalPCA` and `AdaptivePCA`, networks fine-tuned under the
+    learned prior for `generative.AdaptiveTraining`, and the least-squares map of a new view of the
+    same entities for `gcca.MaxVar`.
 
-    Can be put under `jit`, `vmap` and `grad`.
+    Works under `jit`, `vmap` and `grad`.
 
     Args:
-        algorithm: what made the solution, with other settings of the local steps if need be.
-        solution: of the run of the clients that took part. What `jaxfed.load` returns has no
-            server's state; `jaxfed.pca.personalize` can do without.
-        clients: the new ones.
-        rounds: how many local steps each takes.
-        key: random key, where the steps are random; each client's draws fold in its id.
+        algorithm: the algorithm that made the solution; settings of local steps may differ.
+        solution: solution of the run of the participating clients. A solution from `jaxfed.load`
+            lacks the server's state; use `jaxfed.pca.personalize` for it.
+        clients: the new clients.
+        rounds: number of local steps of each client.
+        key: random key, for random steps; each client's draws fold in its id.
         backend: how clients are mapped: `auto`, `vmap`, `chunked`, `pmap` or `shard`.
 
     Returns:
-        The shared model as it was, and the new clients' local models, leading axis = clients; None
-        where the algorithm has no local ones.
+        The unchanged shared model, and the new clients' local models, leading axis = clients; None
+        if the algorithm has no local models.
 
     Raises:
-        ValueError: for what is no solution of the algorithm, and arguments that do not fit it.
+        ValueError: if the algorithm did not make the solution, or arguments do not fit it.
     """
     check_instance("solution", solution, Solution, "what fit or rollout returned")
     if not (is_whole(rounds) and 0 <= rounds <= LARGEST):

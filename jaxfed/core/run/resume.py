@@ -37,18 +37,18 @@ def start_or_resume(
     channel: Channel | Wire,
     checkpoint: Checkpoint | None,
 ) -> HostLoop:
-    """The loop of a run, at its first round or where its checkpoint ends.
+    """The loop of a run, at its first round or at the end of its checkpoint.
 
     Args:
-        runner_of: gives the runner of a problem.
-        given: the problem, as it was given.
+        runner_of: returns the runner of a problem.
+        given: the problem, unprepared.
         start: a warm start.
         requests: settings of the host loop.
-        channel: as it was given.
-        checkpoint: where the run is saved, if anywhere.
+        channel: the caller's `channel` argument.
+        checkpoint: where to save the run, if anywhere.
 
     Raises:
-        ValueError: if the checkpoint is another run's.
+        ValueError: if the checkpoint belongs to another run.
     """
     runner = runner_of(given)
     state, costs = runner.prepare(start, requests.rounds)
@@ -64,7 +64,7 @@ def start_or_resume(
         each, every = requests.options.rounds, checkpoint.every
         shorter = (
             done == fewer and done % each and done % every
-        )  # its last chunk was shorter than one here
+        )  # its last chunk was shorter than this run's
         if fewer > requests.rounds or shorter:
             return False
         # Some algorithms prepare data differently for another number of rounds.
@@ -75,7 +75,7 @@ def start_or_resume(
     best = None if requests.best is None else Best(np.full((), np.inf), state)
     saved = checkpoint.restore(identity, replace(progress, best=best), extends)
     progress, history = (progress, {}) if saved is None else saved
-    if not requests.callbacks:  # then nothing may stop the run any more
+    if not requests.callbacks:  # nothing can stop the run any more
         progress = replace(progress, stopped=np.zeros((), bool))
     saver = _ToCheckpoint(checkpoint, identity)
     return HostLoop(runner, costs, requests, progress, history, saver)
@@ -88,7 +88,7 @@ def _identity(
     requests: Requests,
     channel: Channel | Wire,
 ) -> Identity:
-    """What distinguishes this run from others."""
+    """The identity by which a checkpoint recognises this run."""
     processes = processes_of(given)
     identity = fingerprint(
         given.clients,

@@ -1,4 +1,4 @@
-"""`rollout`: a run as one traced computation."""
+"""`rollout` runs an algorithm as one traced computation."""
 
 from jaxtyping import Array, Float, Key, UInt32
 
@@ -31,32 +31,33 @@ def rollout(
     metrics_every: int = 1,
     adjoint: Adjoint = UNROLLED,
 ) -> Solution:
-    """Run an algorithm as one traced computation, to be put under `jit`, `vmap` and `grad`.
+    """Run an algorithm as one traced computation, for use under `jit`, `vmap` and `grad`.
 
     Args:
-        algorithm: what to run; its float hyperparameters may be traced.
-        clients: whom to run it on.
-        rounds: how many rounds; at most that many with `tol`.
+        algorithm: the algorithm to run; its float hyperparameters may be traced.
+        clients: the clients to run it on.
+        rounds: number of rounds; an upper limit with `tol`.
         key: random key; each client's draws fold in its id and the round.
-        warm_start: another algorithm's solution, whose clients are found by their ids (by position
-            where these are traced), or just its `result`, by position, to start from.
-        channel: what messages go through: one channel for both ways, or a `jaxfed.Wire`.
-        participation: who takes part in each round; everybody by default.
+        warm_start: the solution of an algorithm to start from, or just its `result`. Clients of a
+            solution are matched by id (by position if ids are traced), those of a result by
+            position.
+        channel: one channel for both directions, or a `jaxfed.Wire`.
+        participation: which clients take part in each round; all by default.
         backend: how clients are mapped: `auto`, `vmap`, `chunked`, `pmap` or `shard`.
         tol: stop once the algorithm's stopping measure (by default the relative change of the
-            objective) is at most this. Unrolled, the loop is then a `while_loop`, which has no
-            reverse derivative.
+            objective) is at most this. With `unrolled()`, the loop is then a `while_loop`, which
+            has no reverse derivative.
         metrics: `f(result) -> {name: scalar}`, evaluated on the models after a round.
-        metrics_every: evaluate `metrics` every so many rounds.
+        metrics_every: number of rounds between evaluations of `metrics`.
         adjoint: how the run is differentiated: `jaxfed.adjoint.unrolled()`, `checkpointed()` or,
-            where it has converged, `implicit()`.
+            for a converged run, `implicit()`.
 
     Returns:
-        The solution; all of it traced, `history` with `rounds` entries.
+        The solution, all of it traced, with `rounds` entries in `history`.
 
     Raises:
-        ValueError: for arguments that do not fit together, before anything is computed, and for
-            clients whose data are read block by block.
+        ValueError: if arguments do not fit together (before anything is computed), or the clients'
+            data are read block by block.
     """
     problem, start = problem_of(
         algorithm, clients, rounds, key, warm_start, channel, participation, backend

@@ -1,4 +1,4 @@
-"""Runners: a run as one compiled program, or round by round from the host."""
+"""Runners execute a run as one compiled program, or round by round from the host."""
 
 import abc
 from collections.abc import Callable
@@ -24,7 +24,7 @@ Tolerance = Array | float | None
 
 
 class Programs:
-    """Compiles functions, each once."""
+    """Compiles each function once."""
 
     def __init__(self, **options: bool | int):
         """Compile with these options."""
@@ -32,7 +32,7 @@ class Programs:
         self._compiled: dict[Callable[..., Any], Any] = {}
 
     def __call__(self, function: Callable[..., Any], static_argnums: tuple[int, ...] = ()) -> Any:
-        """The compiled function; the same object each time."""
+        """The compiled function; always the same object."""
         if function not in self._compiled:
             self._compiled[function] = jax.jit(
                 function, static_argnums=static_argnums, compiler_options=self._options
@@ -42,7 +42,7 @@ class Programs:
 
 @cache
 def programs(**options: bool | int) -> Programs:
-    """The compiled functions for these compiler options; the same object each time."""
+    """The compiled functions for these compiler options; always the same object."""
     return Programs(**options)
 
 
@@ -54,23 +54,23 @@ class Start(NamedTuple):
 
 
 class Runner(abc.ABC):
-    """Runs one problem, all at once or chunk by chunk.
+    """Runs one problem, at once or in chunks.
 
     Attributes:
-        problem: as given; with prepared data after `prepare`.
+        problem: the problem, with prepared data after `prepare`.
     """
 
     problem: Problem
 
     @abc.abstractmethod
     def prepare(self, start: Personalized | None, rounds: int) -> Start:
-        """Prepare a run of so many rounds, and run what comes before the first."""
+        """Prepare a run of this many rounds, and run everything before the first."""
 
     @abc.abstractmethod
     def advance(
         self, state: State, tol: Tolerance, options: Options
     ) -> tuple[State, dict[str, np.ndarray]]:
-        """Run a chunk of rounds; the state after it, and the history of the rounds that ran."""
+        """Run a chunk; return the state after it and the history of the rounds that ran."""
 
     @abc.abstractmethod
     def finish(self, state: State, costs: Costs, history: History, tol: Tolerance) -> Solution:
@@ -91,7 +91,7 @@ class LocalRunner(Runner):
 
 @final
 class OneProgram(LocalRunner):
-    """Clients in memory: a chunk of rounds is one program, as is a whole run."""
+    """Clients in memory: a chunk is one program, and so is a whole run."""
 
     def __init__(self, problem: Problem, programs: Programs):
         """Run this problem by these programs."""
@@ -122,7 +122,7 @@ class OneProgram(LocalRunner):
 
 
 class WholeRun(NamedTuple):
-    """What the program of a whole run returns. The host counts the bits, in double precision."""
+    """The result of a whole run's program. The host counts the bits, in double precision."""
 
     solution: Solution  # without its history
     history: History  # without bits
@@ -151,13 +151,13 @@ def _on_host(costs: Costs) -> Costs:
 
 
 class FromHost(Runner, Engine):
-    """Clients that no single program holds: the host runs round after round."""
+    """Runs round after round from the host, for clients that no single program can hold."""
 
     programs: Programs
 
     @abc.abstractmethod
     def prepared(self, problem: Problem, rounds: int) -> Problem:
-        """The problem with prepared data, where the data are in memory."""
+        """The problem with prepared data, if the data are in memory."""
 
     @abc.abstractmethod
     def before_round(self, state: State) -> State:
@@ -177,8 +177,8 @@ class FromHost(Runner, Engine):
     def advance(self, state, tol, options):
         records: list[dict[str, np.ndarray]] = []
         while len(records) < options.rounds:
-            # Always run one round, even after first messages that are not finite: its record gives
-            # the entries of the history.
+            # Always run one round, even if first messages are not finite: its record names the
+            # entries of the history.
             met = tol is not None and bool(state.measure <= tol)
             if records and (met or int(state.failure.round)):
                 break
@@ -204,7 +204,7 @@ class FromHost(Runner, Engine):
     def _measured(
         self, state: State, record: dict[str, Array], options: Options
     ) -> dict[str, Array]:
-        """The requested metrics after a round; NaN in rounds without them."""
+        """The requested metrics after a round; NaN in rounds that do not evaluate them."""
         metrics = options.metrics
         assert metrics is not None
         if int(state.round) % options.metrics_every == 0:

@@ -24,14 +24,14 @@ from jaxfed.core.run.runner import FromHost, LocalRunner, Programs
 
 @final
 class Separate(FromHost, LocalRunner):
-    """Runs clients one after the other, by the programs that separate machines run.
+    """Runs clients one after another, with the programs that separate machines run.
 
-    Server and clients decode messages in their own programs, so that numbers are bit for bit those
-    of a deployment on machines of one kind.
+    Server and clients decode messages in their own programs, so the numbers equal, bit for bit,
+    those of a deployment on machines of one kind.
     """
 
     def __init__(self, problem: Problem, programs: Programs):
-        """Run this problem by these programs."""
+        """Run this problem with these programs."""
         self.problem, self.programs = problem, programs
 
     def prepared(self, problem, rounds):
@@ -56,7 +56,7 @@ class Separate(FromHost, LocalRunner):
 
         messages = self._of_each(problem, client.first_message, own)
         first = stacked([message.decoded for message in messages])
-        # The server decodes payloads itself, as it does where only they travel.
+        # The server decodes payloads itself, as in a deployment, where only they travel.
         arrived = stacked([message._replace(decoded=None) for message in messages])
         received, failed = self.call(server.reduce_first, problem.for_server, arrived)
         return Collected(received, first if problem.uplink.cumulative else None, failed)
@@ -100,7 +100,7 @@ class Separate(FromHost, LocalRunner):
     def _of_each(
         self, problem: Problem, function: Callable, own: Callable[[int], tuple]
     ) -> list[Any]:
-        """A function of each client in turn, with the arguments of the client at a position."""
+        """Call a function for each client in turn, with that client's arguments."""
         return [self.call(function, problem.for_client, *own(i)) for i in range(problem.size)]
 
     def lower(self, state, tol, options):
@@ -111,11 +111,11 @@ class Separate(FromHost, LocalRunner):
 
 
 def in_rows(messages: Sequence[Message | None], shapes: Callable[[], Message]) -> Message:
-    """Messages with a row for each client; zeros for absent ones.
+    """Messages with a row per client; zeros for absent ones.
 
     Args:
         messages: by client; None for absent ones.
-        shapes: returns the shapes of a message; called if all are absent.
+        shapes: returns the shapes of a message; called if all clients are absent.
     """
     present = [message for message in messages if message is not None]
     like = present[0] if present else shapes()
@@ -124,13 +124,13 @@ def in_rows(messages: Sequence[Message | None], shapes: Callable[[], Message]) -
 
 
 def received_first(engine: Engine, problem: Problem, opening: Opening) -> Opening:
-    """The opening of a run, with the downlink as clients decode it."""
+    """The opening of a run with the downlink as clients decode it."""
     downlink = engine.call(client.receive_first, problem.for_client, opening.payload)
     return opening._replace(state=_with_downlink(opening.state, downlink))
 
 
 def received(engine: Engine, problem: Problem, before: State, closing: Closing) -> Closing:
-    """The closing of a round, with the next downlink as clients decode it."""
+    """The closing of a round with the next downlink as clients decode it."""
     last = before.downlink.receiver if problem.downlink.cumulative else None
     downlink = engine.call(client.receive, problem.for_client, closing.payload, last)
     if not int(closing.record["participants"]):  # the round did not take place
@@ -139,7 +139,7 @@ def received(engine: Engine, problem: Problem, before: State, closing: Closing) 
 
 
 def stacked(trees: Sequence[PyTree]) -> PyTree:
-    """Stacks trees of one structure along a leading axis of clients."""
+    """Stack trees of the same structure along a leading axis of clients."""
     return jax.tree.map(lambda *x: jnp.stack(x), *trees)
 
 

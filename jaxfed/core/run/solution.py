@@ -1,4 +1,4 @@
-"""What a run returns, and what it raises."""
+"""`Solution`, which runs return, and `DivergenceError`, which they raise."""
 
 import html
 import os
@@ -35,28 +35,28 @@ class Status(eqx.Enumeration):
 
 
 class Solution(eqx.Module):
-    """What a run returns.
+    """The solution of a run.
 
     Attributes:
         server: the algorithm's final server state.
         local: the clients' final states, leading axis = clients.
-        history: `(rounds,)` arrays: the weighted means of the clients' diagnostics
+        history: `(rounds,)` arrays by name: the weighted means of the clients' diagnostics
             (`"objective"` is evaluated at the iterate that enters the round), the server's
             diagnostics, the requested metrics, `"participants"`, and `"bits_up"` and
-            `"bits_down"`, cumulative per client, the exchange before the rounds included. Entries
-            that were not computed (metrics between their rounds, rounds after the tolerance was
-            met or whose participants have no weight) are NaN.
+            `"bits_down"`, cumulative per client and including the exchange before the rounds.
+            Entries that were not computed are NaN: metrics between their rounds, rounds after the
+            tolerance was met, and rounds whose participants have no weight.
         rounds: number of rounds that ran.
         status: how the run ended, one of `jaxfed.Status`.
-        failure: where it diverged: the round, counted from 1 (0: it did not), and a truth value
-            for each client.
+        failure: where the run diverged: the round, counted from 1 (0 if it did not), and a boolean
+            per client.
         result: the learned models, `result.shared` and `result.local`.
-        state: what the next round would start from.
-        releases: what left the clients, how often and with which participation, that of a solution
-            which was the warm start included; `jaxfed.privacy.spent` is the account of it.
-        algorithm: what ran.
-        ids: of the clients, by which a run that starts from this one finds its own.
-        wire: the channels that messages went through.
+        state: the state from which the next round would start.
+        releases: what left the clients, how often and with which participation, including the
+            releases of a solution used as warm start; `jaxfed.privacy.spent` accounts for them.
+        algorithm: the algorithm that ran.
+        ids: the clients' ids, by which a run that starts from this solution matches its clients.
+        wire: the channels of the messages.
     """
 
     server: PyTree
@@ -82,31 +82,31 @@ class Solution(eqx.Module):
         participation: Participation | None = None,
         **options: Any,
     ) -> "Solution":
-        """A few rounds on newer data from where this run ended, by `jaxfed.fit`.
+        """Continue for a few rounds on newer data with `jaxfed.fit`.
 
-        Clients are found by their ids: those of this run go on from their local models, new ones
-        begin as in `jaxfed.personalize`, and models of those that are gone are dropped. What the
-        server knew besides the shared model, and what channels remember, begins anew.
+        Clients are matched by id: those of this run continue from their local models, new ones
+        start as in `jaxfed.personalize`, and models of missing ones are dropped. Of the server's
+        state only the shared model is kept; channel memories start afresh.
 
         Args:
-            clients: with their newest data, such as `jaxfed.stream.Forgetting` keeps.
-            rounds: how many rounds.
-            key: random key, another one in each update.
-            channel: by default the channels of this run.
-            participation: by default as in this run.
-            options: all else that `jaxfed.fit` takes but for an algorithm and a warm start.
+            clients: clients with their newest data, such as `jaxfed.stream.Forgetting` keeps.
+            rounds: number of rounds.
+            key: random key; use a new one for each update.
+            channel: this run's channels by default.
+            participation: this run's by default.
+            options: other arguments of `jaxfed.fit`, except the algorithm and the warm start.
 
         Returns:
-            The solution. The first entry of `history["objective"]` is the objective on the newer
-            data of the models that this run has learned. Where the shared model is an orthonormal
-            basis, the last entry of `history["drift"]` is the sine of the largest principal angle
-            by which its span has turned, from 0 to 1; the other entries are NaN.
+            The solution. The first entry of `history["objective"]` is the objective of this run's
+            models on the newer data. If the shared model is an orthonormal basis, the last entry of
+            `history["drift"]` is the sine of the largest principal angle between its old and new
+            span, from 0 to 1; the other entries are NaN.
 
         Raises:
             ValueError: as `jaxfed.fit`.
             DivergenceError: as `jaxfed.fit`.
         """
-        # It runs `fit`, which imports this module.
+        # Import late, since `fit` imports this module.
         from jaxfed.core.run.update import update
 
         wire = self.wire if channel is None else channel
@@ -115,21 +115,21 @@ class Solution(eqx.Module):
         return update(self, clients, rounds=rounds, key=key, **options)
 
     def summary(self) -> str:
-        """What ran, how it ended and what it cost, in two columns of text.
+        """Describe the run, how it ended and what it cost, in two columns of text.
 
         Raises:
-            ValueError: for the solutions of several runs, and one that is traced.
+            ValueError: if this is the solution of several runs, or traced.
         """
         return columns(saved.story(self._saved("summary")._replace(remarks=self.remarks())))
 
     def remarks(self) -> tuple[str, ...]:
-        """What to know before relying on the result, in sentences; empty if there is nothing.
+        """Return what to know before relying on the result, in sentences; possibly none.
 
-        They say whether the run was still on its way when the rounds were over, and what the
-        algorithm finds wrong with the result. `summary` and `save` include them.
+        Remarks say whether the run had converged and what the algorithm finds wrong with the
+        result. `summary` and `save` include them.
 
         Raises:
-            ValueError: for the solutions of several runs, and one that is traced.
+            ValueError: if this is the solution of several runs, or traced.
         """
         run = self._saved("remarks")
         found: tuple[str, ...] = ()
@@ -142,23 +142,23 @@ class Solution(eqx.Module):
     def save(
         self, path: str | os.PathLike[str], *, preprocessing: Standardization | None = None
     ) -> None:
-        """Write the result and the history to a file, which `jaxfed.load` reads.
+        """Write the result and the history to a file for `jaxfed.load`.
 
         Args:
-            path: of the file, such as `"result.npz"`; one that is there is replaced. The layout is
-                that of `jaxfed.core.store.saved`.
-            preprocessing: what the clients' samples went through before the fit, such as
+            path: the file, such as `"result.npz"`; an existing one is replaced. Its layout is that
+                of `jaxfed.core.store.saved`.
+            preprocessing: the standardization of the clients' samples before the fit, such as
                 `solution.result.local` of `jaxfed.preprocess.Standardize`.
 
         Raises:
-            ValueError: for what is no path, the solutions of several runs, one that is traced, and
-                another preprocessing.
-            OSError: if it cannot be written.
+            ValueError: if `path` is not a path, `preprocessing` is something else, or this is the
+                solution of several runs, or traced.
+            OSError: if the file cannot be written.
         """
         saved.write(path, self._whole("save", preprocessing))
 
     def entries(self, *, preprocessing: Standardization | None = None) -> dict[str, np.ndarray]:
-        """What `save` writes, by name, for a file that holds more.
+        """Return what `save` writes, by name, to store it in a larger file.
 
         Args:
             preprocessing: as for `save`.
@@ -191,8 +191,8 @@ class Solution(eqx.Module):
 
     @property
     def _is_one(self) -> bool:
-        """Whether this is the solution of one run, with values."""
-        # Every run has these two: of several runs they have an axis, and under jit no value.
+        """Whether this is the solution of one run, with known values."""
+        # Every run has these two; those of several runs have an axis, traced ones no value.
         arrays = [x for x in jax.tree.leaves((self.rounds, self.status)) if eqx.is_array(x)]
         return all(is_known(x) and x.ndim == 0 for x in arrays)
 
@@ -203,7 +203,7 @@ class Solution(eqx.Module):
         return f"Solution({', '.join(f'{name}: {text}' for name, text in rows.items())})"
 
     def _repr_html_(self) -> str | None:
-        """The summary as a table, for notebooks."""
+        """The summary as an HTML table for notebooks."""
         if not self._is_one:
             return None
         rows = saved.story(self._saved("repr")._replace(remarks=self.remarks())).items()
@@ -212,29 +212,28 @@ class Solution(eqx.Module):
 
 
 def name_of(status: Status) -> str:
-    """The name of a status that is not traced."""
+    """The name of a status, which must not be traced."""
     (name,) = [name for name in saved.STATUSES if status == getattr(Status, name)]
     return name
 
 
 class DivergenceError(FloatingPointError):
-    """An objective or a message that is no longer finite.
+    """An objective or a message has become NaN or infinite.
 
     Attributes:
-        round: the round in which it is not, counted from 1; what is sent before the rounds counts
-            to the first.
-        clients: the positions of the clients whose own are not; empty if all are.
-        solution: what there was before that round.
+        round: the round, counted from 1, which includes messages before the rounds.
+        clients: positions of the clients with such values; empty if only their mean is not finite.
+        solution: the solution before that round.
     """
 
     def __init__(self, message: str, solution: Solution):
-        """Keep what is known."""
+        """Store the failure and the solution."""
         super().__init__(message)
         self.round, self.solution = int(solution.failure.round), solution
         self.clients = tuple(np.flatnonzero(solution.failure.clients).tolist())
 
 
 def with_earlier(warm_start: Solution | Personalized | None, solution: Solution) -> Solution:
-    """With the releases of the warm start: the same objects, by which an account knows them."""
+    """Add the warm start's releases; accounts recognise them by object identity."""
     earlier = warm_start.releases if isinstance(warm_start, Solution) else ()
     return replace(solution, releases=(*earlier, *solution.releases))

@@ -1,6 +1,6 @@
-"""Runs on clients that are read block by block; each block's part of a round is one program.
+"""Runs clients that are read block by block; one program computes a block's part of a round.
 
-The host goes through the blocks and reads the next one while the device computes. Messages are
+The host iterates over the blocks and reads the next one while the device computes. Messages are
 reduced block by block; clients' states stay on the host.
 """
 
@@ -29,15 +29,15 @@ from jaxfed.core.round.rounds import Collected
 from jaxfed.core.round.shapes import Kind, member_shapes
 from jaxfed.core.run.runner import FromHost, LocalRunner, Programs
 
-PREPARED_FOR = 1  # rounds, since a block is prepared anew each time it is read
+PREPARED_FOR = 1  # rounds, since a block is prepared each time it is read
 
 
 @final
 class Streamed(FromHost, LocalRunner):
-    """Clients of `Clients.from_source`."""
+    """Runs clients of `Clients.from_source`."""
 
     def __init__(self, problem: Problem, programs: Programs):
-        """Run this problem by these programs."""
+        """Run this problem with these programs."""
         self.problem, self.programs = problem, programs
 
     def prepared(self, problem, rounds):
@@ -69,7 +69,7 @@ class Streamed(FromHost, LocalRunner):
             members = _members(problem, block, data, start)
             found = self.call(_first_messages, problem, broadcast, members)
             failed[block.places] = found.failed
-            # On the host: those of all clients need not fit on the device.
+            # Keep them on the host, since those of all clients may not fit on the device.
             firsts[number] = jax.tree.map(np.asarray, found.kept)
             return found
 
@@ -83,7 +83,7 @@ class Streamed(FromHost, LocalRunner):
     def first_states(self, problem, start, broadcast, first):
         shapes = [jax.eval_shape(first_of, each) for each in first]
         if not all(calls.alike(each, shapes[0]) for each in shapes):
-            first = [None] * len(first)  # no round's message has several shapes
+            first = [None] * len(first)  # messages of several shapes differ from a round's
 
         def state(member, own):
             return client.first_state(problem, broadcast, member, own)
@@ -102,18 +102,18 @@ class Streamed(FromHost, LocalRunner):
 
     def steps(self, problem, state, inclusion, broadcast):
         reader, present = _reader(problem), np.asarray(inclusion)
-        # Alternate the direction: the blocks read last are still in the system's cache.
+        # Alternate the direction, since the system still caches the blocks read last.
         numbers = range(len(reader.blocks))[:: -1 if int(state.round) % 2 == 0 else 1]
         wanted = None
         number = problem.participation.number(problem.size)
         if number is not None and number != problem.size:
-            # In a round that does not take place, take any.
+            # If the round does not take place, take any clients.
             wanted = present > 0 if present.any() else np.arange(problem.size) < number
             numbers = [i for i in numbers if wanted[reader.blocks[i].places].any()]
         before = state.clients
-        # Never in place: a round that diverges is taken back to the states before it.
+        # Do not write in place: a round that diverges must restore the states before it.
         room = States(jax.eval_shape(first_of, before), problem.size, reader.states)
-        # Blocks without participants are not read, but their clients' states move on too.
+        # Skip blocks without participants, but carry their clients' states over.
         for other in set(range(len(reader.blocks))).difference(numbers):
             places = reader.blocks[other].places
             room.put(places, rows(before, places))
@@ -163,7 +163,7 @@ class Streamed(FromHost, LocalRunner):
     def lower(self, state, tol, options):
         del tol, options
         problem, reader = self.problem, _reader(self.problem)
-        # Blocks of other sizes run the same function, so that one stands for all.
+        # Blocks of other sizes run the same function, so one block is enough.
         block = reader.blocks[0]
         inclusion, broadcast = self.call(server.call_round, problem.for_server, state.for_server)
         members = _members(problem, block, _zeros(reader, block), None)._replace(
@@ -176,12 +176,12 @@ class Streamed(FromHost, LocalRunner):
     def _each(
         self, reader: Reader, numbers: Sequence[int], work: Callable[..., Any], needed: bool
     ) -> None:
-        """Runs work on each block; reads its samples only if they are needed."""
+        """Run `work` on each block, and read its samples only if needed."""
         blocks = read_ahead(reader, numbers)
         if not needed:
             blocks = ((reader.blocks[n], _zeros(reader, reader.blocks[n])) for n in numbers)
         for number, (block, data) in zip(numbers, blocks, strict=True):
-            # Wait, since the block after the next is read into the memory of this one.
+            # Wait, since the block after next overwrites this block's memory.
             jax.block_until_ready(work(number, block, data))
 
     def _reduced(
@@ -192,13 +192,13 @@ class Streamed(FromHost, LocalRunner):
         needed: bool = True,
         wanted: Bool[np.ndarray, " clients"] | None = None,
     ) -> Contribution:
-        """The messages of the clients in blocks, reduced.
+        """Run the clients of these blocks and reduce their messages.
 
         Args:
             reader: reads the blocks.
-            numbers: of the blocks.
+            numbers: the blocks.
             work: runs a block's clients.
-            needed: whether it needs their samples.
+            needed: whether `work` needs their samples.
             wanted: whose messages are gathered; all by default.
         """
         total, gathered = None, []
@@ -208,7 +208,7 @@ class Streamed(FromHost, LocalRunner):
             part, own = separated(work(number, block, data).received)
             total = part if total is None else self.call(combined, total, part)
             gathered.append(own)
-            # Returned for the caller to wait for, before the block's memory is used again.
+            # The caller waits for these before it reuses the block's memory.
             return total, own
 
         self._each(reader, numbers, add, needed)
@@ -216,20 +216,20 @@ class Streamed(FromHost, LocalRunner):
         order = np.argsort(places)
         if wanted is not None:
             order = order[wanted[places[order]]]
-        # Gathered parts have an order, that of the clients and not that of the blocks.
+        # Gathered parts are in the order of the clients, not of the blocks.
         everyone = jax.tree.map(lambda *parts: jnp.concatenate(parts)[order], *gathered)
         return joined(total, everyone)
 
     def _kept(
         self, problem: Problem, like: PyTree, work: Callable[..., PyTree], needed: bool
     ) -> PyTree:
-        """What all clients keep, gathered from the blocks.
+        """Compute what all clients keep, block by block.
 
         Args:
             problem: the run.
             like: shapes of what one client keeps.
             work: computes it for a block's clients.
-            needed: whether it needs their samples.
+            needed: whether `work` needs their samples.
         """
         reader = _reader(problem)
         room = States(like, problem.size, reader.states)
@@ -248,7 +248,7 @@ class Streamed(FromHost, LocalRunner):
         function: Callable[[Member], PyTree],
         state: ClientState | None = None,
     ) -> bool:
-        """Whether a function of a client depends on its samples; it is traced, not run."""
+        """Whether a function of a client depends on its samples, found by tracing it."""
         reader = _reader(problem)
         member = member_shapes(Kind.of(None, 1), start)._replace(state=state)
 
@@ -264,7 +264,7 @@ class Streamed(FromHost, LocalRunner):
         return any(reads(rows) for rows, _ in _sizes(reader))
 
 
-# --- one block: functions that are compiled -------------------------------------------------------
+# --- functions of one block, to be compiled -------------------------------------------------------
 
 
 def _first_messages(problem: Problem, broadcast: Broadcast, members: Member) -> Collected:
@@ -286,7 +286,7 @@ def _results(problem: Problem, downlink: PyTree, members: Member, local: PyTree)
 
 
 def _ready(problem: Problem, members: Member) -> Member:
-    """Clients with prepared data."""
+    """The clients with prepared data."""
 
     def prepare(_, own):
         return _prepared(problem, *own)
@@ -307,7 +307,7 @@ def _reader(problem: Problem) -> Reader:
 
 
 def _members(problem: Problem, block: Block, data: tuple, start: Personalized | None) -> Member:
-    """The clients of a block, whose samples are not prepared yet."""
+    """The clients of a block, with unprepared samples."""
     clients, places = problem.clients, block.places
     local = None if start is None else rows(start.local, places)
     ids, weights = np.asarray(clients.ids)[places], np.asarray(clients.weights)[places]
@@ -316,7 +316,7 @@ def _members(problem: Problem, block: Block, data: tuple, start: Personalized | 
 
 
 def _sizes(reader: Reader) -> list[tuple[int, int]]:
-    """For each group of clients: their padded number of samples, and the number of clients."""
+    """For each group of clients, their padded number of samples and the number of clients."""
     return [(int(reader.sizes[own].max()), len(own)) for own in reader.groups]
 
 
@@ -326,7 +326,7 @@ def _shapes_of(reader: Reader, rows: int) -> Rows:
 
 
 def _zeros(reader: Reader, block: Block) -> tuple[Any, Any]:
-    """Zeros in place of a block's samples where these are not needed; they take no memory."""
+    """Zeros in place of a block's unneeded samples; they take no memory."""
     shape = len(block.places), block.rows, reader.features
     nothing = np.broadcast_to(np.zeros((), reader.dtype), shape)
     return nothing, reader.sizes[block.places].astype(reader.dtype)

@@ -1,4 +1,4 @@
-"""An update of a solution: rounds on newer data, and how far the shared subspace has turned."""
+"""Updates a solution with rounds on newer data, and measures the drift of its subspace."""
 
 from dataclasses import replace
 from typing import Any
@@ -14,12 +14,12 @@ from jaxfed.core.run.fit import fit
 from jaxfed.core.run.solution import Solution
 from jaxfed.manifolds import grassmann
 
-# Columns whose products differ from those of an orthonormal basis by more are no basis.
+# The largest deviation of XᵀX from the identity for which X counts as orthonormal.
 ORTHONORMAL = 1e-3
 
 
 def update(before: Solution, clients: Clients, **options: Any) -> Solution:
-    """`jaxfed.fit` from a solution, with the drift in its history; see `Solution.update`."""
+    """Run `jaxfed.fit` from a solution and add the drift to the history; see `Solution.update`."""
     after = fit(before.algorithm, clients, warm_start=before, **options)
     both = [_basis(solution.result.shared) for solution in (before, after)]
     if both[0] is None or both[1] is None or len(both[0]) != len(both[1]):
@@ -30,7 +30,7 @@ def update(before: Solution, clients: Clients, **options: Any) -> Solution:
 
 
 def _basis(shared: PyTree) -> Float[np.ndarray, "features rank"] | None:
-    """The shared model, if it is one orthonormal basis."""
+    """The shared model if it is a single orthonormal basis, or None."""
     if jax.tree.structure(shared) != jax.tree.structure(0) or np.ndim(shared) != 2:
         return None
     basis = on_host(shared)

@@ -1,13 +1,13 @@
-"""Files of named arrays with a header in JSON, read and written without pickle.
+"""Files of named arrays with a JSON header, read and written without pickle.
 
 A file is an uncompressed `.npz`, which `numpy.load` opens. Two of its entries are texts:
 
     header   a JSON object. Its `format` is the name and the number of the layout, such as
-             ["jaxfed.solution", 1], its `types` the dtype of each array by the array's name
+             ["jaxfed.solution", 1]; its `types` gives each array's dtype by name
     digest   the SHA-256 hash of the header and the arrays
 
-The others are arrays. NumPy cannot write dtypes of other packages, such as bfloat16; these arrays
-are stored as the bytes of their numbers. Entries that `types` does not name are ignored.
+The others are arrays. NumPy cannot write dtypes of other packages, such as bfloat16; such arrays
+are stored as raw bytes. Entries that `types` does not name are ignored.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ NUMBER = 1  # of the newest layout of every kind
 
 
 class Content(NamedTuple):
-    """What a file holds."""
+    """The content of a file."""
 
     header: dict[str, Any]
     arrays: dict[str, np.ndarray]
@@ -41,11 +41,11 @@ def entries(
 
     Args:
         kind: name of the layout.
-        header: what the header says besides `format` and `types`.
+        header: content of the header besides `format` and `types`.
         arrays: numbers or booleans, by name.
 
     Raises:
-        ValueError: for arrays of anything else.
+        ValueError: if an array holds anything else.
     """
     types, stored = {}, {}
     for name, values in arrays.items():
@@ -54,7 +54,7 @@ def entries(
             raise ValueError(f"{name}: wanted an array of numbers, got {array.dtype}")
         array = array.astype(array.dtype.newbyteorder("="), copy=False)
         types[name] = array.dtype.name
-        # 2 means: registered by another package.
+        # 2 means registered by another package.
         raw = f"V{array.dtype.itemsize}" if array.dtype.isbuiltin == 2 else array.dtype
         stored[name] = array.view(raw)
     text = json.dumps({"format": [kind, NUMBER], **header, "types": types})
@@ -70,18 +70,18 @@ def write(
     *,
     private: bool = False,
 ) -> None:
-    """Write a file: complete or not at all, and on the disk when this returns.
+    """Write a file, completely or not at all; it is on disk when this returns.
 
     Args:
-        path: of the file.
+        path: the file.
         kind: name of the layout.
-        header: what the header says besides `format` and `types`.
+        header: content of the header besides `format` and `types`.
         arrays: numbers or booleans, by name.
         private: whether only the file's owner may read it.
 
     Raises:
-        ValueError: for arrays of anything but numbers.
-        OSError: if the file cannot be written; an earlier one in its place stays.
+        ValueError: if an array does not hold numbers.
+        OSError: if the file cannot be written; an existing file stays.
     """
     found = entries(kind, header, arrays)
     with replacing(path, private=private) as part, part.open("wb") as file:
@@ -92,12 +92,11 @@ def read(path: Path, kind: str) -> Content:
     """Read a file.
 
     Args:
-        path: of the file.
+        path: the file.
         kind: name of the layout.
 
     Raises:
-        ValueError: for a file that is damaged, was edited, is of another kind or has a later
-            layout.
+        ValueError: if the file is damaged, was edited, is of another kind or has a later layout.
         OSError: if there is no such file, or it cannot be opened.
     """
     if path.exists() and not path.is_file():  # opening a pipe would wait for its other end
@@ -114,7 +113,7 @@ def read(path: Path, kind: str) -> Content:
 
 
 def _content(stored: np.lib.npyio.NpzFile, size: int, kind: str) -> Content:
-    # A few bytes may stand for gigabytes, if they are compressed or listed more than once.
+    # A few bytes could expand to gigabytes if they are compressed or listed more than once.
     total = sum(entry.file_size for entry in stored.zip.infolist())  # pyright: ignore
     if total > size:
         raise ValueError(f"wanted entries of at most {size:,} bytes, as the file, got {total:,}")
@@ -123,7 +122,7 @@ def _content(stored: np.lib.npyio.NpzFile, size: int, kind: str) -> Content:
     if header["format"] != [kind, NUMBER]:
         raise ValueError(f"wanted format {[kind, NUMBER]}, got {header['format']!r}")
     arrays = {name: stored[name] for name in header["types"]}
-    # The archive's own checksums are of single entries, and whoever edits one renews them.
+    # The archive has its own checksums, but editing an entry renews them.
     if str(stored["digest"]) != _digest(text, arrays):
         raise ValueError("wanted the content that was written, got another")
     types = header["types"]
@@ -139,10 +138,10 @@ def _digest(header: str, arrays: Mapping[str, np.ndarray]) -> str:
 
 
 def named(name: str, tree: PyTree) -> dict[str, Any]:
-    """A tree's arrays, or their shapes, by their paths, each path after a name.
+    """A tree's arrays or shapes, keyed by a name followed by their paths.
 
-    Typed keys of `jax.random` are given by their numbers. Of an array that is spread over processes
-    there are the pieces that this process has, by path and place.
+    Typed keys of `jax.random` are given as numbers. An array spread over processes is given as the
+    pieces of this process, by path and index.
     """
     found = {}
     for path, leaf in jax.tree.leaves_with_path(tree):
@@ -160,13 +159,13 @@ def rebuilt(name: str, arrays: Mapping[str, Any], like: PyTree) -> PyTree:
     """Inverse of `named`.
 
     Args:
-        name: as it was for `named`.
-        arrays: what `named` returned; arrays of other names are ignored.
-        like: arrays or their shapes, in the structure wanted. Those of JAX say on which devices
-            the new ones go; where they are spread over processes, they are so as before.
+        name: as for `named`.
+        arrays: the result of `named`; arrays with other names are ignored.
+        like: arrays or shapes in the wanted structure. The new arrays get the devices of JAX arrays
+            in it, and the same distribution over processes.
 
     Raises:
-        ValueError: if the arrays are not those of `like` in number, shape and type.
+        ValueError: if the arrays differ from `like` in number, shape or type.
     """
     wanted = {path: _shape_and_type(x) for path, x in named(name, like).items()}
     found = {path: _shape_and_type(x) for path, x in arrays.items() if path.startswith(name)}

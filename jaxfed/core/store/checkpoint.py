@@ -1,8 +1,8 @@
-"""Checkpoints: a run saved between chunks of rounds, to be resumed bit for bit.
+"""Checkpoints save a run between chunks of rounds, so that it can resume bit for bit.
 
-Each saved round is a file `rounds/ROUND.npz` in the run's folder. A run that is spread over
-processes has one file for each of them, `rounds/PROCESS-of-COUNT/ROUND.npz`, with the pieces of
-arrays which that process holds; the round counts once all of these files are there.
+Each saved round is a file `rounds/ROUND.npz` in the run's folder. A run over several processes has
+a file for each of them, `rounds/PROCESS-of-COUNT/ROUND.npz`, with that process's pieces of arrays;
+the round is valid once all of these files exist.
 """
 
 import contextlib
@@ -29,40 +29,40 @@ ROUNDS = "rounds"
 
 
 class _Saved(NamedTuple):
-    """A round of which no part is missing."""
+    """A completely saved round."""
 
     number: int
-    processes: int  # that saved it, each its part
+    processes: int  # number of processes that each saved a part
 
 
 class _Processes(NamedTuple):
-    """The processes that share a run, seen from one of them."""
+    """The processes that share a run, from the point of view of one of them."""
 
-    own: int  # the number of this one
+    own: int  # this process's number
     total: int
-    exchange: Callable[[Any], list[Any]]  # gives the values of all
+    exchange: Callable[[Any], list[Any]]  # returns the values of all processes
 
     @classmethod
     def of(cls, tree: PyTree) -> "_Processes":
-        """Those that hold pieces of a tree's arrays."""
+        """The processes that hold pieces of a tree's arrays."""
         if spans(tree):
             return cls(jax.process_index(), jax.process_count(), exchanged)
         return cls(0, 1, lambda value: [value])
 
 
 class Checkpoint:
-    """Where and how often a run is saved."""
+    """Where and how often to save a run."""
 
     def __init__(self, path: str | Path, *, every: int = 50, keep: int = 2):
         """Save into a folder.
 
         Args:
-            path: the folder; made if it is not there. One run per folder.
-            every: save every so many rounds, and at the end.
-            keep: how many of the newest checkpoints stay.
+            path: the folder, created if missing. Use one folder per run.
+            every: number of rounds between checkpoints; the end is saved too.
+            keep: number of newest checkpoints to keep.
 
         Raises:
-            ValueError: if `path` is none, or `every` or `keep` is not a positive whole number.
+            ValueError: if `path` is not a path, or `every` or `keep` is not a positive integer.
         """
         check_count("every", every)
         check_count("keep", keep)
@@ -71,19 +71,19 @@ class Checkpoint:
     def save(
         self, identity: Identity, rounds: int, tree: PyTree, history: Mapping[str, Any]
     ) -> None:
-        """Write the state of a run and its history so far; complete or not at all.
+        """Write the state and the history of a run, completely or not at all.
 
         Args:
-            identity: what tells this run from another, see `fingerprint`.
-            rounds: how many rounds have run.
-            tree: arrays.
+            identity: identifies the run, see `fingerprint`.
+            rounds: number of rounds that have run.
+            tree: the state's arrays.
             history: arrays by name.
 
         Raises:
-            OSError: if it cannot be written, as on a full disk. What was saved before stays.
+            OSError: if it cannot be written, as on a full disk. Earlier checkpoints stay.
         """
         processes, failure = _Processes.of(tree), None
-        # Of later rounds this run has passed over the damage: they count for nothing.
+        # Ignore later rounds, which were damaged if this run resumed before them.
         saved = [one.number for one in self._saved() if one.processes == processes.total]
         before = [number for number in saved if number <= rounds]
         part = _part(self.path, processes.own, processes.total)
@@ -92,7 +92,7 @@ class Checkpoint:
             part.save(rounds, {"identity": dict(identity)}, arrays)
         except OSError as error:
             failure = error
-        # Where one process has failed, all stop: the others would wait for it in the next round.
+        # If one process fails, stop all: the others would wait for it in the next round.
         failures = [each for each in processes.exchange(failure and reason(failure)) if each]
         if failures:
             stays = f"round {max(before)} stays" if before else "nothing was saved before"
@@ -105,23 +105,23 @@ class Checkpoint:
     def restore(
         self, identity: Identity, like: PyTree, extends: Callable[[int, int], bool] | None = None
     ) -> tuple[PyTree, dict[str, np.ndarray]] | None:
-        """The state of the newest checkpoint, and its history; None where nothing was saved yet.
+        """Load the newest checkpoint's state and history; None if nothing was saved yet.
 
-        A damaged checkpoint is passed over with a warning, for the one before it; by all processes
-        of a run, if one of them cannot read its part.
+        If a checkpoint is damaged, the one before it is used, with a warning. If one process cannot
+        read its part, all processes skip the checkpoint.
 
         Args:
-            identity: what tells this run from another.
-            like: arrays of the same shapes and types, on the devices where the state goes.
-            extends: whether this run goes on from another one's round, if they differ in nothing
-                but how many rounds they have: `(rounds of the other, the round)`.
+            identity: identifies the run.
+            like: arrays of the same shapes and types, on the devices for the state.
+            extends: whether this run continues a run that differs only in its number of rounds:
+                called with `(rounds of the other run, the saved round)`.
 
         Raises:
-            ValueError: if what was saved belongs to another run (the message names what differs),
-                or all of it is damaged.
+            ValueError: if the checkpoints belong to another run (the message names what differs),
+                or all of them are damaged.
         """
         processes = _Processes.of(like)
-        # The first process decides: others may see a shared folder as it was a moment ago.
+        # The first process decides, since others may see an outdated view of a shared folder.
         rounds = [_Saved(*one) for one in processes.exchange(self._saved())[0]]
         for one in reversed(rounds):
             content = self._read(one, processes)
@@ -139,13 +139,13 @@ class Checkpoint:
             return rebuilt("run", arrays, like), history
         if rounds:
             raise CheckpointError(
-                f"checkpoint: wanted a round that can be read, got damage, or what another version "
-                f"of jaxfed has saved, in {self.path}"
+                "checkpoint: wanted a round that can be read, got only damaged ones, or ones saved "
+                f"by another version of jaxfed, in {self.path}"
             )
         return None
 
     def _saved(self) -> list[_Saved]:
-        """The rounds of which no part is missing, in order."""
+        """The completely saved rounds, in order."""
         found = []
         shared = [path.name.removeprefix("0-of-") for path in self.path.glob(f"{ROUNDS}/0-of-*")]
         for total in [1, *(int(total) for total in shared if total.isdecimal())]:
@@ -154,8 +154,8 @@ class Checkpoint:
         return sorted(found)
 
     def _read(self, one: _Saved, processes: _Processes) -> Content | None:
-        """This process's part of a round; None, with a warning, if any finds its own damaged."""
-        # Of a run of other processes, any part says whose it is.
+        """This process's part of a round; None, with a warning, if any process's is damaged."""
+        # If other processes saved the run, any part identifies it.
         process = processes.own if one.processes == processes.total else 0
         content, damage = None, None
         try:
@@ -172,15 +172,15 @@ class Checkpoint:
 
 
 def discard(path: Path) -> None:
-    """Remove what a run, or a grid, has saved in a folder, and nothing else."""
+    """Remove what a run or a grid has saved in a folder, and nothing else."""
     Series(path, KIND).discard()
     for folder in [*path.glob(f"{ROUNDS}/[0-9]*-of-[0-9]*"), path / ROUNDS]:
         Series(folder, KIND).discard()
-        with contextlib.suppress(OSError):  # it is not there, or holds something else
+        with contextlib.suppress(OSError):  # it does not exist, or holds something else
             folder.rmdir()
 
 
 def _part(path: Path, process: int, total: int) -> Series:
-    """What one of several processes has saved, by round."""
+    """The files of one process, by round."""
     folder = path / ROUNDS
     return Series(folder if total == 1 else folder / f"{process}-of-{total}", KIND)

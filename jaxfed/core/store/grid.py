@@ -1,4 +1,4 @@
-"""The finished blocks of a grid in a folder, each a file that says which grid it belongs to."""
+"""Stores the finished blocks of a grid in a folder, each file with the grid's identity."""
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +21,7 @@ class Block(NamedTuple):
 
     Attributes:
         points: `(p,)` numbers of the points.
-        values: arrays with the points along the first axis, one for each name.
+        values: one array per name, leading axis = points.
     """
 
     points: np.ndarray
@@ -38,19 +38,19 @@ class Store:
         computation: str,
         names: Sequence[str],
     ):
-        """Use a folder, which is made if it is not there.
+        """Use a folder, created if missing.
 
         Args:
             folder: the folder.
             axes: the values along each axis.
             computation: a digest of the grid's function and data.
-            names: of the results.
+            names: names of the results.
 
         Raises:
             ValueError: if the folder holds something else.
         """
         self.folder, self.names = folder, names
-        # Other versions give other last bits.
+        # Other versions may compute other last bits.
         compared = {name: versions()[name] for name in ("jax", "jaxlib")}
         self.identity: Identity = {
             "axes": described({name: along.tolist() for name, along in axes.items()}),
@@ -67,13 +67,13 @@ class Store:
             )
 
     def load(self) -> Iterator[Block]:
-        """The blocks that an earlier call left.
+        """Iterate over the blocks of an earlier call.
 
         Raises:
-            ValueError: if the folder, or a block in it, is another grid's.
+            ValueError: if the folder, or a block in it, belongs to another grid.
 
         Warns:
-            UserWarning: if a block is damaged, which is then removed.
+            UserWarning: if a block is damaged; it is then removed.
         """
         contents, damaged = {}, {}
         for number in self._blocks.numbers():
@@ -82,7 +82,7 @@ class Store:
                     contents[number] = found
             except ValueError as error:
                 damaged[number] = error
-        if damaged and not contents:  # data of others may have such names, and stay
+        if damaged and not contents:  # keep files of others that happen to have such names
             raise CheckpointError(
                 f"folder: wanted the blocks of a grid, got {self.folder}, which holds something "
                 "else than a grid, or damaged blocks only"
@@ -95,7 +95,7 @@ class Store:
             self._blocks.path(number).unlink()
 
     def save(self, block: Block) -> None:
-        """Write a finished block; complete or not at all."""
+        """Write a finished block, completely or not at all."""
         values = {VALUE + name: x for name, x in zip(self.names, block.values, strict=True)}
         arrays = {POINTS: block.points, **values}
         self._blocks.save(int(block.points[0]), {"identity": self.identity}, arrays)

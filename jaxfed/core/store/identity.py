@@ -1,4 +1,4 @@
-"""What tells one run from another: for each argument, how it reads and a digest of its content."""
+"""Identities of runs: for each argument, a description and a digest of its content."""
 
 import contextlib
 import dataclasses
@@ -17,23 +17,23 @@ from jaxtyping import PyTree
 from jaxfed.core.common.processes import exchanged, is_here
 from jaxfed.core.store.arrays import is_key
 
-# By argument: how it reads, and a digest that may know more. JSON keeps it as it is.
+# For each argument, a description and a digest that may cover more. It must survive JSON.
 Identity = Mapping[str, list[str]]
 
 
 class CheckpointError(ValueError):
-    """A folder holds what this run cannot go on from: it is another run's, or damaged."""
+    """A folder holds something that this run cannot resume: another run, or damaged files."""
 
 
 def check_same(argument: str, folder: Path, kind: str, saved: Identity, identity: Identity) -> None:
-    """Refuse to go on from something else.
+    """Refuse to resume something else.
 
     Args:
-        argument: what the caller calls the folder.
-        folder: where the other one was found.
-        kind: what it is, such as a run.
-        saved: the identity that was saved.
-        identity: the one of this call.
+        argument: the caller's name for the folder.
+        folder: the folder.
+        kind: what it holds, such as a run.
+        saved: the saved identity.
+        identity: the identity of this call.
 
     Raises:
         CheckpointError: if they differ; the message names the arguments.
@@ -45,7 +45,7 @@ def check_same(argument: str, folder: Path, kind: str, saved: Identity, identity
             found.append(f"{name} was {earlier[0]} and is {value[0]}")
         elif earlier != value and name != "computation":
             found.append(f"{name} has other values")
-    # The computation follows from the other arguments, so that it counts where these agree.
+    # The computation depends on the other arguments, so compare it only if they agree.
     if not found and saved.get("computation") != identity.get("computation"):
         found = ["computation differs, by a function such as metrics, its data or a version"]
     if found:
@@ -60,8 +60,8 @@ def fingerprint(clients: Any, lowered: Any, key: Any, start: Any, **arguments: A
 
     Args:
         clients: its clients.
-        lowered: a chunk of rounds, `jax.jit(...).lower(...)`, for the bodies of all functions.
-        key: the random key, which is not shown: it may keep noise secret.
+        lowered: a chunk of rounds, `jax.jit(...).lower(...)`, which contains all functions' code.
+        key: the random key, which is not shown, since it may protect noise.
         start: the warm start.
         **arguments: the other arguments, in the order in which differences are reported.
     """
@@ -75,7 +75,7 @@ def fingerprint(clients: Any, lowered: Any, key: Any, start: Any, **arguments: A
 
 
 def described(value: Any) -> list[str]:
-    """How a value reads, cut to 200 characters, and a digest of it and all that it carries."""
+    """A description of a value, cut to 200 characters, and a digest of all its content."""
     text = " ".join(eqx.tree_pformat(value, short_arrays=False).split())
     text = re.sub(r" at 0x[0-9a-f]+", "", text)  # a function's address differs between processes
     content = " ".join([text, *_carried(value, set()), digest_of(value)])
@@ -83,7 +83,7 @@ def described(value: Any) -> list[str]:
 
 
 def _carried(value: Any, seen: set[int]) -> Iterator[str]:
-    """The values within functions, such as the step size within an Optax optimizer."""
+    """The values captured by functions, such as the step size in an Optax optimizer."""
     if isinstance(value, str | int | float):
         yield repr(value)
     elif isinstance(value, jax.Array | np.ndarray):
@@ -100,19 +100,19 @@ def _carried(value: Any, seen: set[int]) -> Iterator[str]:
         elif isinstance(value, functools.partial):
             parts += value.func, value.args, value.keywords
         for cell in getattr(value, "__closure__", None) or ():
-            with contextlib.suppress(ValueError):  # the cell of a name not yet assigned is empty
+            with contextlib.suppress(ValueError):  # the cell of an unassigned name is empty
                 parts.append(cell.cell_contents)
         for part in parts:
             yield from _carried(part, seen)
 
 
 def digest_of_text(text: str) -> str:
-    """A short number that tells one text from another."""
+    """A short digest of a text."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def digest_of(tree: PyTree) -> str:
-    """A short number that tells one tree of arrays from another."""
+    """A short digest of a tree of arrays."""
     digest, everywhere = hashlib.sha256(), True
     for leaf in jax.tree.leaves(tree):
         if is_key(leaf):
@@ -125,6 +125,6 @@ def digest_of(tree: PyTree) -> str:
             leaf = np.asarray(leaf)
             digest.update(f"{leaf.shape} {leaf.dtype}".encode() + leaf.tobytes())
     if not everywhere:
-        # Each process sees its own shards only, and all must come to the same digest.
+        # Each process sees only its own shards, but all must compute the same digest.
         return digest_of_text(" ".join(exchanged(digest.hexdigest())))
     return digest.hexdigest()[:16]

@@ -1,19 +1,18 @@
-"""Results in a file: written by `Solution.save`, read by `load`.
+"""Result files, written by `Solution.save` and read by `load`.
 
 The layout is that of `jaxfed.core.store.arrays`, of the kind `jaxfed.solution`. The header holds
 
-    versions     of Python, jaxfed and the packages that computed
-    algorithm    the algorithm as it is printed
-    clients      how many there were; `local` may hold those of one process alone
-    rounds       how many ran
+    versions     of Python, jaxfed and the packages used
+    algorithm    the algorithm as printed
+    clients      number of clients; `local` may hold only those of one process
+    rounds       number of rounds that ran
     status       how the run ended, a name of `jaxfed.Status`
-    remarks      what to know before relying on the result, sentences
+    remarks      what to know before relying on the result, as sentences
 
-The arrays are `shared` and `local` where such a part is one array, `shared.encoder` and the like
-where it is a tree of them, `history_NAME`, and `preprocessing.mean` and `preprocessing.scale` where
-samples were standardized. The command line adds entries that `load` ignores, such as the clients'
-names. A later layout has another number, and `load` goes on
-reading this one.
+The arrays are `shared` and `local` if such a part is one array, `shared.encoder` and the like if it
+is a tree of arrays, `history_NAME`, and `preprocessing.mean` and `preprocessing.scale` if samples
+were standardized. The command line adds entries that `load` ignores, such as the clients' names. A
+later layout will have another number, and `load` will still read this one.
 """
 
 import os
@@ -41,21 +40,21 @@ STATUSES = ("round_limit", "converged", "diverged", "stopped")  # the names of `
 
 
 class Saved(NamedTuple):
-    """What a file holds of a run: its result and history, and what is known of how it came about.
+    """The content of a result file: result, history, and how they were computed.
 
-    Go on from it with `fit(..., warm_start=saved.result)`. What a run sent, for an account of
-    privacy over several runs (`jaxfed.privacy.spent`), is not in the file.
+    Continue from it with `fit(..., warm_start=saved.result)`. The file does not record what the run
+    sent, which `jaxfed.privacy.spent` needs to account for several runs.
 
     Attributes:
         result: the learned models, `result.shared` and `result.local`.
         history: `(rounds,)` arrays by name.
-        rounds: how many rounds ran.
+        rounds: number of rounds that ran.
         status: how the run ended, a name of `jaxfed.Status`.
-        algorithm: the algorithm as it is printed.
-        clients: how many there were.
-        versions: of Python, jaxfed and the packages that computed, by name.
-        remarks: what to know before relying on the result, as `Solution.remarks` has it.
-        preprocessing: what the samples went through before the fit, if `save` was told.
+        algorithm: the algorithm as printed.
+        clients: number of clients.
+        versions: of Python, jaxfed and the packages used, by name.
+        remarks: what to know before relying on the result; see `Solution.remarks`.
+        preprocessing: the standardization before the fit, if `save` was given one.
     """
 
     result: Personalized
@@ -69,12 +68,12 @@ class Saved(NamedTuple):
     preprocessing: Standardization | None = None
 
     def summary(self) -> str:
-        """What ran, how it ended and what it cost, in two columns of text."""
+        """Describe the run, how it ended and what it cost, in two columns of text."""
         return columns(story(self))
 
 
 def story(run: Any) -> dict[str, str]:
-    """What ran, how it ended and what it cost, of a `Saved` or what has the same attributes."""
+    """What ran, how it ended and what it cost, for a `Saved` or anything with its attributes."""
     rows = {
         "algorithm": run.algorithm,
         "clients": f"{run.clients:,}",
@@ -98,22 +97,22 @@ def story(run: Any) -> dict[str, str]:
 
 
 def write(path: str | os.PathLike[str], run: Saved, *, private: bool = False) -> None:
-    """Write a file: complete or not at all.
+    """Write a file, completely or not at all.
 
     Args:
-        path: of the file.
-        run: what it holds.
+        path: the file.
+        run: its content.
         private: whether only the file's owner may read it.
 
     Raises:
-        ValueError: for what is no path.
-        OSError: if it cannot be written.
+        ValueError: if `path` is not a path.
+        OSError: if the file cannot be written.
     """
     files.write(checked_path("path", path), KIND, *_content(run), private=private)
 
 
 def entries(run: Saved) -> dict[str, np.ndarray]:
-    """What the file holds, by name, for a file that holds more."""
+    """The file's content by name, to store it in a larger file."""
     return files.entries(KIND, *_content(run))
 
 
@@ -127,24 +126,24 @@ def _content(run: Saved) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _arrays_of(part: PyTree) -> PyTree:
-    """A part of a result without what else its tree holds, such as functions."""
+    """A part of a result, without leaves that are not arrays, such as functions."""
     return eqx.filter(part, eqx.is_array)
 
 
 def load(path: str | os.PathLike[str], *, like: Personalized | None = None) -> Saved:
-    """Read what `Solution.save` wrote.
+    """Read a file that `Solution.save` wrote.
 
     Args:
-        path: of the file.
-        like: a result of the same structure, for one whose parts are trees of arrays (networks);
-            without it, such a part comes as a dictionary of its arrays by their paths.
+        path: the file.
+        like: a result of the same structure, for parts that are trees of arrays (networks); without
+            it, such a part is a dictionary of its arrays by path.
 
     Returns:
         The result and its history.
 
     Raises:
-        ValueError: for a file that `Solution.save` did not write or that was damaged or edited,
-            and for a `like` of other parts, shapes or types.
+        ValueError: if `Solution.save` did not write the file, the file was damaged or edited, or
+            `like` has other parts, shapes or types.
         OSError: if the file cannot be read.
     """
     place = checked_path("path", path)
@@ -157,7 +156,7 @@ def load(path: str | os.PathLike[str], *, like: Personalized | None = None) -> S
         preprocessing = Standardization(*units) if units else None
     except OSError:
         raise
-    except Exception as error:  # of every kind, by what the header lacks
+    except Exception as error:  # its kind depends on what the header lacks
         raise ValueError(
             f"path: wanted a file that Solution.save wrote, got {place} ({error})"
         ) from error
@@ -174,10 +173,10 @@ def load(path: str | os.PathLike[str], *, like: Personalized | None = None) -> S
 
 
 def _known(header: Mapping[str, Any]) -> dict[str, Any]:
-    """What a header says of a run.
+    """The entries of a header that describe a run.
 
     Raises:
-        ValueError: for what no run does, and for text that would control a terminal.
+        ValueError: if they are impossible, or have text that could control a terminal.
     """
     known = {name: header[name] for name in KNOWN}
     check_count("rounds", known["rounds"], least=0)

@@ -10,10 +10,10 @@ PATTERN = "[0-9]" * 8 + ".npz"
 
 
 class Series:
-    """Files of one kind in a folder, each with a number for its name."""
+    """Files of one kind in a folder, named by their numbers."""
 
     def __init__(self, folder: Path, kind: str, *, private: bool = False):
-        """Use a folder, which need not be there yet.
+        """Use a folder, which need not exist yet.
 
         Args:
             folder: the folder.
@@ -23,16 +23,16 @@ class Series:
         self.folder, self.kind, self.private = folder, kind, private
 
     def save(self, number: int, header: Mapping[str, Any], arrays: Mapping[str, Any]) -> None:
-        """Write a file, which is on the disk when this returns.
+        """Write a file, which is on disk when this returns.
 
         Raises:
-            OSError: if it cannot be written; an earlier one of this number stays.
+            OSError: if it cannot be written; an earlier file of this number stays.
         """
         self.folder.mkdir(0o700 if self.private else 0o777, parents=True, exist_ok=True)
         write(self.path(number), self.kind, header, arrays, private=self.private)
 
     def load(self, number: int) -> Content | None:
-        """The file with this number; None where there is none.
+        """Read the file with this number; None if it does not exist.
 
         Raises:
             ValueError: if it is damaged or of another layout.
@@ -46,7 +46,7 @@ class Series:
             raise ValueError(f"{path} is damaged ({error})") from error
 
     def numbers(self) -> list[int]:
-        """Of all files, in order."""
+        """The numbers of all files, in order."""
         return sorted(int(path.stem) for path in self.folder.glob(PATTERN))
 
     def remove_before(self, number: int) -> None:
@@ -56,11 +56,11 @@ class Series:
                 self.path(old).unlink(missing_ok=True)
 
     def discard(self) -> None:
-        """Remove all files, whole and incomplete ones, and nothing else."""
+        """Remove all files, complete or not, and nothing else."""
         for file in [*self.folder.glob(PATTERN), *self.folder.glob(f".part-{PATTERN}")]:
             if not file.is_symlink():
                 file.unlink()
 
     def path(self, number: int) -> Path:
-        """Of the file with this number."""
+        """The path of the file with this number."""
         return self.folder / f"{number:08d}.npz"

@@ -1,4 +1,4 @@
-"""Labelled grids: a function at every point, compiled once, in blocks that can be resumed."""
+"""Labelled grids evaluate a function at every point, compiled once, in resumable blocks."""
 
 import inspect
 import math
@@ -56,46 +56,46 @@ def grid(
 ) -> "Dataset":
     """Evaluate a function at every point of a grid, compiled once, block by block.
 
-    Points where the function makes the same key draw the same random numbers; `sweep` says what
-    that means for private channels.
+    Points at which the function creates the same key draw the same random numbers; see `sweep` for
+    what that means for private channels.
 
     Args:
-        function: `f(**point)`, traced, with one scalar for each axis: what to do with a prior
-            variance, a seed, a number of samples (`Clients.restrict`), an index into stacked data
-            sets. It returns arrays by name. Large arrays that it closes over become constants of
-            the compiled function; `jax.tree_util.Partial(f, data)` passes them as arguments.
-        axes: the values along each axis, by the name of the function's argument.
-        dims: names for the further dimensions of the function's arrays, by the name of the array:
-            `{"objective": ["round"]}` for a history. Arrays may share them.
-        block: how many points go side by side; all by default. Smaller blocks need less memory;
-            on a processor, one run of many clients after the other is often the fastest.
-        backend: how a block's points are mapped, as clients are in a run: on one device
-            (`jf.backend.vmap()`), or spread over several (`jf.backend.shard()`, `pmap()`), with at
-            least one point each. The cores of a processor become devices by
+        function: `f(**point)`, which is traced with one scalar per axis, such as a prior variance,
+            a seed, a number of samples (`Clients.restrict`) or an index into stacked data sets. It
+            returns arrays by name. Large arrays that it closes over become constants of the
+            compiled function; `jax.tree_util.Partial(f, data)` passes them as arguments instead.
+        axes: the values along each axis, by name of the function's argument.
+        dims: names for the further dimensions of the function's arrays, by name of the array:
+            `{"objective": ["round"]}` for a history. Arrays may share dimensions.
+        block: number of points evaluated at once; all by default. Smaller blocks need less memory.
+            On a CPU, with many clients, single runs are often the fastest.
+        backend: how a block's points are mapped, like the clients of a run: on one device
+            (`jf.backend.vmap()`), or over several (`jf.backend.shard()`, `pmap()`) with at least
+            one point each. To turn CPU cores into devices, call
             `jax.config.update("jax_num_cpu_devices", 2)` before anything is computed.
         progress: show a progress bar.
-        folder: where finished blocks are kept; of several processes, the first writes there. The
+        folder: where to keep finished blocks; with several processes, the first one writes. The
             same call resumes an interrupted grid, with the same numbers, bit for bit if `block` is
-            the same. A damaged block is computed again,
-            with a warning. One process at a time can use a folder (this is not checked on
-            Windows, nor on file systems without locks, where a warning says so).
+            the same. Damaged blocks are computed again, with a warning. Only one process at a time
+            may use a folder; this is not checked on Windows, nor on file systems without locks,
+            where a warning says so.
 
     Returns:
-        An `xarray.Dataset` on the host: a variable for each array of the function, whose leading
-        dimensions are the axes, with their values as coordinates. Further dimensions without a
-        name in `dims` are called `objective_0`, `objective_1` and so on for the array `objective`;
-        none of them have coordinates (`found.assign_coords(round=...)`). Its `sel`, `mean`, `std`,
-        `plot` and `to_netcdf` take these names. By default its reductions leave out NaN, and with
-        it runs that diverged; `skipna=False` keeps them. Its `attrs` say which versions computed
-        it, and `attrs["computation"]` is a digest of the function with the data it holds.
+        An `xarray.Dataset` on the host, with a variable for each array of the function. Its leading
+        dimensions are the axes, with their values as coordinates. Further dimensions that `dims`
+        does not name are called `objective_0`, `objective_1` and so on for the array `objective`;
+        none of them has coordinates (`found.assign_coords(round=...)`). Use the names in `sel`,
+        `mean`, `std`, `plot` and `to_netcdf`. By default, reductions skip NaN and thus diverged
+        runs; `skipna=False` includes them. `attrs` records the versions used, and
+        `attrs["computation"]` a digest of the function and its data.
 
     Raises:
-        ValueError: for axes that are not one-dimensional, finite numbers or do not fit the
-            function, a function that returns anything but arrays by name, names of arrays or
-            dimensions that do not go together, a block that is not positive, a backend that is
-            none, and a folder that holds anything but an earlier part of this grid.
+        ValueError: if axes are not one-dimensional, finite numbers or do not fit the function, the
+            function does not return arrays by name, names of arrays or dimensions clash, `block` is
+            not positive, `backend` is not a backend, or the folder holds anything but an earlier
+            part of this grid.
         BlockingIOError: if another process is using the folder.
-        ImportError: if xarray is missing, or tqdm where a progress bar is asked for.
+        ImportError: if xarray is missing, or tqdm if a progress bar is requested.
         jaxfed.ProcessError: if another process of the grid has ended.
     """
     xarray = require("xarray", extra="sweep")
@@ -112,7 +112,7 @@ def grid(
     columns = np.meshgrid(*checked.values(), indexing="ij")
     points = {name: column.ravel() for name, column in zip(checked, columns, strict=True)}
     total = math.prod(sizes)
-    # Every device has as many points as the others.
+    # Give every device the same number of points.
     size = -(-min(block or total, total) // backend.multiple) * backend.multiple
 
     first = {name: jnp.asarray(column[0]) for name, column in points.items()}
@@ -128,7 +128,7 @@ def grid(
             whole[chosen] = part
         done[chosen] = True
 
-    # Of processes that compute it together, one writes and speaks.
+    # If several processes compute it together, only one writes and shows progress.
     several = jax.process_count() > 1 and (spans(function) or backend.processes > 1)
     speaks = not several or jax.process_index() == 0
     store = None
@@ -156,7 +156,7 @@ def grid(
             bar = tqdm(total=total, initial=total - len(missing), unit="run")
         for start in range(0, len(missing), size):
             chosen = missing[start : start + size]
-            # The last block is filled up with points that are computed twice.
+            # Fill up the last block with points that are computed twice.
             filled = {name: x[np.resize(chosen, size)] for name, x in points.items()}
             found = [on_host(x)[: len(chosen)] for x in _block(function, filled, backend)]
             keep(chosen, found)
@@ -177,7 +177,7 @@ def grid(
 
 @eqx.filter_jit
 def _at_point(function, point):
-    """Names and arrays at one point, in the function's order; a dictionary comes back sorted."""
+    """Names and arrays at one point, in the function's order, since jit sorts dictionaries."""
     found = function(**point)
     if not isinstance(found, Mapping) or not found:
         raise ValueError(f"function: wanted arrays by name as its result, got {shown(found)}")
@@ -203,7 +203,7 @@ def _block(function, points, backend):
 
 
 def _checked(axes: Any, function: Any) -> dict[str, np.ndarray]:
-    """The values along each axis, which fit the function's arguments."""
+    """The values along each axis, checked against the function's arguments."""
     check_callable("function", function)
     if not isinstance(axes, Mapping) or not axes or not all(isinstance(n, str) for n in axes):
         raise refuse("axes", "values by the name of each axis", axes)

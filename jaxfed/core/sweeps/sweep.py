@@ -25,7 +25,7 @@ from jaxfed.core.wire.wire import checked_wire
 
 
 def stack(trees: Sequence[PyTree]) -> PyTree:
-    """Algorithms, clients or solutions of one structure, stacked along a new leading axis.
+    """Stack algorithms, clients or solutions of one structure along a new leading axis.
 
     Raises:
         ValueError: if there are none, or their structures, static fields or shapes differ.
@@ -53,27 +53,27 @@ def sweep(
 ) -> Solution:
     """Run every combination of algorithms, data sets and seeds in one compiled call.
 
-    Runs with the same key draw the same random numbers, which makes them comparable, but not
-    private: two messages with the same Gaussian noise differ by exactly what it was to hide. Sweep
-    over noise in simulations only. Masks are refused where a key would serve twice: they change
-    no result beyond rounding, and a comparison can do without them.
+    Runs with the same key draw the same random numbers, which makes them comparable but not
+    private: the difference of two messages with the same Gaussian noise contains no noise. Sweep
+    over noise in simulations only. Masks are refused if a key would serve twice; they change
+    results only by rounding, so compare without them.
 
     Args:
-        algorithms: one algorithm, a list of them that differ in their floats only, or one whose
-            floats carry a leading axis (`jax.vmap(lambda s: PerPCA(2, 3, step_size=s))(steps)`).
-        clients: one data set, a list of equal shapes, or one with a leading axis.
+        algorithms: one algorithm, a list of algorithms that differ only in floats, or one whose
+            floats have a leading axis (`jax.vmap(lambda s: PerPCA(2, 3, step_size=s))(steps)`).
+        clients: one data set, a list of data sets of equal shapes, or one with a leading axis.
         keys: one random key, or several along a leading axis.
         rounds: rounds of each run.
-        block: how many runs go side by side; all by default. Smaller blocks need less memory.
+        block: number of runs at once; all by default. Smaller blocks need less memory.
         **arguments: passed on to `rollout`.
 
     Returns:
-        One solution whose leaves carry a leading axis for each of algorithms, data sets and
-        seeds that were several, in this order.
+        One solution whose leaves have a leading axis for each of algorithms, data sets and seeds of
+        which there are several, in this order.
 
     Raises:
-        ValueError: for algorithms, data sets or keys that do not fit together, masks for which a
-            key would serve twice, and as `rollout` does.
+        ValueError: if algorithms, data sets or keys do not fit together, masks would use a key
+            twice, or as in `rollout`.
     """
     algorithm = _one("algorithms", algorithms, Algorithm)
     data = _one("clients", clients, Clients)
@@ -91,7 +91,7 @@ def sweep(
 
 
 def _check_masks(arguments: dict[str, Any], shared: bool, keys: Key[Array, "*seeds"]) -> None:
-    """Refuse one-time channels where several runs have the same key, as far as keys are known."""
+    """Refuse one-time channels if several runs share a key, as far as keys are known."""
     wire = checked_wire(arguments.get("channel", channel.lossless()))
     if not any(way.one_time for way in wire.channels):
         return
@@ -106,7 +106,7 @@ def _check_masks(arguments: dict[str, Any], shared: bool, keys: Key[Array, "*see
 
 
 def _one(name: str, given: Any, kind: type) -> Any:
-    """One tree of a kind, or a list of them stacked."""
+    """One object of this kind, or a list of them stacked."""
     if isinstance(given, kind):
         return given
     if not is_list(given) or not given or not all(isinstance(each, kind) for each in given):
@@ -119,7 +119,7 @@ def _swept(parts, several, rounds, block, arguments):
     sizes = [_length(part) for part, many in zip(parts, several, strict=True) if many]
 
     def run(parts, number):
-        # The run's place on each axis, the last axis fastest.
+        # The run's position on each axis; the last axis varies fastest.
         places = list(jnp.unravel_index(number, sizes)) if sizes else []
         algorithm, data, key = (
             _picked(part, places.pop(0)) if many else part
@@ -150,7 +150,7 @@ def _length(tree: PyTree) -> int:
 
 
 def mapped(function: Callable[[PyTree], PyTree], points: PyTree, backend: Backend) -> PyTree:
-    """A function's results at points, the leading axis of what is given and returned.
+    """Map a function over the leading axis of `points`; results have that axis too.
 
     Arrays within the function (of a `Partial`, say) are passed to every device.
     """

@@ -1,4 +1,4 @@
-"""Hyperparameters by gradient descent on a held-out loss: bilevel optimization."""
+"""Tunes hyperparameters by gradient descent on a held-out loss: bilevel optimization."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -31,15 +31,15 @@ HeldOut = Callable[[Personalized], Float[Array, ""]]
 
 
 class Tuned(NamedTuple):
-    """What `tune` found.
+    """The result of `tune`.
 
     Attributes:
-        algorithm: the algorithm with the best hyperparameters on the way.
+        algorithm: the algorithm with the best hyperparameters found.
         solution: its solution.
         path: by name, the hyperparameters at each step, `(steps,)` and their own shape.
         loss: the held-out loss at each step.
-        rounds: rounds of the solve of each step.
-        adjoint_rounds: rounds of each step's linear system; zero where derivatives are unrolled.
+        rounds: rounds of each step's solve.
+        adjoint_rounds: rounds of each step's linear system; zero if derivatives are unrolled.
     """
 
     algorithm: Algorithm
@@ -66,35 +66,37 @@ def tune(
     progress: bool = False,
     **arguments: Any,
 ) -> Tuned:
-    """Find the hyperparameters of least held-out loss by its gradient.
+    """Minimise a held-out loss over hyperparameters by its gradient.
 
-    Each step solves the problem, from the solution of the step before, and moves the logarithms of
-    the hyperparameters along the gradient of the held-out loss at the solution, which is
-    differentiated implicitly. Several are tuned at once for the price of one.
+    Each step solves the problem from the previous solution and moves the logarithms of the
+    hyperparameters along the gradient of the held-out loss, which is differentiated implicitly at
+    the solution. Tuning several hyperparameters costs as much as tuning one.
 
     Args:
-        algorithm: what to tune, with the hyperparameters to start from.
-        clients: whom to run it on.
-        held_out: `f(result) -> loss`, of subspaces and not of their bases.
-        optimizer: of the logarithms; `optax.adam(0.3)` moves by a factor of about 1.35 a step.
+        algorithm: the algorithm to tune, with the initial hyperparameters.
+        clients: the clients to run it on.
+        held_out: `f(result) -> loss`, a function of subspaces, not of their bases.
+        optimizer: optimizer of the logarithms; `optax.adam(0.3)` changes hyperparameters by a
+            factor of about 1.35 per step.
         names: the algorithm's positive float fields to tune.
-        rounds: rounds of the first solve; at most so many of the others with `tol`.
-        steps: at most so many.
+        rounds: rounds of the first solve; an upper limit for the others with `tol`.
+        steps: largest number of steps.
         key: random key.
-        tol: ends a solve, as in `rollout`. Loose ones leave no fixed point to differentiate.
-        patience: stop after so many steps without a lower loss; None never does.
+        tol: ends a solve, as in `rollout`. If it is too large, there is no fixed point to
+            differentiate.
+        patience: stop after this many steps without a lower loss; None never does.
         adjoint: how to differentiate; `jaxfed.adjoint.implicit()` by default.
         progress: show a progress bar with the loss.
         **arguments: passed on to `rollout`.
 
     Returns:
-        The best hyperparameters, their solution, and the way there.
+        The best hyperparameters, their solution, and the path to them.
 
     Raises:
-        ValueError: for names that are no positive floats of the algorithm, and other arguments that
-            do not fit.
+        ValueError: if names are not positive floats of the algorithm, or other arguments are
+            unsuitable.
         FloatingPointError: if the loss or its gradient is not finite.
-        ImportError: if Lineax is missing, or tqdm where a progress bar is asked for.
+        ImportError: if Lineax is missing, or tqdm if a progress bar is requested.
 
     Source: Pedregosa (2016), Hyperparameter optimization with approximate gradient; Lorraine, Vicol
     & Duvenaud (2020), Optimizing millions of hyperparameters by implicit differentiation.
@@ -174,7 +176,7 @@ def _logarithms(algorithm: Algorithm, names: Sequence[str]) -> dict[str, Array]:
     """The logarithms of the named fields.
 
     Raises:
-        ValueError: for names that are no positive floats of the algorithm.
+        ValueError: if names are not positive floats of the algorithm.
     """
     check_texts("names", names)
     if not names:

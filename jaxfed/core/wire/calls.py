@@ -1,7 +1,7 @@
-"""Calls of a channel's functions, whose results are checked where they are traced.
+"""Calls a channel's functions and checks their results while they are traced.
 
-Each raises a `ValueError` that names the function. Shapes and types suffice for it, so that only
-`receive` is traced once more.
+Each function raises a `ValueError` that names the channel's function. The checks need only shapes
+and types, so only `receive` is traced again.
 """
 
 import jax
@@ -13,7 +13,7 @@ from jaxfed.core.wire.channel import Channel
 
 
 def memory(channel: Channel, message: PyTree) -> PyTree:
-    """The sender's first memory: a tree of arrays."""
+    """The sender's initial memory: a tree of arrays."""
     first = channel.memory(message)
     check_arrays(f"{_name(channel)}.memory: wanted", first)
     return first
@@ -22,7 +22,7 @@ def memory(channel: Channel, message: PyTree) -> PyTree:
 def encode(
     channel: Channel, key: Key[Array, ""], message: PyTree, memory: PyTree
 ) -> tuple[PyTree, PyTree]:
-    """The payload, and the sender's next memory, like the one before."""
+    """The payload and the sender's next memory, like the previous one."""
     where = f"{_name(channel)}.encode: wanted"
     result = channel.encode(key, message, memory)
     if not isinstance(result, tuple) or len(result) != 2:
@@ -34,12 +34,12 @@ def encode(
 
 
 def decode(channel: Channel, payload: PyTree, message: PyTree, memory: PyTree) -> PyTree:
-    """What a payload decodes to, with the channel's derivative; received, it is like the message.
+    """Decode a payload, with the channel's derivative; once received, it is like the message.
 
     Args:
-        channel: what the message goes through.
-        payload: what `encode` returned.
-        message: what was sent.
+        channel: the channel of the message.
+        payload: the result of `encode`.
+        message: the original message.
         memory: the sender's memory before.
     """
     name = _name(channel)

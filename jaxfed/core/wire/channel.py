@@ -1,8 +1,8 @@
-"""A channel: what a message becomes on its way, and the bits of what travels.
+"""The base class of channels, and the bits and bytes of payloads.
 
-A channel encodes a message into a payload and decodes from nothing but that payload, whose bits are
-counted. It may remember earlier messages at both ends, for difference coding; the server then
-remembers aggregates only.
+A channel encodes a message into a payload and decodes it from that payload alone, whose bits are
+counted. For difference coding it may remember earlier messages at both ends; the server then
+remembers only aggregates.
 """
 
 import abc
@@ -20,30 +20,30 @@ from jaxfed.linalg.derivatives import with_rule
 
 
 class Context(NamedTuple):
-    """What a channel may know of the client that it is bound to."""
+    """What a channel may know about its client."""
 
-    position: Int[Array, ""]  # among all clients; copies that only fill up devices come last
-    weight: Float[Array, ""]  # its share in a mean
-    secret: Key[Array, ""]  # known to all clients and not to the server
-    round: Int[Array, ""]  # 0 before the first
+    position: Int[Array, ""]  # among all clients; padding comes last
+    weight: Float[Array, ""]  # in a mean
+    secret: Key[Array, ""]  # known to all clients, unknown to the server
+    round: Int[Array, ""]  # 0 before the first round
 
 
 class Channel(eqx.Module):
-    """What messages go through in one direction.
+    """Encodes and decodes messages in one direction.
 
-    Pure functions of one message. A subclass writes `encode` and `decode`; the other functions have
-    defaults, for a channel without memory.
+    Its methods are pure functions of one message. A subclass defines `encode` and `decode`; the
+    defaults of the other methods suit a channel without memory.
     """
 
     cumulative: ClassVar[bool] = False
     """Whether decoding a message requires all earlier ones."""
     settles: ClassVar[bool] = False
-    """Whether messages that stop changing arrive without loss after some rounds."""
+    """Whether a message that stops changing arrives without loss after some rounds."""
     private: ClassVar[bool] = False
-    """Whether it hides what a client sends. It is then for uplinks alone."""
+    """Whether it hides what a client sends. Such channels are for uplinks only."""
 
     one_time: ClassVar[bool] = False
-    """Whether using a key in two runs destroys its protection."""
+    """Whether reusing a key across two runs destroys its protection."""
 
     @abc.abstractmethod
     def encode(self, key: Key[Array, ""], message: PyTree, memory: PyTree) -> tuple[PyTree, PyTree]:
@@ -51,38 +51,38 @@ class Channel(eqx.Module):
 
     @abc.abstractmethod
     def decode(self, payload: PyTree) -> PyTree:
-        """What the payload says; over clients it is reduced as the message would be."""
+        """Decode the payload; over clients, the result is reduced as the message would be."""
 
-    # --- with defaults -------------------------------------------------------------------------
+    # --- optional methods ----------------------------------------------------------------------
 
     def memory(self, message: PyTree) -> PyTree:
-        """The sender's first memory; None by default.
+        """The sender's initial memory; None by default.
 
         Args:
-            message: for a cumulative channel, what the receiver has already, or zeros. For any
-                other, only its shapes count.
+            message: for a cumulative channel, what the receiver already has, or zeros; for other
+                channels only its shapes matter.
         """
         del message
 
     def differentiable(self, decoded: PyTree, message: PyTree, memory: PyTree) -> PyTree:
-        """What was decoded, with a derivative; by default that of `decode` after `encode`.
+        """The decoded message with a derivative; by default that of `decode` after `encode`.
 
-        Where these round, they have none: see `straight_through`.
+        Rounding has no useful derivative: see `straight_through`.
 
         Args:
-            decoded: what `decode` returned.
-            message: what was sent.
+            decoded: the result of `decode`.
+            message: the original message.
             memory: the sender's memory before.
         """
         del message, memory
         return decoded
 
     def receive(self, decoded: PyTree, last: PyTree) -> PyTree:
-        """The message, like the one that was sent; by default what was decoded.
+        """The message in its original form; by default the decoded one.
 
         Args:
-            decoded: what was decoded, or the reduction of what all clients' payloads say.
-            last: the message before, for a cumulative channel; None for any other.
+            decoded: the decoded message, or the reduction of all clients' decoded messages.
+            last: the previous message for a cumulative channel, else None.
         """
         del last
         return decoded
@@ -91,23 +91,24 @@ class Channel(eqx.Module):
         """Refuse runs in which this channel cannot be the uplink.
 
         Args:
-            clients: the clients of the run.
-            participants: how many of them take part in each round; None if that varies.
+            clients: clients of the run.
+            participants: number of clients in each round; None if it varies.
             message: shapes of one message, in its reductions.
 
         Raises:
-            ValueError: saying what this channel needs.
+            ValueError: says what this channel needs.
         """
 
     def bind(self, context: Context) -> Self:
-        """This channel for one client; by default all clients have the same."""
+        """This channel for one client; by default the same for all clients."""
         del context
         return self
 
     def noise(self) -> float | None:
-        """Standard deviation of its Gaussian noise over the norm that messages are clipped to.
+        """Standard deviation of its Gaussian noise, relative to the clipping norm of messages.
 
-        That of single messages, or of their sum where clients share the noise. None without noise.
+        The noise is that of single messages, or of their sum if clients share it. None without
+        noise.
         """
 
     def for_start(self) -> "Channel":
@@ -116,13 +117,13 @@ class Channel(eqx.Module):
 
 
 class Link(eqx.Module):
-    """A channel in use, with the memories of its two ends.
+    """A channel in use, with the memories of both ends.
 
     Attributes:
-        channel: what messages go through.
+        channel: the channel.
         sender: the senders' memory; for the uplink with a leading axis of clients.
-        receiver: the last message: of the uplink only where the channel is cumulative, else None;
-            of the downlink always.
+        receiver: the last message of the downlink, or of a cumulative uplink; None for any other
+            uplink.
     """
 
     channel: Channel
@@ -131,12 +132,12 @@ class Link(eqx.Module):
 
 
 def straight_through(value: PyTree, standin: PyTree) -> PyTree:
-    """A value that is differentiated as if it were another.
+    """A value that is differentiated as if it were another one.
 
     Args:
-        value: what was computed; no derivative passes through it.
-        standin: arrays of the same shapes and types, such as the mean over all draws, whose
-            derivatives the result has.
+        value: the value; no derivative passes through it.
+        standin: arrays of the same shapes and types, which provide the derivatives, such as the
+            mean over all draws.
 
     Source: Bengio, Leonard & Courville (2013), Estimating or propagating gradients through
     stochastic neurons.
@@ -146,7 +147,7 @@ def straight_through(value: PyTree, standin: PyTree) -> PyTree:
         inexact = jnp.issubdtype(jnp.result_type(value), jnp.inexact)
         return with_rule(value, standin, rule) if inexact else value
 
-    # The rule is applied to itself, so that there are derivatives of every order.
+    # Apply the rule to itself, for derivatives of every order.
     def rule(value, standin, change):
         return with_rule(value, standin, rule), change
 
@@ -166,7 +167,7 @@ class _Lossless(Channel):
 
 
 def lossless() -> Channel:
-    """The message itself, in its own precision; derivatives pass."""
+    """Send the message unchanged, in its own precision; derivatives pass."""
     return _Lossless()
 
 
@@ -174,10 +175,10 @@ def lossless() -> Channel:
 
 
 class Variable(eqx.Module):
-    """A part of a payload of which only the first `used` words travel.
+    """A part of a payload of which only the first `used` words are sent.
 
-    Compiled arrays have fixed shapes, so that the buffer is as long as the longest message. `used`
-    does not travel: a decoder that cannot find the end by itself needs it as another part.
+    Compiled arrays have fixed shapes, so the buffer has the length of the longest message. `used`
+    is not sent: a decoder that cannot find the end itself needs it as another part.
     """
 
     words: UInt16[Array, " capacity"]
@@ -188,7 +189,7 @@ def bits(payload: PyTree) -> int | Array:
     """Bits of a payload, from the shapes and types of its arrays.
 
     Returns:
-        A whole number; an array of one if parts of the payload are of variable length.
+        An integer; as an array if parts of the payload have variable length.
     """
     return fixed_bits(payload) + (8 * variable_bytes(payload) if varies(payload) else 0)
 
@@ -214,10 +215,10 @@ def variable_bytes(payload: PyTree) -> UInt32[Array, ""]:
 
 
 def to_bytes(payload: PyTree) -> bytes:
-    """The `bits(payload) / 8` bytes that travel, one part after the other.
+    """The `bits(payload) / 8` bytes to send, part after part.
 
     Args:
-        payload: concrete arrays, as of one `encode` outside of compiled functions.
+        payload: concrete arrays, such as those of one `encode` outside of compiled functions.
     """
     return b"".join(
         np.asarray(part.words[: int(part.used)] if isinstance(part, Variable) else part).tobytes()
@@ -226,25 +227,25 @@ def to_bytes(payload: PyTree) -> bytes:
 
 
 class Delimited(eqx.Module):
-    """A part of a payload whose decoder finds the end of its words by itself."""
+    """A part of a payload whose decoder finds the end of its words itself."""
 
     @abc.abstractmethod
     def end(self) -> UInt32[Array, ""]:
-        """How many words its decoder reads, whatever follows them."""
+        """The number of words its decoder reads, whatever follows them."""
 
 
 def from_bytes(data: bytes, like: PyTree) -> PyTree:
-    """The payload that `to_bytes` wrote.
+    """Read the payload that `to_bytes` wrote.
 
     Args:
-        data: what travelled.
+        data: the bytes.
         like: a payload of the same kind of message, or its shapes (`jax.eval_shape`).
 
     Returns:
         The payload, of NumPy arrays.
 
     Raises:
-        ValueError: for too few bytes, or too many.
+        ValueError: if there are too few bytes, or too many.
     """
     view, place = memoryview(data), 0
 
@@ -270,7 +271,7 @@ def from_bytes(data: bytes, like: PyTree) -> PyTree:
         return Variable(jnp.asarray(words), jnp.uint32(used))
 
     def delimited(like: Delimited) -> Delimited:
-        # Read all that is left as its words, ask the decoder for their end, and go back there.
+        # Read all the rest as its words, let the decoder find their end, and return there.
         nonlocal place
         fixed = [array(x) if not isinstance(x, Variable) else None for x in _parts(like)]
         start, structure = place, jax.tree.structure(like, is_leaf=_is_variable)

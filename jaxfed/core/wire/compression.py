@@ -44,11 +44,11 @@ class _Cast(Compressor):
 
 
 def cast(dtype: DTypeLike) -> Channel:
-    """Rounding to a lower precision; the derivative is straight through.
+    """Round to a lower precision; the derivative is straight through.
 
     Args:
-        dtype: `"float16"`, `"bfloat16"` or `"float32"`, or these types themselves. XLA cannot
-            compile `"float16"` on processors from before 2012 (without F16C).
+        dtype: `"float16"`, `"bfloat16"` or `"float32"`, or these types. XLA cannot compile
+            `"float16"` on CPUs from before 2012 (without F16C).
 
     Raises:
         ValueError: for any other type.
@@ -76,7 +76,7 @@ class _Chain(Compressor):
     def compress(self, key, array):
         mine, its = jax.random.split(key)
         payload = compressed(self.first, mine, array)
-        # Parts of variable length are taken out whole: of them not all words count.
+        # Keep parts of variable length whole, since not all of their words are sent.
         parts, structure = jax.tree.flatten(payload, is_leaf=_is_indivisible)
         for i, part in enumerate(parts):
             if not _is_indivisible(part) and compressible(part):
@@ -103,13 +103,13 @@ def _is_indivisible(part: object) -> bool:
 
 
 def chain(*compressors: Channel) -> Channel:
-    """Compressors in a row: each compresses the arrays of the previous one's payload.
+    """Apply compressors in sequence: each compresses the arrays of the previous payload.
 
     `chain(top_k(0.1), quantize(4))` sends a tenth of the entries, at four bits each. Any channel
-    without memory will do; one that is no `Compressor` gets one array at a time.
+    without memory is allowed; one that is not a `Compressor` gets one array at a time.
 
     Raises:
-        ValueError: if there is none, or one has memory or hides messages.
+        ValueError: if there is no compressor, or one has memory or hides messages.
     """
     if not compressors:
         raise ValueError("compressors: wanted at least one, got none")

@@ -1,11 +1,11 @@
-"""The base class of compressors: channels that turn each array of a message into fewer bits.
+"""The base class of compressors: channels that encode each array of a message in fewer bits.
 
-Single numbers (a step size, an objective) and integers travel as they are. Payloads are really
-packed: `n` codes of `b` bits are `ceil(n b / 8)` bytes.
+Single numbers (a step size, an objective) and integers are sent unchanged. Payloads are packed: `n`
+codes of `b` bits take `ceil(n b / 8)` bytes.
 
-Payloads have no derivative. What is decoded has that of its mean, straight through: for `quantize`
-with random rounding and for `random_k`, of the mean over all draws; for the others, which are
-biased, this is the usual estimator.
+Payloads have no derivative. A decoded message has the straight-through derivative of its mean. For
+`quantize` with random rounding and for `random_k`, that is the mean over all draws; for the other
+compressors, which are biased, it is the usual estimator.
 """
 
 import abc
@@ -28,11 +28,11 @@ from jaxfed.core.wire.channel import Channel, straight_through
 
 
 class Payload(eqx.Module):
-    """What travels in place of one array, as arrays in fields of a subclass.
+    """What is sent in place of one array, as arrays in fields of a subclass.
 
     Attributes:
-        shape: of the array. Both ends know it and the type, which take no bits.
-        dtype: of the array.
+        shape: the array's shape. Both ends know shape and type, which take no bits.
+        dtype: the array's type.
     """
 
     shape: tuple[int, ...] = eqx.field(static=True)
@@ -40,7 +40,7 @@ class Payload(eqx.Module):
 
     @property
     def size(self) -> int:
-        """How many numbers the array has."""
+        """The number of entries of the array."""
         return math.prod(self.shape)
 
     @property
@@ -52,14 +52,14 @@ class Payload(eqx.Module):
 class Compressor(Channel):
     """A channel without memory that compresses one array at a time.
 
-    A subclass writes `compress`, `decompress` and `mean`: pure functions of one array, whose
-    results have shapes that depend on the array's shape alone.
+    A subclass defines `compress`, `decompress` and `mean`: pure functions of one array, whose
+    results have shapes that depend only on the array's shape.
     """
 
     @final
     def encode(self, key: Key[Array, ""], message: PyTree, memory: PyTree) -> tuple[PyTree, PyTree]:
         """The message with its arrays compressed."""
-        # Rounding has no useful derivative of its own; `differentiable` provides one.
+        # Rounding has no useful derivative; `differentiable` provides one.
         leaves, structure = jax.tree.flatten(lax.stop_gradient(message))
         keys = jax.random.split(key, max(len(leaves), 1))
         packed = [
@@ -79,20 +79,20 @@ class Compressor(Channel):
 
     @final
     def differentiable(self, decoded: PyTree, message: PyTree, memory: PyTree) -> PyTree:
-        """What was decoded, with the derivative of the mean."""
+        """The decoded message, with the derivative of its mean."""
         del memory
         mean = jax.tree.map(lambda x: mean_of(self, x) if compressible(x) else x, message)
         return straight_through(decoded, mean)
 
     @final
     def through(self, key: Key[Array, ""], message: PyTree) -> tuple[PyTree, PyTree]:
-        """The payload, and what it decodes to, with a derivative."""
+        """The payload, and its decoded message with a derivative."""
         payload, _ = self.encode(key, message, None)
         return payload, self.differentiable(self.decode(payload), message, None)
 
     @abc.abstractmethod
     def compress(self, key: Key[Array, ""], array: Float[Array, "..."]) -> Payload:
-        """What travels in place of one array.
+        """Compress one array.
 
         Args:
             key: random key, different for each array, client and round.
@@ -101,11 +101,11 @@ class Compressor(Channel):
 
     @abc.abstractmethod
     def decompress(self, payload: Payload) -> Float[Array | np.ndarray, "..."]:
-        """The array that a payload stands for; a payload from bytes is of NumPy arrays."""
+        """Decompress a payload; from bytes, its arrays are NumPy arrays."""
 
     @abc.abstractmethod
     def mean(self, array: Float[Array, "..."]) -> Float[Array, "..."]:
-        """What arrives of an array on average, or stands for that in derivatives."""
+        """The mean of the decoded array, or what replaces it in derivatives."""
 
 
 def compressible(leaf: Array) -> bool:
@@ -113,11 +113,11 @@ def compressible(leaf: Array) -> bool:
     return jnp.issubdtype(leaf.dtype, jnp.floating) and leaf.size > 1
 
 
-# --- a compressor's functions, held to the contract where they are traced ------------------------
+# --- call a compressor's functions and check their results while they are traced -----------------
 
 
 def compressed(compressor: Compressor, key: Key[Array, ""], array: Float[Array, "..."]) -> Payload:
-    """What travels in place of an array."""
+    """The payload of an array."""
     where = f"{type(compressor).__name__}.compress: wanted"
     payload = compressor.compress(key, array)
     if not isinstance(payload, Payload):
@@ -128,7 +128,7 @@ def compressed(compressor: Compressor, key: Key[Array, ""], array: Float[Array, 
 
 
 def decompressed(compressor: Compressor, payload: Payload) -> Float[Array | np.ndarray, "..."]:
-    """The array that a payload stands for."""
+    """The array of a payload."""
     array = compressor.decompress(payload)
     where = f"{type(compressor).__name__}.decompress: wanted"
     check_alike(where, payload.like, array, " as was sent")
@@ -136,13 +136,13 @@ def decompressed(compressor: Compressor, payload: Payload) -> Float[Array | np.n
 
 
 def mean_of(compressor: Compressor, array: Float[Array, "..."]) -> Float[Array, "..."]:
-    """What is differentiated in place of an array."""
+    """The array that is differentiated in place of the decoded one."""
     mean = compressor.mean(array)
     check_alike(f"{type(compressor).__name__}.mean: wanted", array, mean)
     return mean
 
 
-# --- channels that are no compressors ------------------------------------------------------------
+# --- channels that are not compressors -----------------------------------------------------------
 
 
 class _Whole(Payload):
@@ -150,7 +150,7 @@ class _Whole(Payload):
 
 
 class _OneByOne(Compressor):
-    """A channel that is no compressor, applied to one array at a time."""
+    """A channel that is not a compressor, applied to one array at a time."""
 
     channel: Channel
 
@@ -160,7 +160,7 @@ class _OneByOne(Compressor):
     def compress(self, key, array):
         memory = calls.memory(self.channel, array)
         payload, _ = calls.encode(self.channel, key, array, memory)
-        # For the checks alone: what is wrong is to be said of the channel's own functions.
+        # Only for the checks, whose messages must name the channel's own functions.
         jax.eval_shape(partial(calls.decode, self.channel), payload, array, memory)
         return _Whole(array.shape, array.dtype, payload)
 
@@ -169,7 +169,7 @@ class _OneByOne(Compressor):
         return self.channel.receive(self.channel.decode(payload.payload), None)
 
     def mean(self, array):
-        # Any draw will do: only the derivative of the mean is used.
+        # Any draw will do, since only the derivative of the mean is used.
         memory = self.channel.memory(array)
         payload, _ = self.channel.encode(jax.random.key(0), array, memory)
         return self.channel.receive(calls.decode(self.channel, payload, array, memory), None)
@@ -179,10 +179,10 @@ class _OneByOne(Compressor):
 
 
 def checked_compressor(channel: Channel) -> Compressor:
-    """The compressor that a channel is, or that it makes when it gets one array at a time.
+    """The channel as a compressor; if it is not one, it is applied to one array at a time.
 
     Raises:
-        ValueError: if it has memory or hides messages, or is not a channel.
+        ValueError: if it has memory, hides messages or is not a channel.
     """
     if isinstance(channel, Compressor):
         return channel

@@ -1,8 +1,8 @@
 """Entropy coding of symbols, in hardly more bits than their entropy.
 
-Asymmetric numeral systems (rANS) with the frequencies of the message itself, which travel with it.
-Several independent coders, the lanes, take turns at the symbols, so that encoding and decoding are
-scans of at most `_STEPS` steps, however long the message, and run under `jit` and `vmap`.
+It uses asymmetric numeral systems (rANS) with the symbol frequencies of the message, which are
+sent with it. Several independent coders, the lanes, take turns at the symbols, so that encoding and
+decoding are scans of at most `_STEPS` steps for any length, and run under `jit` and `vmap`.
 
 Source: Duda (2013), Asymmetric numeral systems; Giesen (2014), Interleaved entropy coders.
 """
@@ -18,29 +18,29 @@ from jaxfed.core.wire.channel import Delimited, Variable
 
 _STEPS = 1024  # each further lane costs 16 bits
 _PRECISION = 12  # frequencies are whole multiples of 2^-12
-_LOWEST = 1 << 16  # a coder's state is from here to 2^32, and emits 16 bits at a time
+_LOWEST = 1 << 16  # a coder's state is from here to 2^32; it emits 16 bits at a time
 
 
 class Stream(Delimited):
-    """Coded symbols. Their number and that of their kinds are known to the decoder."""
+    """Coded symbols. The decoder knows their number and the number of kinds."""
 
-    frequencies: UInt16[Array, " kinds_minus_1"]  # the last follows: their sum is 2^12
+    frequencies: UInt16[Array, " kinds_minus_1"]  # their sum with the last one is 2^12
     states: UInt32[Array, " lanes"]
     words: Variable
 
     def end(self) -> UInt32[Array, ""]:
-        """How many words its decoder takes."""
+        """The number of words its decoder reads."""
         count, kinds = len(self.words.words), len(self.frequencies) + 1
         return _decoded(self, count, kinds)[1]
 
 
 def encode_symbols(codes: UInt8[Array, " n"], kinds: int) -> Stream:
-    """Write symbols, whole numbers below `kinds`, which is at most 256."""
+    """Encode symbols: integers below `kinds`, which is at most 256."""
     count = len(codes)
     lanes, steps = _layout(count)
     frequencies = _frequencies(codes, kinds)
     first = jnp.cumsum(frequencies) - frequencies
-    # Steps at the padding leave the coder's state as it is.
+    # Steps at the padding leave the coder's state unchanged.
     symbols = jnp.pad(codes, (0, steps * lanes - count)).reshape(steps, lanes)
     real = (jnp.arange(steps * lanes) < count).reshape(steps, lanes)
 
@@ -53,7 +53,7 @@ def encode_symbols(codes: UInt8[Array, " n"], kinds: int) -> Stream:
         high = (low // frequency << _PRECISION) + low % frequency + start
         return jnp.where(real, high, state), (full, word)
 
-    # A decoder finds the symbols in the order opposite to that of encoding.
+    # The decoder finds the symbols in reverse order of encoding.
     blank = jnp.full(lanes, _LOWEST, jnp.uint32)
     states, (full, words) = lax.scan(step, blank, (symbols, real), reverse=True)
     full, words = full.reshape(-1), words.reshape(-1)
@@ -77,7 +77,7 @@ def _decoded(
     frequencies = stream.frequencies.astype(jnp.uint32)
     frequencies = jnp.append(frequencies, (1 << _PRECISION) - frequencies.sum(dtype=jnp.uint32))
     first = jnp.cumsum(frequencies) - frequencies
-    # The symbol of each of the 2^12 values of a state's low bits.
+    # The symbol for each of the 2^12 values of a state's low bits.
     starts = jnp.zeros(1 << _PRECISION, jnp.int32).at[first[1:]].add(1)
     symbol_at = jnp.cumsum(starts).astype(jnp.uint8)
     real = (jnp.arange(steps * lanes) < count).reshape(steps, lanes)
@@ -98,7 +98,7 @@ def _decoded(
 
 
 def _layout(count: int) -> tuple[int, int]:
-    """The numbers of lanes and of steps."""
+    """The numbers of lanes and steps."""
     lanes = -(-count // _STEPS)
     return lanes, -(-count // lanes)
 
@@ -107,8 +107,8 @@ def _frequencies(codes: UInt8[Array, " n"], kinds: int) -> UInt32[Array, " kinds
     """The symbols' frequencies as positive multiples of 2^-12 that sum to one."""
     counts: Int[Array, " kinds"] = jax.vmap(lambda k: (codes == k).sum())(jnp.arange(kinds))
     total = 1 << _PRECISION
-    # One for each symbol, the others in proportion to the counts. What rounding down leaves goes to
-    # the most frequent symbol, where it costs least.
+    # Give each symbol one, and share the others in proportion to the counts. The most frequent
+    # symbol gets the remainder, where it costs least.
     shares = (counts / len(codes) * (total - kinds)).astype(jnp.uint32)
     rest = (total - kinds) - shares.sum(dtype=jnp.uint32)
     return (1 + shares).at[jnp.argmax(counts)].add(rest)

@@ -12,11 +12,11 @@ from jaxfed.core.wire.channel import Channel
 
 
 class MaskedChannel(Channel):
-    """A channel that hides messages under masks which cancel in their sum.
+    """A channel that hides messages under masks that cancel in the sum.
 
-    Its payloads are whole numbers, summed modulo 2^32. Within one program the channel adds the
-    masks itself. On separate machines `jaxfed.deploy` uses the channel without masks, and adds
-    masks from a key agreement to the numbers of a payload.
+    Its payloads are integers, summed modulo 2^32. Within one program the channel adds the masks
+    itself. On separate machines, `jaxfed.deploy` uses the unmasked channel and adds masks from a
+    key agreement to the numbers of a payload.
     """
 
     @abc.abstractmethod
@@ -29,11 +29,11 @@ class MaskedChannel(Channel):
 
     @abc.abstractmethod
     def with_numbers(self, payload: PyTree, numbers: UInt32[np.ndarray, " n"]) -> PyTree:
-        """The payload with other numbers in place of its own."""
+        """The payload with its numbers replaced."""
 
 
 def without_masks(channel: Channel) -> Channel:
-    """The channel, without masks of its own."""
+    """The channel without masks of its own."""
     return channel.unmasked() if isinstance(channel, MaskedChannel) else channel
 
 
@@ -42,8 +42,8 @@ def pairwise_mask(
 ) -> UInt32[Array, " n"]:
     """The sum of all masks of one client, modulo 2^32.
 
-    Clients are in a ring. Each shares a mask with every client at most `reach` places away; it adds
-    the masks shared with those after it and subtracts the masks shared with those before it.
+    Clients form a ring. Each shares a mask with every client at most `reach` places away; it adds
+    the masks shared with later clients and subtracts those shared with earlier ones.
 
     Args:
         key: shared by all clients, different for each array and round.
@@ -54,7 +54,7 @@ def pairwise_mask(
     """
 
     def shared(first, second):
-        # Ordered, since in a ring of two the same mask both ways would cancel at once.
+        # The order matters: in a ring of two, equal masks both ways would cancel at once.
         pair = jax.random.fold_in(jax.random.fold_in(key, first), second)
         return jax.random.bits(pair, (size,), jnp.uint32)
 
@@ -64,5 +64,5 @@ def pairwise_mask(
         # Unsigned integers wrap around, which is arithmetic modulo 2^32: masks cancel exactly.
         return total + shared(position, after) - shared(before, position), None
 
-    # One pair at a time: all masks together may take more memory than the message.
+    # Add one pair at a time, since all masks together may take more memory than the message.
     return lax.scan(add_pair, jnp.zeros(size, jnp.uint32), jnp.arange(1, reach + 1))[0]

@@ -1,4 +1,4 @@
-"""Memory around a compressor: what is lost of one message is sent with later ones."""
+"""Memory around a compressor: later messages make up for what earlier ones lost."""
 
 import abc
 from dataclasses import replace
@@ -17,7 +17,7 @@ class _Remembering(Channel):
 
     @abc.abstractmethod
     def due(self, message: PyTree, memory: PyTree) -> PyTree:
-        """What is to be compressed: the message, given the sender's memory."""
+        """What to compress: the message, given the sender's memory."""
 
     def bind(self, context):
         return replace(self, inner=self.inner.bind(context))
@@ -44,7 +44,7 @@ class _Difference(_Remembering):
         return _minus(message, memory)
 
     def encode(self, key, message, memory):
-        # The memory adds up what was decoded and not what was sent: the receiver has nothing else.
+        # Accumulate what was decoded, not what was sent: the receiver has nothing else.
         payload, decoded = self.inner.through(key, self.due(message, memory))
         return payload, _plus(decoded, memory)
 
@@ -61,37 +61,37 @@ def _plus(decoded: PyTree, memory: PyTree) -> PyTree:
 
 
 def _inexact(leaf: Array) -> bool:
-    # Single numbers too, though they are never compressed: the receiver adds up what the present
-    # clients changed, so that it keeps the last numbers of absent ones.
+    # Single numbers too, though they are not compressed: the receiver accumulates the changes of
+    # participants, so that it keeps the last numbers of absent clients.
     return jnp.issubdtype(leaf.dtype, jnp.floating)
 
 
 def difference(compressor: Channel) -> Channel:
     """Send the compressed change since the last message.
 
-    Both ends add up the same decoded changes. The server's memory is the aggregate of the clients'
-    memories, so that it needs nothing but aggregates. What compression loses in one round is part
-    of the next round's difference: the error feedback of Shrestha & Fu (2023), and EF21. The memory
+    Both ends accumulate the same decoded changes. The server's memory is the aggregate of the
+    clients' memories, so it needs only aggregates. The next round's difference contains what
+    compression lost in this one: the error feedback of Shrestha & Fu (2023), and EF21. The memory
     starts from the message before the rounds if that has the same shapes, else from zero.
 
-    A run converges to where it would without loss, but later the more the compressor loses. On
-    five clients of six features, `PerPCA(1, 1)` comes within a millionth of its last objective
-    after 249 rounds without loss, 259 through `cast("bfloat16")`, 394 through `quantize(3)` and
-    625 through `top_k(0.3)`. Before that, a rounding that differs between two kinds of processor
-    can change which entries `top_k` keeps, and with them the iterates.
+    A run converges to the same limit as without loss, but later the more the compressor loses. On
+    five clients with six features, `PerPCA(1, 1)` comes within a millionth of its last objective
+    after 249 rounds without loss, 259 with `cast("bfloat16")`, 394 with `quantize(3)` and 625 with
+    `top_k(0.3)`. Before that, a rounding difference between two kinds of CPU can change which
+    entries `top_k` keeps, and with them the iterates.
 
-    If some clients are absent, the server continues with the mean, or sum, of every client's last
-    known message. A returning client receives the messages that it missed, or the whole one if that
-    is shorter; their bits are counted.
+    If some clients are absent, the server continues with the mean, or sum, of all clients' last
+    known messages. A returning client receives the messages it missed, or the whole one if that is
+    shorter; their bits are counted.
 
     Derivatives are those of the compressor.
 
     Args:
-        compressor: compresses the changes. Any channel without memory will do; one that is no
+        compressor: compresses the changes. Any channel without memory is allowed; one that is not a
             `Compressor` gets one array at a time.
 
     Raises:
-        ValueError: if `compressor` has memory itself or hides messages.
+        ValueError: if `compressor` has memory or hides messages.
 
     Source: Shrestha & Fu (2023), Section III; Richtarik, Sokolov & Fatkhullin (2021), EF21; with
     absent clients, Fatkhullin, Sokolov, Gorbunov, Li & Richtarik (2021), EF21 with bells and
@@ -111,14 +111,14 @@ class _ErrorFeedback(_Remembering):
     def encode(self, key, message, memory):
         due = self.due(message, memory)
         payload, decoded = self.inner.through(key, due)
-        # What the receiver did not get is due with the next message.
+        # The next message makes up for what the receiver did not get.
         return payload, _minus(due, decoded)
 
 
 def error_feedback(compressor: Channel) -> Channel:
-    """Add what compression lost of earlier messages to the next one.
+    """Add what compression lost in earlier messages to the next one.
 
-    Only the sender has memory. Made for messages that are increments, such as gradients; for
+    Only the sender has memory. It suits messages that are increments, such as gradients; for
     messages that are states, such as shared components, use `difference`. Derivatives are those of
     the compressor.
 

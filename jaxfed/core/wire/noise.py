@@ -1,4 +1,4 @@
-"""Clipping and Gaussian noise, for differential privacy of what clients send."""
+"""Clipping and Gaussian noise, for differential privacy of clients' messages."""
 
 import equinox as eqx
 import jax
@@ -53,7 +53,7 @@ class _Gaussian(Channel):
         return jax.tree.unflatten(structure, hidden), memory
 
     def _hidden(self, key, array, factor):
-        # Drawn in half precision, the noise would have too few values to hide anything.
+        # In half precision the noise would have too few values to hide anything.
         wide = jnp.promote_types(array.dtype, jnp.float32)
         deviation = self.clip * self.noise_multiplier / self.clients**0.5
         noise = deviation * jax.random.normal(key, array.shape, wide)
@@ -68,7 +68,7 @@ def _square(array: Array) -> Array:
 
 
 def _equal(weights: Array) -> bool:
-    # By NumPy: within a traced function JAX would trace this too.
+    # Use NumPy, since within a traced function JAX would trace this too.
     known = np.asarray(weights)
     return bool(np.ptp(known) <= 1e-5 * np.max(known))
 
@@ -77,32 +77,32 @@ def gaussian(clip: float, noise_multiplier: float, *, clients: int = 1) -> Chann
     r"""Clip each message to a norm and add Gaussian noise, at the client.
 
     A message, all its arrays together, is scaled down to Euclidean norm \(c\) if it is longer, and
-    gets noise of standard deviation \(z c / \sqrt k\) in each entry. With \(k = 1\) every single
-    message is protected against everybody. With more, only the sum of k messages carries noise of
-    \(z c\). This is far less noise, but it does not protect against those who see single messages:
-    use it as the `inner` of `secure_sum`, or with a server that is trusted to see only sums.
-    `jaxfed.privacy.epsilon` computes what \(z\) guarantees over the rounds, and
-    `jaxfed.privacy.spent` what the messages recorded in a solution have cost.
+    each entry gets noise of standard deviation \(z c / \sqrt k\). With \(k = 1\) every message is
+    protected against everybody. With larger k, only the sum of k messages carries noise of
+    \(z c\). This is far less noise, but it does not protect single messages from those who see
+    them: use it as the `inner` of `secure_sum`, or with a server that is trusted to see only sums.
+    `jaxfed.privacy.epsilon` computes the guarantee of \(z\) over the rounds, and
+    `jaxfed.privacy.spent` the privacy cost of the messages recorded in a solution.
 
-    For uplinks only. First messages, before the rounds, go through the same channel unless
-    `jaxfed.Wire` names another; they then count as one more message. The noise is made of
-    floating-point numbers. The derivative is that of the clipped message.
+    For uplinks only. First messages, before the rounds, use the same channel unless `jaxfed.Wire`
+    names another, and count as one more message. The noise consists of floating-point numbers. The
+    derivative is that of the clipped message.
 
-    The noise is only as secret as the run's key: whoever knows the key can subtract the noise, and
-    two runs with the same key have the same noise, so that their difference reveals the data's.
-    Use a new secret key for each run. On separate machines (`jaxfed.deploy`) every client has its
-    own key. JAX's random generator is made for simulations; real protection needs a cryptographic
-    one, and noise that is safe to its last bits.
+    The noise is only as secret as the run's key: anyone who knows the key can subtract the noise,
+    and two runs with the same key have the same noise, so the difference of their messages reveals
+    the difference of their data. Use a new secret key for each run. On separate machines
+    (`jaxfed.deploy`) every client has its own key. JAX's random generator is made for simulations;
+    real protection needs a cryptographic one, and noise that is safe to its last bits.
 
     Args:
         clip: \(c\), for the message before it is weighted.
         noise_multiplier: \(z\), per round.
-        clients: k, the number of clients that share the noise, which is that of the participants of
-            each round. Their weights must be equal, which is checked outside of compiled functions
-            only.
+        clients: k, the number of clients that share the noise, equal to the number of participants
+            in each round. Their weights must be equal, which is checked only outside of compiled
+            functions.
 
     Raises:
-        ValueError: if an argument is not positive, or the number of clients is not whole.
+        ValueError: if an argument is not positive, or the number of clients is not an integer.
 
     Source: Dwork & Roth (2014), Appendix A; McMahan, Ramage, Talwar & Zhang (2018), Learning
     differentially private recurrent language models.
@@ -114,10 +114,10 @@ def gaussian(clip: float, noise_multiplier: float, *, clients: int = 1) -> Chann
 
 
 def refuse_whole_numbers(message: PyTree) -> None:
-    """Check that a message can be hidden: it has floating-point numbers only.
+    """Refuse a message that cannot be hidden because it has numbers that are not floating-point.
 
     Raises:
-        ValueError: if it has others.
+        ValueError: if it has such numbers.
     """
     for leaf in jax.tree.leaves(message):
         if not jnp.issubdtype(leaf.dtype, jnp.floating):

@@ -1,4 +1,4 @@
-"""Packing whole numbers of few bits into bytes."""
+"""Packs integers of few bits into bytes."""
 
 import math
 from collections.abc import Sequence
@@ -9,17 +9,17 @@ from jaxtyping import Array, UInt8, UInt32
 
 
 def grouping(symbols: int) -> tuple[int, int]:
-    """How many symbols of so many kinds are packed together, and into how many bits, at most 8.
+    """How many symbols to pack together, and into how many bits, at most 8.
 
-    The grouping with the fewest bits a symbol, and the smallest of those: 8 kinds one by one into 3
-    bits, 5 kinds by threes into 7.
+    This is the smallest group with the fewest bits per symbol: 8 kinds of symbols one by one into 3
+    bits, 5 kinds in threes into 7.
     """
     groups = [(k, math.ceil(k * math.log2(symbols) - 1e-12)) for k in range(1, 9)]
     return min((g for g in groups if g[1] <= 8), key=lambda g: (g[1] / g[0], g[0]))
 
 
 def pack_symbols(codes: UInt8[Array, " n"], symbols: int) -> UInt8[Array, " bytes"]:
-    """Pack whole numbers below `symbols` into `ceil(groups * width / 8)` bytes."""
+    """Pack integers below `symbols` into `ceil(groups * width / 8)` bytes."""
     together, width = grouping(symbols)
     if together > 1:
         parts = jnp.pad(codes, (0, -len(codes) % together)).reshape(together, -1)
@@ -39,19 +39,19 @@ def unpack_symbols(
 
 
 def stays_in_rows(shape: tuple[int, ...], symbols: int) -> bool:
-    """Whether symbols packed into one byte come from different rows of an array of this shape.
+    """Whether the symbols of each byte come from different rows of an array of this shape.
 
-    A byte takes a symbol from each of several equal parts of the entries: these must be whole rows.
+    A byte takes one symbol from each of several equal parts of the entries, which must be whole
+    rows.
     """
     together, width = grouping(symbols)
     return len(shape) > 0 and shape[0] % (together * (8 if width < 8 else 1)) == 0
 
 
 def pack_rows(codes: UInt8[Array, "d ..."], symbols: int) -> UInt8[Array, " bytes"]:
-    """The bytes of `pack_symbols`, for an array of which `stays_in_rows` holds.
+    """The bytes of `pack_symbols`, for an array that satisfies `stays_in_rows`.
 
-    On a TPU an array lies in memory in tiles. Bringing its entries in turn takes several times as
-    long as packing does.
+    A TPU stores arrays in tiles; flattening one takes several times as long as packing.
     """
     together, width = grouping(symbols)
     if together > 1:
@@ -64,7 +64,7 @@ def pack_rows(codes: UInt8[Array, "d ..."], symbols: int) -> UInt8[Array, " byte
 def unpack_rows(
     packed: UInt8[Array | np.ndarray, " bytes"], shape: tuple[int, ...], symbols: int
 ) -> UInt8[Array, "d ..."]:
-    """Inverse of `pack_rows`, for an array of a shape."""
+    """Inverse of `pack_rows`, for an array of this shape."""
     together, width = grouping(symbols)
     codes = jnp.asarray(packed).reshape(-1, *shape[1:])
     if width < 8:
@@ -75,18 +75,18 @@ def unpack_rows(
 
 
 def _grouped(parts: list[Array], symbols: int) -> Array:
-    """One number for each group of symbols, of which they are the digits."""
+    """One number per group of symbols, which are its digits."""
     return sum((x * jnp.uint8(symbols**i) for i, x in enumerate(parts[1:], 1)), start=parts[0])
 
 
 def _separated(codes: Array, symbols: int, together: int) -> Array:
-    """Inverse of `_grouped`, with the parts one after the other."""
+    """Inverse of `_grouped`, with the parts one after another."""
     powers = [jnp.uint8(symbols**i) for i in range(together)]
     return jnp.concatenate([codes // power % jnp.uint8(symbols) for power in powers])
 
 
 def pack_wide(numbers: UInt32[Array, " n"], width: int) -> UInt8[Array, " bytes"]:
-    """Pack the lowest `width` bits, up to 32, of whole numbers: all first bytes, then the next."""
+    """Pack the lowest `width` bits, up to 32, of integers: all first bytes, then the next."""
     return jnp.concatenate(
         [
             _pack((numbers >> low).astype(jnp.uint8) & jnp.uint8(2**some - 1), some)
@@ -111,14 +111,14 @@ def unpack_wide(
 
 
 def _pieces(width: int) -> list[tuple[int, int]]:
-    """The bytes of a number of so many bits: the first bit of each, and how many it has."""
+    """The bytes of a number of `width` bits: the first bit and the number of bits of each."""
     return [(low, min(8, width - low)) for low in range(0, width, 8)]
 
 
 # Eight codes of `width` bits fill `width` bytes exactly. The k-th code of every group comes from
-# the k-th eighth of the array, so that all operations are on long rows. An empty rest must not be
-# packed: on machines with one processor jaxlib (up to 0.11 at least) cannot compile programs that
-# have both operations on empty arrays and matrix decompositions.
+# the k-th eighth of the array, so that all operations are on long rows. Do not pack an empty
+# remainder: on machines with one CPU core, jaxlib (up to 0.11 at least) cannot compile programs
+# with both operations on empty arrays and matrix decompositions.
 def _pack(codes: UInt8[Array, " n"], width: int) -> UInt8[Array, " bytes"]:
     if width == 8:
         return codes
@@ -146,7 +146,7 @@ def _unpack(
 
 
 def _bytes(codes: Sequence[Array] | Array, width: int) -> list[Array]:
-    """The bytes of eight codes of so many bits."""
+    """The bytes of eight codes of `width` bits."""
     rows = [jnp.zeros_like(codes[0])] * width
     for place in range(8):
         byte, offset = divmod(place * width, 8)

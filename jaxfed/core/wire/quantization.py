@@ -43,7 +43,7 @@ class _Quantize(Compressor):
     scale_bits: Literal[16, 32] = eqx.field(static=True)
 
     def compress(self, key, array):
-        # Half precision has too few numbers between two levels for unbiased rounding.
+        # In half precision there are too few numbers between two levels for unbiased rounding.
         wide = array.astype(jnp.promote_types(array.dtype, jnp.float32))
         largest = self.norm == "max"
         scale = jnp.max(jnp.abs(wide)) if largest else jnp.linalg.norm(wide.reshape(-1))
@@ -79,19 +79,19 @@ class _Quantize(Compressor):
 def _codes(
     x: Float[Array, "..."], factor: Float[Array, ""], seed: UInt32[Array, "2"] | None, levels: int
 ) -> UInt8[Array, "..."]:
-    """Entries times a factor, rounded to whole numbers and counted from the lowest level."""
+    """Entries times a factor, rounded to integers and counted from the lowest level."""
     position = x * factor + levels
     chance = 0.5 if seed is None else _hashed(seed, x.shape)
     code = jnp.clip(position.astype(jnp.float32) + chance, 0, 2 * levels)
-    # Processors convert to int32 directly, to uint8 not. Without the barrier XLA would compute the
-    # codes again for every byte that the packing takes them for.
+    # CPUs convert to int32 directly, but not to uint8. Without the barrier, XLA would recompute the
+    # codes for every byte that packing takes from them.
     return lax.optimization_barrier(code.astype(jnp.int32).astype(jnp.uint8))
 
 
 def _multiples(
     code: UInt8[Array, "..."], unit: Float[Array | np.ndarray | np.floating, ""], levels: int
 ) -> Float[Array, "..."]:
-    """What codes stand for."""
+    """The values of codes."""
     return (code.astype(unit.dtype) - levels) * unit
 
 
@@ -116,16 +116,16 @@ def _restored_in_rows(packed, unit, *, shape, levels):
     return _multiples(unpack_rows(packed, shape, 2 * levels + 1), unit, levels)
 
 
-# The same bytes either way. Only on TPUs is it expensive to turn an array into its entries in turn.
+# Both ways give the same bytes. Only on TPUs is flattening an array expensive.
 _quantized = per_platform(_quantized_in_turn, tpu=_quantized_in_rows)
 _restored = per_platform(_restored_in_turn, tpu=_restored_in_rows)
 
 
 def chances(key: Key[Array, ""], count: int) -> Float[Array, " count"]:
-    """Numbers strictly between 0 and 1 for random rounding: hashes of the places, with a seed.
+    """Numbers strictly between 0 and 1 for random rounding: seeded hashes of the positions.
 
-    The generator of `jax.random` would take more than nine tenths of the time of encoding. Rounding
-    needs little: a mean of one half at every place, and no pattern along them.
+    The generator of `jax.random` would take over nine tenths of the encoding time. Rounding needs
+    little: a mean of one half at every position, and no pattern across positions.
     """
     return _hashed(_seed(key), (count,))
 
@@ -139,15 +139,16 @@ def _hashed(seed: UInt32[Array, "2"], shape: tuple[int, ...]) -> Float[Array, ".
     for axis in range(len(shape)):
         stride = jnp.uint32(math.prod(shape[axis + 1 :]))
         place = place + lax.broadcasted_iota(jnp.uint32, shape, axis) * stride
-    # Fibonacci hashing of the place (Knuth 1973), then a multiplication of MurmurHash3's finalizer.
+    # Fibonacci hashing of the position (Knuth 1973), then a multiplication of MurmurHash3's
+    # finalizer.
     x = place * jnp.uint32(0x9E3779B9) + seed[0]
     x = (x ^ (x >> 15) ^ seed[1]) * jnp.uint32(0x85EBCA6B)
-    # The middle of each of the 2^16 intervals: no bias, and a whole number stays what it is.
+    # Take the middle of each of the 2^16 intervals: no bias, and integers stay unchanged.
     return ((x >> 16).astype(jnp.int32).astype(jnp.float32) + 0.5) * jnp.float32(2**-16)
 
 
 def _rounded_up(scale: Float[Array, ""], dtype) -> Float[Array, ""]:
-    """The smallest number of a type that is not below a scale, and so bounds all entries too."""
+    """The smallest number of a type that is at least the scale, and so bounds all entries."""
     rounded = scale.astype(dtype)
     above = jnp.nextafter(rounded, jnp.asarray(jnp.inf, dtype))
     return jnp.where(rounded.astype(scale.dtype) < scale, above, rounded)
@@ -163,18 +164,18 @@ def quantize(
     coding: Literal["fixed", "entropy"] = "fixed",
     scale_bits: Literal[16, 32] = 32,
 ) -> Channel:
-    r"""Quantization: each entry becomes one of a few multiples of a scale.
+    r"""Quantize each entry to one of a few multiples of a scale.
 
     With scale \(c\) and \(s\) levels, \(x\) becomes \(\operatorname{sign}(x) \ell c / (s \tau)\)
     where \(\ell\) is \(s|x|/c\) rounded up or down at random, so that the mean is \(x / \tau\).
     The error of an entry is at most \(c / s\). Inside `difference`, it shrinks geometrically with
-    two levels or more at \(\tau = 1\), and with one level only at a contraction of two. Rounding
-    to the nearest has half that error, which shrinks with any number of levels, and more zeros, but
-    it is biased: use it inside `difference` or `error_feedback`. The derivative is straight
+    two or more levels at \(\tau = 1\), and with one level only at a contraction of two. Rounding
+    to nearest has half that error, which shrinks with any number of levels, and gives more zeros,
+    but it is biased: use it inside `difference` or `error_feedback`. The derivative is straight
     through, that of \(x / \tau\).
 
     Args:
-        bits: per entry at most, 2 to 8, sign included: \(s = 2^{b-1} - 1\).
+        bits: largest number of bits per entry, 2 to 8, including the sign: \(s = 2^{b-1} - 1\).
         levels: \(s\) itself, 1 to 127, in place of `bits`. The \(2s + 1\) symbols are packed as
             tightly as groups within a byte allow: one level takes 1.6 bits (five symbols in eight
             bits), two take 2.33 (three in seven).
@@ -183,17 +184,17 @@ def quantize(
         rounding: `"stochastic"` or `"nearest"`.
         coding: `"fixed"`, the same number of bits for each symbol, or `"entropy"`, fewer bits for
             frequent symbols. A payload then includes \(2s\) frequencies of 16 bits, and messages
-            differ in length. It takes many times as long, see `jaxfed.core.wire.entropy`, and saves
-            bits from some hundreds of entries on.
-        scale_bits: bits of the scale, 32 or 16 (bfloat16, rounded up, so that errors are at most a
-            hundredth larger), which saves bits in small arrays.
+            differ in length. It is many times slower, see `jaxfed.core.wire.entropy`, and saves
+            bits only for arrays of more than some hundreds of entries.
+        scale_bits: bits of the scale, 32 or 16 (bfloat16, rounded up, which increases errors by at
+            most a hundredth); 16 saves bits in small arrays.
 
     Returns:
-        The channel; a payload is the packed codes and a scale.
+        The channel, whose payload is the packed codes and a scale.
 
     Raises:
-        ValueError: for bits or levels outside their ranges, both or neither of them, a contraction
-            below one, or an unknown norm, rounding, coding or number of bits of the scale.
+        ValueError: if bits or levels are out of range, both or neither are given, the contraction
+            is below one, or the norm, rounding, coding or `scale_bits` is unknown.
 
     Source: Alistarh, Grubic, Li, Tomioka & Vojnovic (2017), QSGD; with the largest entry as the
     scale and the contraction, Shrestha & Fu (2023), Section III.
@@ -236,7 +237,7 @@ class _Sign(Compressor):
 
 
 def sign() -> Channel:
-    """The signs of the entries, one bit each, times their mean magnitude.
+    """Send the signs of the entries, one bit each, and their mean magnitude.
 
     Biased: use it inside `difference` or `error_feedback`. The derivative is straight through, the
     usual estimator: that of the entries themselves.

@@ -1,4 +1,4 @@
-"""A record of the messages that clients sent in a run, from which privacy is accounted."""
+"""Records the messages that clients sent in a run, for privacy accounting."""
 
 import equinox as eqx
 from jaxtyping import Array, Float, Int
@@ -11,13 +11,13 @@ class Release(eqx.Module):
     """Messages of one kind, such as first messages or those of the rounds.
 
     Attributes:
-        channel: the channel that they went through.
+        channel: the channel of the messages.
         participation: which clients sent them.
-        bits: mean length of one message, of its parts of fixed length; 0 if nothing was sent.
+        bits: mean length of one message's parts of fixed length; 0 if nothing was sent.
         times: number of rounds in which they were sent.
-        weights: the clients' shares in a mean.
-        stateless: whether a message depends on nothing but its client's data and the broadcasts,
-            and not on the client's earlier messages.
+        weights: the clients' weights in a mean.
+        stateless: whether a message depends only on its client's data and the broadcasts, not on
+            the client's earlier messages.
     """
 
     channel: Channel

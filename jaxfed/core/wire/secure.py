@@ -1,8 +1,8 @@
 """Secure aggregation: the server learns the sum of the clients' messages and nothing else.
 
-A client's part of the sum goes through three steps: it is rounded to whole numbers, its masks are
-added modulo a power of two, and the lowest bits are packed. The server adds what it gets, in which
-the masks cancel, and turns the sum back into floating-point numbers.
+Each client rounds its part of the sum to integers, adds its masks modulo a power of two, and packs
+the lowest bits. The server adds what it receives, which cancels the masks, and converts the sum
+back to floating-point numbers.
 """
 
 from dataclasses import replace
@@ -31,7 +31,7 @@ class _Packed(Payload):
 
 
 class _Residues(eqx.Module):
-    """An array as whole numbers modulo a power of two, or a sum of such arrays."""
+    """An array as integers modulo a power of two, or a sum of such arrays."""
 
     values: Array
     exact: Array | None  # the array itself, which only the derivative needs
@@ -40,7 +40,7 @@ class _Residues(eqx.Module):
 
 @final
 class _SumOfAll(Additive):
-    """The sum over every client, absent or not: masks cancel in nothing less."""
+    """The sum over all clients, even absent ones, since masks cancel only in the whole sum."""
 
     value: PyTree
 
@@ -67,7 +67,7 @@ class _SecureSum(MaskedChannel):
 
     @property
     def levels(self) -> int:
-        """The largest number of one client: the sum over all of them does not overflow."""
+        """The largest integer of one client for which the sum over all does not overflow."""
         return (2 ** (self.bits - 1) - 1) // self.clients
 
     def check(self, clients, participants, message):
@@ -116,7 +116,7 @@ class _SecureSum(MaskedChannel):
         return jax.tree.map(unpack, payload, is_leaf=_is_packed)
 
     def differentiable(self, decoded, message, memory):
-        # Any draw will do: noise is added, and has no derivative. Compilers remove the rest.
+        # Any draw will do, since noise has no derivative. Compilers remove the rest.
         payload, _ = self.inner.encode(jax.random.key(0), message, memory)
         exact = self._shares(self.inner.differentiable(self.inner.decode(payload), message, memory))
 
@@ -129,7 +129,7 @@ class _SecureSum(MaskedChannel):
         arrays = jax.tree.map(self._to_array, decoded, is_leaf=_is_residues)
         return self.inner.receive(arrays, last)
 
-    # --- for masks that `jaxfed.deploy` adds ----------------------------------------------------
+    # --- for `jaxfed.deploy`, which adds its own masks -------------------------------------------
 
     def unmasked(self):
         return replace(self, masked=False)
@@ -151,7 +151,7 @@ class _SecureSum(MaskedChannel):
     # --- the steps ------------------------------------------------------------------------------
 
     def _shares(self, message: PyTree) -> PyTree:
-        """This client's part of the sum; zeros from a client without weight, whatever it made."""
+        """This client's part of the sum; zeros if its weight is zero."""
         weight = self._bound().weight
         return each(lambda part: _SumOfAll(part.contribution(weight).value), wrapped(message))
 
@@ -170,25 +170,25 @@ class _SecureSum(MaskedChannel):
         if self.masked:
             reach = (self.neighbours or clients) // 2
             numbers += pairwise_mask(mask_key, position, size, clients=clients, reach=reach)
-        # Copies of clients that only fill up devices send nothing, and share masks with nobody.
+        # Padding sends nothing, and shares masks with no client.
         numbers = jnp.where(position < clients, numbers, 0)
         return _Packed(array.shape, np.dtype(array.dtype), pack_wide(numbers, self.bits))
 
     def _to_whole(self, key: Key[Array, ""], array: Array) -> UInt32[Array, " n"]:
-        """Whole numbers of at most `levels`, rounded at random, without bias."""
+        """Round to integers of magnitude at most `levels`, at random without bias."""
         # Half precision has fewer numbers than there are levels.
         flat = array.reshape(-1).astype(jnp.promote_types(array.dtype, jnp.float32))
         flat = jnp.clip(flat, -self.bound, self.bound)
         scaled = flat * jnp.asarray(self.levels / self.bound, flat.dtype)
         number = jnp.floor(scaled + chances(key, flat.size)).astype(jnp.int32)
-        # Single precision may have rounded large numbers up, and the sum has no room for more.
+        # Single precision may round large numbers up, which could overflow the sum.
         number = jnp.clip(number, -self.levels, self.levels)
         return lax.bitcast_convert_type(number, jnp.uint32)
 
     def _to_array(self, residues: _Residues) -> Array:
-        """The array that a sum of whole numbers stands for."""
-        # Shifted up and down again, residues above the half become the negative numbers that they
-        # stand for. Before, JAX may have summed them in 64 bits.
+        """Convert a sum of integers back to an array."""
+        # Shifting up and down again turns residues in the upper half into negative numbers. JAX may
+        # have summed them in 64 bits.
         left = 32 - self.bits
         top = residues.values.astype(jnp.uint32) << left
         signed = lax.bitcast_convert_type(top, jnp.int32) >> left
@@ -218,50 +218,49 @@ def secure_sum(
     neighbours: int | None = None,
     inner: Channel | None = None,
 ) -> Channel:
-    r"""Pairwise masks: the server learns the sum of all messages and nothing else.
+    r"""Hide messages under pairwise masks: the server learns only the sum of all messages.
 
-    A client's part of the aggregate is its message for a sum, and its message times its share for a
-    mean. It is rounded at random, without bias, to multiples of \(B / L\), and becomes a whole
-    number modulo \(2^b\). For each of its partners, a client adds random numbers that it shares
-    with that partner alone and that the partner subtracts. A masked message is uniformly
-    distributed; in the sum all masks cancel exactly, on every backend. With
+    A client's part of the aggregate is its message for a sum, and its message times its weight for
+    a mean. It is rounded at random, without bias, to multiples of \(B / L\), and becomes an
+    integer modulo \(2^b\). For each of its partners, a client adds random numbers that only the two
+    of them know and that the partner subtracts. A masked message is uniformly distributed; in the
+    sum all masks cancel exactly, on every backend. With
     \(L = \lfloor (2^{b-1} - 1) / m \rfloor\) for m clients no sum overflows.
 
     For uplinks of sums and means only. All clients must take part in every round, because the masks
-    of an absent one do not cancel. First messages, before the rounds, go through the same channel
-    unless `jaxfed.Wire` names another; an algorithm whose first messages are not sums or means
-    needs that, or a warm start. Derivatives are straight through: those of the exact sum of the
-    clipped parts. A message that is not finite ends the run and is not hidden in the sum. The
-    diagnostics in the history are for the person who runs the experiment; the server of a
-    deployment has none.
+    of an absent one do not cancel. First messages, before the rounds, use the same channel unless
+    `jaxfed.Wire` names another; an algorithm whose first messages are not sums or means needs that,
+    or a warm start. Derivatives are straight through: those of the exact sum of the clipped parts.
+    A message that is not finite ends the run instead of being hidden in the sum. The history's
+    diagnostics are for whoever runs the experiment; the server of a deployment has none.
 
-    The masks are only as secret as the run's key: whoever knows it, here every client, can remove
-    all of them. Masks that are used twice cancel in the difference of two messages, so each run
-    needs its own key (`jaxfed.sweep` refuses to share one). JAX's random numbers are made for
-    simulations. On separate machines (`jaxfed.deploy`) seeds come from a key agreement between each
-    two clients and masks from a cryptographic generator, all clients are partners, and some may
-    drop out.
+    The masks are only as secret as the run's key: anyone who knows it, in a simulation every
+    client, can remove them all. Masks that are used twice cancel in the difference of two messages,
+    so each run needs its own key (`jaxfed.sweep` refuses to share one). JAX's random numbers are
+    made for simulations. On separate machines (`jaxfed.deploy`), each two clients agree on a seed
+    by key agreement, masks come from a cryptographic generator, all clients are partners, and some
+    may drop out.
 
     Args:
         clients: m, the number of clients.
-        bits: b, of each number, 2 to 32.
+        bits: b, bits per number, 2 to 32.
         bound: B, the largest magnitude of an entry of a client's part of the aggregate, known to
-            all; larger entries are clipped. For a mean over m clients of equal weights, it is a
-            bound on messages divided by m.
+            all; larger entries are clipped. For a mean over m clients of equal weights, it bounds
+            messages divided by m.
         neighbours: number of partners of a client, even, half of them on either side in a ring of
-            all clients; by default all others. Each takes as many random numbers as a message has
-            entries. A client's message is safe as long as one of its partners does not collude with
-            the server.
+            all clients; by default all others. Each partner costs as many random numbers as a
+            message has entries. A client's message is safe as long as one of its partners does not
+            collude with the server.
         inner: the channel before the masks, such as `gaussian(..., clients=clients)`; by default
             `lossless()`.
 
     Returns:
-        The channel; a payload is the masked numbers, packed at b bits.
+        The channel, whose payload is the masked numbers, packed at b bits.
 
     Raises:
-        ValueError: for fewer than two clients, bits outside their range or too few for that many
-            clients, a bound that is not a positive number, an unfit number of neighbours, or an
-            inner channel with memory at both ends.
+        ValueError: if there are fewer than two clients, bits are out of range or too few for the
+            number of clients, the bound is not positive, the number of neighbours is unsuitable, or
+            the inner channel has memory at both ends.
 
     Source: Bonawitz et al. (2017), Practical secure aggregation for privacy-preserving machine
     learning, Section 4; with few neighbours, Bell, Bonawitz, Gascon, Lepoint & Raykova (2020).

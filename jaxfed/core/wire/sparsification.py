@@ -1,4 +1,4 @@
-"""Two compressors that send few of the entries: the largest, or random ones."""
+"""Two compressors that send few entries: the largest ones, or random ones."""
 
 import math
 
@@ -26,7 +26,7 @@ class _TopK(Compressor):
         del key
         flat = array.reshape(-1)
         _, indices = jax.lax.top_k(jnp.abs(flat), _count(flat.size, self.fraction))
-        # Places are half of what is sent in single precision, so their width matters.
+        # In single precision, positions are half of what is sent, so their width matters.
         small = jnp.uint16 if flat.size <= 2**16 else jnp.uint32
         return _Sparse(array.shape, array.dtype, flat[indices], indices.astype(small))
 
@@ -51,13 +51,14 @@ def _scattered(
 
 
 def top_k(fraction: float) -> Channel:
-    """The entries of largest magnitude, with their places (16 bits up to 65,536 entries, else 32).
+    """Send the entries of largest magnitude and their positions.
 
-    Biased: use it inside `difference` or `error_feedback`. The derivative is straight through, the
-    usual estimator: that of all entries, whether sent or not.
+    Positions take 16 bits in arrays of up to 65,536 entries, else 32. Biased: use it inside
+    `difference` or `error_feedback`. The derivative is straight through, the usual estimator: that
+    of all entries, whether sent or not.
 
     Args:
-        fraction: share of an array's entries that are sent, rounded up.
+        fraction: fraction of an array's entries to send, rounded up.
 
     Raises:
         ValueError: if `fraction` is not in (0, 1].
@@ -102,14 +103,14 @@ class _RandomK(Compressor):
 
 
 def random_k(fraction: float, *, scaled: bool = True) -> Channel:
-    """Random entries; their places travel as the seed of the draw.
+    """Send random entries, and their positions as the seed of the draw.
 
     The derivative is straight through, that of the mean over all draws.
 
     Args:
-        fraction: share of an array's entries that are sent, rounded up.
-        scaled: multiply by the inverse share, so that the mean is right. Not for use inside
-            `difference` or `error_feedback`, which need contractions.
+        fraction: fraction of an array's entries to send, rounded up.
+        scaled: multiply by the inverse fraction, so that the mean is unbiased. Set it to False
+            inside `difference` or `error_feedback`, which need contractions.
 
     Raises:
         ValueError: if `fraction` is not in (0, 1].
@@ -126,5 +127,5 @@ def _checked_fraction(fraction: float) -> float:
 
 
 def _count(size: int, fraction: float) -> int:
-    # In floating point 0.07 * 100 is a little more than 7, which must not become 8 entries.
+    # In floating point, 0.07 * 100 is slightly more than 7, which must not become 8 entries.
     return max(1, math.ceil(round(fraction * size, 9)))

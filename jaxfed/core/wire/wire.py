@@ -1,4 +1,4 @@
-"""The wire of a run: which channel each kind of message goes through."""
+"""`Wire` assigns a channel to each kind of message."""
 
 import equinox as eqx
 
@@ -7,7 +7,7 @@ from jaxfed.core.wire.channel import Channel
 
 
 class Wire(eqx.Module):
-    """Which channel each kind of message goes through.
+    """The channel of each kind of message.
 
     Attributes:
         up: from the clients to the server in the rounds.
@@ -28,16 +28,15 @@ class Wire(eqx.Module):
         first: Channel | None = None,
         first_down: Channel | None = None,
     ):
-        """Set up the wire.
+        """Assign the channels.
 
         Args:
             up: for uplinks.
             down: for downlinks.
-            first: for the exchange before the rounds, both ways; a private channel is for the
-                first messages only, since broadcasts are not hidden. The default depends on `up`
-                and `down`: compressors take eight bits an entry there, other channels stay as they
-                are.
-            first_down: for the first broadcast alone, where it is not to be as `first` says.
+            first: for both directions before the rounds; a private channel applies only to the
+                first messages, since broadcasts are not hidden. The default depends on `up` and
+                `down`: compressors become eight bits per entry, other channels stay as they are.
+            first_down: for the first broadcast alone, if it differs from `first`.
 
         Raises:
             ValueError: if one of them is not a channel.
@@ -54,12 +53,12 @@ class Wire(eqx.Module):
 
     @property
     def channels(self) -> tuple[Channel, Channel, Channel, Channel]:
-        """All four, in the order of the attributes."""
+        """All four channels, in the order of the attributes."""
         return self.up, self.down, self.first_up, self.first_down
 
 
 def checked_wire(channel: Channel | Wire) -> Wire:
-    """The wire that an argument `channel` stands for: one channel serves both ways.
+    """The wire for a `channel` argument: one channel serves both directions.
 
     Raises:
         ValueError: if it is neither a channel nor a wire.

@@ -1,1 +1,1 @@
-"""Synthetic data whose truth is known, a file for each paper."""
+"""Synthetic data with known truth; one file per paper."""

@@ -21,7 +21,7 @@ from jaxfed._checks import (
 
 
 class Law(NamedTuple):
-    """The components, standard deviations and noise of the samples to draw."""
+    """The components, standard deviations and noise that define the distribution of samples."""
 
     shared: Float[Array, "d r1"]
     local: Float[Array, "m d r2"]
@@ -49,7 +49,7 @@ def draw(self: Any, key: PRNGKeyArray, samples: int | Sequence[int]) -> Any:  # 
     sizes = sizes_of(samples, clients)
     if isinstance(sizes, int):
         return _draw(key, np.arange(clients), *law, samples=sizes)
-    # Compiled once per power of two, not once per client: the surplus is cut off.
+    # Compile once per power of two, not once per client, and cut off the surplus.
     ceilings = np.asarray([1 << (size - 1).bit_length() for size in sizes])
     drawn: list[Any] = [None] * clients
     for ceiling in sorted(set(ceilings.tolist())):
@@ -69,7 +69,7 @@ def _draw(key, ids, shared, local, shared_scale, local_scale, noise_variance, *,
     )
 
     def client(i):
-        # All scores and noise in one call: random numbers are most of the time to compile.
+        # Draw scores and noise in one call: random numbers take most of the compile time.
         z = scale * jax.random.normal(jax.random.fold_in(key, i), (samples, r1 + r2 + d), dtype)
         phi, psi, noise = jnp.split(z, [r1, r1 + r2], axis=1)
         return phi @ shared.T + psi @ local[i].T + noise
@@ -78,13 +78,13 @@ def _draw(key, ids, shared, local, shared_scale, local_scale, noise_variance, *,
 
 
 def sizes_of(samples: int | Sequence[int], clients: int) -> int | tuple[int, ...]:
-    """Samples per client: one number for all of them, or one for each."""
+    """Samples per client: one number for all, or one for each."""
     sizes = counts_of("samples", samples, clients)
     return int(samples) if is_whole(samples) else sizes  # pyright: ignore[reportArgumentType]
 
 
 def scale_of(name: str, value: Any, rank: int | None, dtype: Any) -> Float[Array, "..."]:
-    """A standard deviation for all components or one for each; of rank None, a single number."""
+    """A standard deviation for all components or one for each; a single number if rank is None."""
     if rank is not None and is_list(value):
         value = host_array(name, value, "numbers")
     check_factor(name, value, single=rank is None)

@@ -1,4 +1,4 @@
-"""Clients of Ozkara, Huang & Diggavi (2023): components that scatter around common ones."""
+"""Clients of Ozkara, Huang & Diggavi (2023), whose components scatter around common ones."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -19,11 +19,11 @@ class HierarchicalData(NamedTuple):
     A named tuple, so it is a pytree.
 
     Attributes:
-        samples: one `(m, n, d)` array, or a list of `(n_i, d)` arrays where sizes were given
-            per client.
+        samples: one `(m, n, d)` array, or a list of `(n_i, d)` arrays if sizes were given per
+            client.
         shared: the common components V, orthonormal.
         local: the clients' components U_i, orthonormal.
-        noise_variance: variance of the noise in each feature; that of the scores is one.
+        noise_variance: variance of the noise in each feature; scores have variance one.
     """
 
     samples: Any
@@ -33,7 +33,7 @@ class HierarchicalData(NamedTuple):
 
     @property
     def law(self) -> Law:
-        """What samples are drawn from, with scores of variance one and nothing shared."""
+        """The distribution of samples, with scores of variance one and nothing shared."""
         one = jnp.ones((), self.local.dtype)
         return Law(self.shared[:, :0], self.local, one, one, self.noise_variance)
 
@@ -53,13 +53,13 @@ def hierarchical_synthetic(
 ) -> HierarchicalData:
     r"""Draw clients whose components scatter around common ones.
 
-    Client i draws U~ with entries normal around those of a random V, of variance \(\sigma^2\);
-    its components are the retraction of what lies in the tangent space at V,
+    Client i draws U~, whose entries are normal around those of a random V with variance
+    \(\sigma^2\). Its components are the retraction of the part in the tangent space at V,
     \(U_i = \mathrm{polar}(V + P_V(\tilde U - V))\), and its samples are \(y = U_i x + e\) with
     standard normal x. Large variances saturate: frames far from V are nearly uniform.
 
-    `prior_variance` and `noise_variance` may be arrays under a transformation: a `vmap` over them
-    is a sweep, and with the same key the clients differ in nothing else.
+    `prior_variance` and `noise_variance` may be arrays under a transformation. A `vmap` over them
+    is a sweep; with the same key, the clients differ in nothing else.
 
     Args:
         key: random key.

@@ -31,11 +31,11 @@ class PerPCAData(NamedTuple):
     """Samples of clients that share some principal components, and the truth behind them.
 
     A named tuple, so it is a pytree, and `data._replace(shared_scale=...).draw(key, n)` draws
-    from a changed law with the same components.
+    from another distribution with the same components.
 
     Attributes:
-        samples: one `(m, n, d)` array, or a list of `(n_i, d)` arrays where sizes were given
-            per client.
+        samples: one `(m, n, d)` array, or a list of `(n_i, d)` arrays if sizes were given per
+            client.
         shared: the shared components U, orthonormal.
         local: the local components V_i, orthonormal and orthogonal to `shared`.
         labels: the client's group; clients of one group have the same local components.
@@ -54,7 +54,7 @@ class PerPCAData(NamedTuple):
 
     @property
     def law(self) -> Law:
-        """What samples are drawn from."""
+        """The distribution of samples."""
         return Law(
             self.shared, self.local, self.shared_scale, self.local_scale, self.noise_variance
         )
@@ -93,11 +93,11 @@ def perpca_synthetic(
 ) -> PerPCAData:
     """Draw clients with shared and local principal components.
 
-    The shared components are the first `shared_rank` coordinate axes. The local components lie
-    in the other coordinates: `"window"` gives client i the axes i, i + 1, ... modulo `window`, so
-    that client i and client i + window agree, and the mean of their projections has largest
-    eigenvalue local_rank / window where `window` divides `clients`; `"random"` gives each group
-    of clients its own random subspace.
+    The shared components are the first `shared_rank` coordinate axes; the local components lie in
+    the other coordinates. `"window"` gives client i the axes i, i + 1, ... modulo `window`, so that
+    client i and client i + window agree; if `window` divides `clients`, the mean of their
+    projections has largest eigenvalue local_rank / window. `"random"` gives each group of clients
+    its own random subspace.
 
     Scales may be arrays under a transformation, so a `vmap` over them (or over `key`) is a sweep.
 
@@ -161,7 +161,7 @@ def perpca_synthetic(
             key_local, groups=groups, free=free, rank=local_rank, dtype=jnp.dtype(dtype)
         )[labels]
 
-    # Zeros in the shared coordinates: orthogonal to the shared components to the last bit.
+    # Zeros in the shared coordinates make them orthogonal to the shared components to the last bit.
     v = jnp.concatenate([jnp.zeros((clients, shared_rank, local_rank), dtype), basis], axis=1)
     u = jnp.asarray(np.eye(features, shared_rank), dtype)
     if rotate:

@@ -1,4 +1,4 @@
-"""Synthetic videos: blobs that move over a still background, as Shi & Kontar (2024) separate."""
+"""Synthetic videos of blobs that move over a still background, as in Shi & Kontar (2024)."""
 
 from functools import partial
 from typing import Any, NamedTuple
@@ -12,11 +12,11 @@ from jaxfed.data.synthetic._common import scale_of
 
 
 class ImageSequence(NamedTuple):
-    """A sequence of grayscale images with the two parts it is the sum of.
+    """A sequence of grayscale images, and the two parts that add up to it.
 
     Attributes:
         frames: background + foreground (+ noise).
-        background: the part every frame shares, a matrix of low rank.
+        background: the part shared by all frames, a matrix of low rank.
         foreground: the moving blobs, exactly zero elsewhere.
     """
 
@@ -41,9 +41,9 @@ def image_sequence_synthetic(
     """Draw a short video: a smooth still background and bright blobs that move over it.
 
     The background is a constant plus `background_rank - 1` products of a wave in each direction,
-    in [0, 1 - brightness]; a blob is `brightness * max(0, 1 - distance^2 / radius^2)`, moves on a
-    straight line and is reflected at the border; where blobs overlap the brighter one is seen.
-    Without noise frames are in [0, 1].
+    in [0, 1 - brightness]. A blob is `brightness * max(0, 1 - distance^2 / radius^2)`; it moves on
+    a straight line and is reflected at the border. Where blobs overlap, the brighter one is seen.
+    Without noise, frames are in [0, 1].
 
     Args:
         key: random key.

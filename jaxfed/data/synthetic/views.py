@@ -1,4 +1,4 @@
-"""Views of Shrestha & Fu (2023) whose common class is found by nonlinear maps alone."""
+"""Views of Shrestha & Fu (2023) whose common class only nonlinear maps find."""
 
 from typing import Any, NamedTuple
 
@@ -10,7 +10,7 @@ from jaxfed._checks import check_factor, check_whole, checked_dtype, checked_key
 
 
 class NonlinearViews(NamedTuple):
-    """Views of the same entities, and the classes of these.
+    """Views of the same entities, and their classes.
 
     Attributes:
         views: the three views, `(entities, 2)` each.
@@ -24,12 +24,12 @@ class NonlinearViews(NamedTuple):
 def nonlinear_views_synthetic(
     key: Key[Array, ""], *, entities: int = 10_000, noise: float = 0.1, dtype: Any = None
 ) -> NonlinearViews:
-    """Draw three views of two-dimensional points of two classes that no line divides.
+    """Draw three views of two-dimensional points of two classes that no line separates.
 
     View 1 has the classes on circles of radius 1 and 2. View 2 has them on the parabolas
     `y = 2 x²` and `y = 1 + x²/2`, with `x` uniform between -3 and 3. View 3 has one on a circle of
     radius 2 and the other in a normal distribution around its centre. Angles and `x` are drawn
-    anew for each view: the class is all that the views have in common.
+    independently for each view, so the views have only the class in common.
 
     Args:
         key: random key.
