@@ -220,8 +220,8 @@ def page(record: Record) -> str:
         "*Reproduced* cells agree with everything that they are compared with. Cells *as the "
         "reference alone* agree with an independent implementation and not with what the paper "
         "prints. The others *differ*, or have nothing to be compared with. `jaxfed reproduce "
-        "TARGET --seed BASE` prints them, each with the interval that it accepts. Seconds are by the "
-        "clock, with compilation, on a machine that also does other things; targets of one "
+        "TARGET --seed BASE` prints them, each with the interval that it accepts. Seconds are by "
+        "the clock, with compilation, on a machine that also does other things; targets of one "
         "experiment ran together, each with the seconds of all. With a single seed, one cell in "
         "twenty is outside two standard deviations by chance.",
         "",
