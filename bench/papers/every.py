@@ -30,17 +30,19 @@ COMMITTED = Path(__file__).parent
 RECORD, PAGE, TABLE = "record.json", "items.md", "items.csv"
 FILES = (RECORD, PAGE, TABLE)
 QUICK = 590  # seconds of a quick run, which takes ten minutes with its start and its end
-KINDS = ("reproduced", "differs", "not comparable")
+# What a verdict may be; the second is of cells whose reference and paper differ.
+KINDS = ("reproduced", "as the reference alone", "differs", "not comparable")
 
 Found = dict[str, dict[str, Any]]  # what was found last, by target
 Record = dict[str, Found]  # by the base of the seeds, "0" first
 
 
-def counts_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """Count the verdicts of each kind in the rows of a target's `result.json`."""
-    words = [row["verdict"] for row in rows if row.get("verdict")]
-    found = Counter(next(kind for kind in KINDS if word.startswith(kind)) for word in words)
-    return {kind: found[kind] for kind in KINDS}
+def kind_of(row: Mapping[str, Any]) -> str | None:
+    """The kind of a verdict in a row of a target's `result.json`; None where there is none."""
+    verdict = row.get("verdict", "")
+    if verdict.startswith("reproduced; from the paper"):
+        return "as the reference alone"
+    return next((kind for kind in KINDS if verdict.startswith(kind)), None)
 
 
 def together(names: Sequence[str]) -> list[list[str]]:
@@ -125,16 +127,20 @@ def run_together(
 
 
 def read_result(out: Path) -> dict[str, Any]:
-    """Read what a target wrote: the number of verdicts of each kind, and the rows that differ."""
+    """Read what a target wrote: the number of verdicts of each kind, and the rows that differ.
+
+    Rows of any kind but `"reproduced"` and `"not comparable"` are listed under `"which"`.
+    """
     result = json.loads((out / "result.json").read_text(encoding="utf-8"))
-    differs = [
+    kinds = [kind_of(row) for row in result["rows"]]
+    which = [
         ", ".join(str(row[column]) for column in result["columns"] if row[column] not in ("", None))
         + f": {row['measured']}, accepted {row['accepts']}"
-        for row in result["rows"]
-        if row.get("verdict", "").startswith("differs")
+        for row, kind in zip(result["rows"], kinds, strict=True)
+        if kind in ("as the reference alone", "differs")
     ]
     stamp = ", ".join(f"{package} {number}" for package, number in result["versions"].items())
-    return counts_of(result["rows"]) | {"which": differs, "versions": stamp}
+    return {kind: kinds.count(kind) for kind in KINDS} | {"which": which, "versions": stamp}
 
 
 def wants_data(name: str) -> bool:
@@ -158,7 +164,7 @@ def verdict_of(targets: Sequence[str], found: Found) -> str:
         return "not run"
     if any("failed" in one for one in ran):
         return "failed"
-    counts = {kind: sum(one[kind] for one in ran) for kind in KINDS}
+    counts = {kind: sum(one.get(kind, 0) for one in ran) for kind in KINDS}
     verdict = ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
     if (seeds := max(one["seeds"] for one in ran)) > 1:
         verdict += f" ({seeds} seeds)"
@@ -210,12 +216,14 @@ def page(record: Record) -> str:
         "",
         f"{len(ITEMS)} tables and figures that show results: {covered['whole']} are covered whole, "
         f"{covered['part']} in part, {covered['not']} not. A verdict counts the cells of all of an "
-        "item's targets that are reproduced, that differ, and that have nothing to be compared "
-        "with, for each base of the seeds and for one seed where nothing else is said; `jaxfed "
-        "reproduce TARGET --seed BASE` prints them, each with the interval that it accepts. "
-        "Seconds are by the clock, with compilation, on a machine that also does other things; "
-        "targets that tell of one experiment ran together, each with the seconds of all. Of a "
-        "single seed one cell in twenty is outside two standard deviations by chance.",
+        "item's targets, for each base of the seeds and for one seed where nothing else is said. "
+        "*Reproduced* cells agree with everything that they are compared with. Cells *as the "
+        "reference alone* agree with an independent implementation and not with what the paper "
+        "prints. The others *differ*, or have nothing to be compared with. `jaxfed reproduce "
+        "TARGET --seed BASE` prints them, each with the interval that it accepts. Seconds are by "
+        "the clock, with compilation, on a machine that also does other things; targets of one "
+        "experiment ran together, each with the seconds of all. With a single seed, one cell in "
+        "twenty is outside two standard deviations by chance.",
         "",
         "Written by `jaxfed reproduce all`; " + "; ".join(stamps) + ".",
         "",
@@ -232,7 +240,8 @@ def what_differs(record: Record) -> list[str]:
     lines = [
         "## What differs",
         "",
-        f"With the interval that is accepted, and why, where it is known. {kinds}. The "
+        "From the reference or from the paper, with the interval that is accepted, and why, where "
+        f"it is known. {kinds}. The "
         'measurements behind it: `bench/RESULTS.md`, "Reproductions".',
         "",
     ]

@@ -1,8 +1,12 @@
 """Why rows of the page differ, read from `reasons.toml`."""
 
+import re
 import tomllib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
+
+NUMBER = re.compile(r"[-+]?(\d+\.?\d*(e[-+]?\d+)?|inf|nan)")
 
 
 class Reason(NamedTuple):
@@ -10,15 +14,24 @@ class Reason(NamedTuple):
 
     Attributes:
         target: whose rows.
-        row: a part of their text, as the page prints it.
         kind: what sort of reason it is, one of `KINDS`.
         why: in a sentence.
+        rows: from the label of each row to the range of measured values that the reason explains.
     """
 
     target: str
-    row: str
     kind: str
     why: str
+    rows: Mapping[str, Sequence[float]]
+
+    def explains(self, target: str, row: str) -> bool:
+        """Whether this is why a row, as the page prints it, differs."""
+        label, _, measured = row.partition(", accepted ")[0].rpartition(": ")
+        if target != self.target or label not in self.rows:
+            return False
+        low, high = self.rows[label]
+        number = NUMBER.match(measured)
+        return number is not None and low <= float(number[0]) <= high
 
 
 _FILE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
@@ -28,6 +41,5 @@ REASONS = [Reason(**reason) for reason in _FILE["reasons"]]
 
 def reason(target: str, row: str) -> str:
     """Why a row differs, after its kind; nothing where it is not known."""
-    known = (one for one in REASONS if one.target == target and one.row in row)
-    first = next(known, None)
+    first = next((one for one in REASONS if one.explains(target, row)), None)
     return "" if first is None else f"*{first.kind}*: {first.why}"

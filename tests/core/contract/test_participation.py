@@ -153,6 +153,17 @@ def test_the_mean_that_the_server_sees_is_unbiased():
     assert sums.std() > 0.1
 
 
+def test_diagnostics_are_means_over_the_participants(key):
+    clients = weighted([0.3, 0.1, 0.1, 0.2, 0.25, 0.05])
+    participation = jf.participation.uniform(2)
+    run = jf.rollout(Report(), clients, rounds=1, key=key, participation=participation)
+    energies = np.einsum("mnd,mnd->m", clients.data.values, clients.data.values) / 9
+    weights = np.where(run.local > 0, clients.weights, 0)
+    assert (weights > 0).sum() == 2
+    expected = np.average(energies, weights=weights)
+    np.testing.assert_allclose(run.history["objective"], [expected], rtol=1e-6)
+
+
 def test_given_participants_have_a_mean_by_their_weights(key):
     """The weights of a round used to sum to more or less than one."""
     clients = weighted([0.3, 0.1, 0.1, 0.2, 0.25, 0.05])
