@@ -1,5 +1,5 @@
-"""Measurements of jaxfed: times, tables of the documentation, robustness, and the papers' results.
+"""Measurements of jaxfed: times, the documentation's tables, robustness, and the papers' results.
 
-Run a script from the root of the checkout, such as `python -m bench.speed.polar`. What it measured
-last is in `RESULTS.md`.
+Run a script from the root of the checkout, such as `python -m bench.speed.polar`. `RESULTS.md`
+contains the latest measurements.
 """

@@ -1,6 +1,6 @@
-"""Helpers that the measuring scripts share: timing, printing and the command line.
+"""Helpers for measuring scripts: timing, printing and the command line.
 
-Times are compared within one run, in which the rivals take turns.
+Scripts compare times within one run, in which the rivals take turns.
 """
 
 import argparse

@@ -1,11 +1,11 @@
-"""Make printed tables again and compare them cell by cell.
+"""Recompute printed tables and compare them cell by cell.
 
     python bench/still_hold.py                 # all of them, a quarter of an hour
-    python bench/still_hold.py privacy start   # whose script or page has one of these in its name
+    python bench/still_hold.py privacy start   # those whose script or page has such a name
 
-A number holds if it is off by no more than one in its last printed digit, a bound or a size like
-1e-9 if it is by no more than a factor of a hundred: that is what limits it, rounding, which differs
-from one processor to the next. Timings are not here, nor what `jaxfed reproduce` compares itself.
+A number holds if it differs by at most one in its last printed digit. Bounds and values like 1e-9
+hold if they differ by at most a factor of a hundred, because rounding limits them, and rounding
+differs between processors. The script checks neither timings nor what `jaxfed reproduce` compares.
 """
 
 import re

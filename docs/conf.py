@@ -1,7 +1,7 @@
-"""How the documentation is built: `sphinx-build -W -n docs docs/_build`, without a network.
+"""Settings of the documentation: `sphinx-build -W -n docs docs/_build`, without a network.
 
-The reference is written from the public names each time: a public name without a docstring stops
-the build, and so does a reference to a name that does not exist.
+Each build writes the reference from the public names. It fails if a public name has no docstring,
+or if a page refers to a name that does not exist.
 """
 
 import inspect
@@ -21,7 +21,7 @@ from public import MODULES, module_named, public_names, undocumented  # noqa: E4
 import papers  # noqa: E402
 from jaxfed import Algorithm  # noqa: E402
 
-# What estimators inherit from scikit-learn is not described again.
+# The reference leaves out what estimators inherit from scikit-learn.
 SKLEARN = "BaseEstimator, TransformerMixin, ClassNamePrefixFeaturesOutMixin"
 
 project = "jaxfed"
@@ -60,7 +60,7 @@ nitpicky = True
 
 
 def write_reference(app) -> None:
-    """Write each public module's page, drawings, the gallery, and what is reproduced."""
+    """Write a page for each public module, the drawings, the gallery, and the papers' targets."""
     missing = undocumented()
     if missing:
         raise ValueError(f"public names without a docstring: {', '.join(missing)}")
@@ -73,7 +73,7 @@ def write_reference(app) -> None:
     if (source / "gallery").exists():
         gallery_pages.make(source / "gallery", folder / "gallery")
     rows = [f"| `{name}` | {papers.description(name)} |" for name in papers.names()]
-    _write(folder / "targets.md", "\n".join(["| target | what it is |", "| --- | --- |", *rows]))
+    _write(folder / "targets.md", "\n".join(["| target | reproduces |", "| --- | --- |", *rows]))
 
 
 def _page(module: str) -> str:
@@ -82,7 +82,7 @@ def _page(module: str) -> str:
     lines += [f".. currentmodule:: {module}", ""]
     for name, found in public_names(module).items():
         if inspect.isclass(found):
-            # What the methods of all algorithms are is said once, at the contract.
+            # The contract describes the methods of all algorithms, once.
             own = found is Algorithm or not issubclass(found, Algorithm)
             lines += [f".. autoclass:: {module}.{name}", *["   :members:"] * own]
             lines += [f"   :inherited-members: {SKLEARN}"] * (module == "jaxfed.estimators") + [""]
@@ -94,16 +94,16 @@ def _page(module: str) -> str:
 
 
 def _write(path: Path, text: str) -> None:
-    # Only if it changed, so that Sphinx reads again only what it must.
+    # Sphinx reads a file again only if it has changed.
     if not path.exists() or path.read_text() != text:
         path.write_text(text)
 
 
 def as_rst(app, what, name, object_, options, lines) -> None:
-    """Turn the marks of a docstring into those of reStructuredText."""
+    """Convert a docstring's markup to reStructuredText."""
     text = re.sub(r"^Create new instance of .*$", "", "\n".join(lines), flags=re.M)  # of tuples
     text = re.sub(r"\\\((.+?)\\\)", lambda m: f":math:`{' '.join(m[1].split())}`", text, flags=re.S)
-    # What is code, mathematics or emphasis stays; other marks are only characters.
+    # Keep the markup of code, mathematics and emphasis; escape other special characters.
     code, emphasis = (
         r"``[^`]+``|(?::math:)?`[^`]*`|^ *\.\. math::.*$",
         r"(?<!\w)\*\w[^*\n]*\*(?!\w)",
@@ -120,11 +120,11 @@ def as_rst(app, what, name, object_, options, lines) -> None:
 
 
 def short(app, what, name, object_, options, signature, returned) -> tuple[str | None, str | None]:
-    """Write types as the code does, and not where JAX keeps them."""
+    """Write types as the code does, without the modules that define them."""
 
     def shortened(text):
         text = text and re.sub(r"\b(jax\.)?(jaxlib\.)?_?jax(lib)?\.(_jax\.)?(?=Array)", "", text)
-        # Where a constructor is wrapped, Sphinx shows objects in place of what the code says.
+        # Sphinx shows the objects that a wrapped constructor holds, not its source code.
         text = text and re.sub(r"\(<function.*?>(, <function.*?>)*\)(?=,)", "...", text)
         text = text and re.sub(r"<function (\w+)>", r"\1", text)
         return text and re.sub(r"~(\w+\.)+", "", text)
@@ -133,14 +133,14 @@ def short(app, what, name, object_, options, signature, returned) -> tuple[str |
 
 
 def skip(app, what, name, object_, skipped, options) -> bool | None:
-    """Leave out scikit-learn's own methods, and the places of fields in a tuple."""
+    """Leave out scikit-learn's methods, and the fields of named tuples."""
     foreign = (getattr(object_, "__module__", None) or "").startswith("sklearn.")
     field = (getattr(object_, "__doc__", None) or "").startswith("Alias for field number")
     return True if foreign or field or re.fullmatch("set_.*_request", name) else None
 
 
 def resolve(app, env, node, contnode):
-    """Find a public name by where it is defined; a private one stays text, a wrong one fails."""
+    """Link public names by where they are defined; keep private ones as text; reject others."""
     if node.get("refdomain") != "py":
         return None
     target = node.get("reftarget", "")
@@ -158,12 +158,12 @@ def _exists(target: str, module: str | None) -> bool:
         except (ImportError, AttributeError, ValueError):
             continue
         return True
-    # The types of arrays, and what annotations abbreviate.
+    # Array types, and abbreviations in annotations.
     return not target.startswith(("jaxfed", "jf."))
 
 
 def setup(app) -> None:
-    """Connect what is above."""
+    """Connect the functions above."""
     app.public = {
         f"{found.__module__}.{found.__qualname__}": f"{module}.{name}"
         for module in MODULES

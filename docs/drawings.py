@@ -1,4 +1,4 @@
-"""The drawings of the guides, as inline SVG in the colours of the page, light or dark."""
+"""Draw the guides' figures as inline SVG, in the colours of a light or dark page."""
 
 from pathlib import Path
 
@@ -59,20 +59,21 @@ def svg(width, height, about, *parts) -> str:
 
 
 def federation() -> str:
-    """Messages go up, what is shared comes down, data stay."""
-    parts = [box(200, 10, 160, 34, SHARED, 0.35), text(280, 32, "server: shared components U")]
+    """Messages go up, shared components come down, data stay with the clients."""
+    parts = [box(190, 10, 180, 34, SHARED, 0.35), text(280, 32, "server: shared components U")]
     for i, x in enumerate((70, 280, 490)):
         parts += [
             table(x - 36, 130, 4, 8, OWN[i]),
-            text(x, 185, f"client {i + 1}: its data, its V{'₁₂₃'[i]}"),
+            text(x, 185, f"client {i + 1}: data, local V{'₁₂₃'[i]}"),
             arrow(x - 10, 122, 280 + (x - 280) * 0.25 - 10, 50),
             arrow(280 + (x - 280) * 0.25 + 10, 50, x + 10, 122),
         ]
     parts += [
         text(92, 80, "messages", anchor="end"),
-        text(470, 80, "what is shared", anchor="start"),
+        text(470, 80, "components U", anchor="start"),
     ]
-    return svg(560, 195, "A server and three clients, whose data stay where they are", *parts)
+    about = "Three clients send messages; the server returns shared components; data stay"
+    return svg(560, 195, about, *parts)
 
 
 def beside() -> str:
@@ -86,12 +87,12 @@ def beside() -> str:
             text(x + 65, 108, f"V{'₁₂₃'[i]}"),
             text(x + 40, 128, f"model of client {i + 1}"),
         ]
-    about = "Each client's model: the shared components, and its own ones beside them"
+    about = "Each client's model: the shared components, and local components beside them"
     return svg(500, 135, about, *parts)
 
 
 def around() -> str:
-    """Components that scatter around a centre."""
+    """Clients' components around a common centre."""
     parts = [
         f'<circle cx="110" cy="70" r="52" {LINE} stroke-dasharray="4 4"/>',
         dot(110, 70, 8, SHARED),
@@ -101,16 +102,16 @@ def around() -> str:
         side = 1 if x > 110 else -1
         parts += [dot(x, y, 6, OWN[i]), text(x + 16 * side, y, f"U{'₁₂₃₄'[i]}", 11)]
     parts += [
-        text(200, 60, "every client has components of its own,", anchor="start"),
-        text(200, 80, "drawn towards a centre as strongly as", anchor="start"),
-        text(200, 100, "a prior says, given or learned", anchor="start"),
+        text(200, 60, "each client has its own components;", anchor="start"),
+        text(200, 80, "a prior, given or learned, sets how", anchor="start"),
+        text(200, 100, "strongly they are drawn to the centre", anchor="start"),
     ]
     return svg(460, 135, "Four clients' components around a common centre", *parts)
 
 
 def have() -> str:
     """What clients have in common."""
-    names = ("shared and own parts", "one subspace for all")
+    names = ("shared and local parts", "one subspace for all")
     parts = []
     for i, x in enumerate((45, 205)):
         for j in range(3):
@@ -118,18 +119,18 @@ def have() -> str:
         parts.append(text(x + 41, 122, names[i], 11))
     for j in range(3):
         parts.append(table(355 + 32 * j, 10, 10, 3, OWN[j]))
-    parts.append(text(400, 122, "many views of the same", 11))
+    parts.append(text(400, 122, "many views of the same entities", 11))
     for j, (x, wide) in enumerate(((500, 80), (520, 44), (540, 20), (560, 44), (580, 80))):
         parts.append(box(x, 55 - wide / 2, 10, wide, OWN[j % 3], 0.6))
     parts.append(text(545, 122, "a network", 11))
-    about = "Same features of other samples, twice; other features of the same samples; a network"
+    about = "Shared and local parts; one subspace; many views of the same entities; a network"
     return svg(610, 130, about, *parts)
 
 
 def tell() -> str:
     """What a server sees."""
     parts = []
-    for i, name in enumerate(("single messages", "their sum alone", "a sum with noise")):
+    for i, name in enumerate(("single messages", "only their sum", "a sum with noise")):
         x = 20 + 180 * i
         if i == 0:
             parts += [box(x + 44 * j, 12, 36, 30, OWN[j], 0.7) for j in range(3)]
@@ -142,20 +143,21 @@ def tell() -> str:
             ]
         parts.append(text(x + 62, 64, name))
         parts.append(text(x + 62, 82, ("lossless, quantize", "secure_sum", "gaussian")[i], 11))
-    return svg(520, 90, "A server that sees single messages, a sum, or a sum with noise", *parts)
+    about = "The server sees single messages, only their sum, or a sum with noise"
+    return svg(520, 90, about, *parts)
 
 
 def cost() -> str:
-    """Bits of a number."""
+    """Bits per number."""
     parts = []
     for i, (name, bits) in enumerate((("lossless", 32), ("quantize(3)", 3), ("sign", 1))):
         y = 8 + 26 * i
         parts += [
             text(95, y + 13, name, anchor="end"),
             *(box(105 + 11 * j, y, 9, 17, SHARED, 0.7) for j in range(bits)),
-            text(114 + 11 * bits, y + 13, f"{bits} bit{'s' * (bits > 1)} a number", 11, "start"),
+            text(114 + 11 * bits, y + 13, f"{bits} bit{'s' * (bits > 1)} per number", 11, "start"),
         ]
-    return svg(560, 84, "Bits for a number: 32, 3 or 1", *parts)
+    return svg(575, 84, "Bits per number: 32, 3 or 1", *parts)
 
 
 ALL = (federation, beside, around, have, tell, cost)

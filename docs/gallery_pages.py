@@ -1,4 +1,4 @@
-"""The gallery's pictures, made when the pages are built, by the code that the pages show."""
+"""Make the gallery's pictures by running the code that its pages show."""
 
 import contextlib
 import hashlib
@@ -10,11 +10,11 @@ from pathlib import Path
 import jaxfed
 
 PAGES = ["digits", "video", "debates", "views", "unseen", "sensors", "autoencoders", "denoising"]
-"""In the order in which they are shown."""
+"""In the order of the gallery."""
 
 
 def run(page: Path, folder: Path) -> str:
-    """Run a page's code in a folder, where it leaves its picture; return what it printed."""
+    """Run a page's code in a folder, where it saves its picture; return what it printed."""
     sources, printed = _blocks(page.read_text()), io.StringIO()
     names: dict = {}
     with contextlib.chdir(folder), contextlib.redirect_stdout(printed):
@@ -26,7 +26,7 @@ def run(page: Path, folder: Path) -> str:
 
 
 def make(pages: Path, folder: Path) -> None:
-    """Make what is not there or was made by other code, and the cards that lead to the pages."""
+    """Run the pages that are new or changed, and write the cards that link to all pages."""
     import matplotlib
 
     folder.mkdir(parents=True, exist_ok=True)

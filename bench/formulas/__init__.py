@@ -1,1 +1,1 @@
-"""Closed forms from the papers, against which tests and benchmarks hold the library."""
+"""Closed forms from the papers, to test and benchmark the library against."""

@@ -1,10 +1,10 @@
-r"""What a Gaussian prior around a common mean does, in closed form.
+r"""Closed forms for a Gaussian prior around a common mean.
 
-The Gaussian model behind the theory of hierarchical Bayes personalization: client i has the mean of
-n samples of variance s² around \(\theta_i\), and the \(\theta_i\), vectors of D numbers, scatter
-with variance \(\sigma_*^2\) around a common \(\mu\). Only \(v = s^2 / n\) matters. The personalized
-estimate assumes a variance \(\sigma^2\), given or learned under a hyper prior of strength
-\(\xi\). For components of PCA v is \(s (1 + s) / n\) with noise variance s.
+This Gaussian model underlies the theory of hierarchical Bayes personalization. Client i has the
+mean of n samples of variance s² around \(\theta_i\). The \(\theta_i\), vectors of D numbers,
+scatter around a common \(\mu\) with variance \(\sigma_*^2\). Only \(v = s^2 / n\) matters. The
+personalized estimate assumes a variance \(\sigma^2\), which is given, or learned under a hyper
+prior of strength \(\xi\). For components of PCA, v is \(s (1 + s) / n\) with noise variance s.
 
 Source: Ozkara et al., ADEPT, Sections 3 and 4.
 """

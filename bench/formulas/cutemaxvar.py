@@ -1,8 +1,8 @@
-r"""When the quantizer of the messages is a contraction, by the paper's two facts.
+r"""When the quantizer of the messages is a contraction, by two facts in the paper.
 
-A random compressor C is a \(\delta\)-compressor if it misses a message V by at most
-\(E\|C(V) - V\|^2 \le (1 - \delta) \|V\|^2\), on which error feedback rests. That of
-`jaxfed.channel.quantize` with s levels above zero and the contraction \(\tau\) rounds V at random
+A random compressor C is a \(\delta\)-compressor if its mean squared error on a message V is at most
+\(E\|C(V) - V\|^2 \le (1 - \delta) \|V\|^2\). Error feedback requires this. The quantizer of
+`jaxfed.channel.quantize`, with s levels above zero and the contraction \(\tau\), rounds V at random
 to multiples of \(\max|V|/s\) and divides by \(\tau\).
 
 Source: Shrestha & Fu (2023), Section III-C.

@@ -1,1 +1,1 @@
-"""Attempts to break it: malformed arguments and files, degenerate data, killed runs."""
+"""Attempts to break jaxfed: malformed arguments and files, degenerate data, killed runs."""

@@ -2,9 +2,10 @@
 
     python -m bench.robustness.kills --runs 100
 
-`jaxfed fit`, `jaxfed sweep` and `jaxfed.grid` on tiny data, saved after each round or block:
-participation, difference channels, noise and masks, callbacks that stop. Each is run once without
-interruption, and then over and over with SIGKILL at a moment drawn from as long as it takes.
+The runs are `jaxfed fit`, `jaxfed sweep` and `jaxfed.grid` on tiny data, saved after each round or
+block. They cover participation, difference channels, noise and masks, and callbacks that stop. The
+script runs each once without interruption. It then runs each again and again, with SIGKILL at a
+random moment within the time that the run takes.
 """
 
 import argparse

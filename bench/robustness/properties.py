@@ -2,9 +2,9 @@
 
     python -m bench.robustness.properties --cases 100000
 
-Clients of any rank from none to full, with equal variances, constant or repeated rows, along the
-axes or turned, of sizes from 1e-8 to 1e4, alike or not. No number may be NaN or infinite, no sum of
-squares negative, and all components of a client must be orthonormal together.
+Clients have data of any rank from zero to full, with equal variances, constant or repeated rows,
+along the axes or rotated, of magnitudes from 1e-8 to 1e4, alike or different. No number may be NaN
+or infinite, no sum of squares negative, and all components of a client must be orthonormal.
 """
 
 import argparse

@@ -1,1 +1,1 @@
-"""Times, as ratios within one run: rounds, solves and first calls beside their rivals."""
+"""Times of rounds, solves and first calls, as ratios to rivals within one run."""

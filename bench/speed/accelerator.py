@@ -1,10 +1,10 @@
 """Time kernels, decompositions, rounds and sweeps on an accelerator, as ratios.
 
     python -m bench.speed.accelerator         # on the TPU or GPU that JAX finds
-    python -m bench.speed.accelerator --tiny  # anywhere, to see that it runs; ratios mean nothing
+    python -m bench.speed.accelerator --tiny  # anywhere, to test the script; ratios mean nothing
 
-What the compiler's counts lead one to expect, and what an H100 took, is in
-`docs/guides/hardware.md`. On GPUs there is no kernel for second moments.
+`docs/guides/hardware.md` gives the times that the compiler's counts predict, and those of an H100.
+GPUs have no kernel for second moments.
 """
 
 import sys

@@ -2,22 +2,22 @@
 
     python -m bench.speed.adjoint                  # 50 clients of 120 samples, 784 features, 20
     python -m bench.speed.adjoint --small          # in a minute, with errors
-    python -m bench.speed.adjoint --ways implicit  # beside the solve, without the rivals
+    python -m bench.speed.adjoint --ways implicit  # compared with the solve, without the rivals
 
-The loss is the held-out error of PerPCA, differentiated by samples and the clients' weights, in
-single precision. Memory is what XLA allots beside arguments and results, and with them: data and a
-derivative by them are of one size. The rivals:
+The loss is the held-out error of PerPCA, differentiated with respect to the samples and the
+clients' weights, in single precision. Memory is what XLA allocates, without and with arguments and
+results, because the data and a derivative with respect to them have the same size. The rivals are
 
-* "plain JAX, unrolled": `plain_jax.py`, PerPCA without a library, differentiated as it is.
-* "PyTorch, unrolled": the same rounds in PyTorch, clients in a batch, on one thread; of the small
-  problem, and where PyTorch is installed.
-* "by hand": what a user of an implicit differentiation library writes: the gradient of the
-  objective by all components, and conjugate gradients on the normal equations of its Jacobian
-  (JAXopt's default), which knows nothing of bases and does not eliminate the local components. It
-  starts from a solution, whose rounds it leaves to others.
+* "plain JAX, unrolled": `plain_jax.py`, PerPCA without a library, differentiated as it is;
+* "PyTorch, unrolled": the same rounds in PyTorch, with clients in a batch, on one thread; only for
+  the small problem, and only if PyTorch is installed;
+* "by hand": what a user of an implicit differentiation library writes, the gradient of the
+  objective with respect to all components, and conjugate gradients on the normal equations of its
+  Jacobian (JAXopt's default). It does not know about bases, does not eliminate the local
+  components, and starts from a solution that others have computed.
 
 Errors are those of directional derivatives, relative to central differences of whole solves in
-double precision. What takes more than four gigabytes is not run.
+double precision. The script skips whatever needs more than four gigabytes.
 """
 
 import argparse

@@ -1,13 +1,13 @@
-"""A round of PerPCA the way its authors compute it: NumPy, one client after the other.
+"""A round of PerPCA as its authors compute it: NumPy, one client after another.
 
-Written anew after the published scripts, keeping what decides their cost and not what would be
-sensible: the second moment of every client formed again in every round, the polar factor through
-a full d × d singular value decomposition and a product with a d × r rectangle that has ones on its
-diagonal, a copy of U for every client, and a loss that orthonormalizes [U, V_i] column by column
-in Python and projects the samples through a d × d matrix.
+Written anew after the published scripts. It keeps the operations that determine their cost, even
+where cheaper ones exist: it recomputes the second moment of every client in every round, computes
+the polar factor from a full d × d singular value decomposition and a product with a d × r rectangle
+that has ones on its diagonal, copies U for every client, and evaluates a loss that orthonormalizes
+[U, V_i] column by column in Python and projects the samples through a d × d matrix.
 
-Meant for one BLAS thread (`OPENBLAS_NUM_THREADS=1`), as small products lose by more. Run as a
-script, it prints the processor time of a round at three sizes.
+Run it with one BLAS thread (`OPENBLAS_NUM_THREADS=1`), because more threads slow small products
+down. As a script, it prints the processor time of a round at three sizes.
 """
 
 import copy

@@ -1,22 +1,22 @@
-"""Fifty clients' adaptive autoencoders in one compiled call against a PyTorch loop over them.
+"""Adaptive autoencoders of fifty clients: one compiled call against a PyTorch loop over clients.
 
     python -m bench.speed.autoencoders
 
-One round is 20 local steps of batches of 6 for each of 50 clients with 120 images of 28 x 28: the
+One round is 20 local steps with batches of 6 for each of 50 clients with 120 images of 28 x 28, the
 setting of ADEPT's experiments (Ozkara, Huang, Zhou & Diggavi). The rivals are
 
-* `authors' way`: one process, a loop over clients and steps; each step differentiates the
-  regularizer, the loss with the regularizer, and the squared distance to the global model by
-  autograd, with the weights' clipping and optimizers, as the authors' program does per client;
-* `lean loop`: the same loop for the rule of the paper's text, with the prior's gradients written
-  out, so that autograd sees the reconstruction alone.
+* `authors' way`: one process that loops over clients and steps. Like the authors' program, each
+  step differentiates the regularizer, the loss with the regularizer, and the squared distance to
+  the global model by autograd, with the same weight clipping and optimizers for each client.
+* `lean loop`: the same loop for the rule in the paper's text. The gradients of the prior are
+  written out, so autograd differentiates only the reconstruction.
 
-First it is checked that both of them are what the compiled round computes.
+The script first checks that both compute the same as the compiled round.
 
-PyTorch has one thread: more of them make steps as small as these slower, much so on a busy machine.
-It is for this script alone and is no dependency of the package: `pip install torch --index-url
-https://download.pytorch.org/whl/cpu`. Without it the script says so and times the compiled rounds
-only.
+PyTorch uses one thread, because more threads slow steps this small down, especially on a busy
+machine. Only this script needs PyTorch, and the package does not depend on it: `pip install torch
+--index-url https://download.pytorch.org/whl/cpu`. Without PyTorch, the script says so and times
+only the compiled rounds.
 """
 
 import sys

@@ -2,8 +2,9 @@
 
     python -m bench.speed.channels
 
-One array of four million numbers in single precision, through a channel and back; the last column
-is the rate of both together over that of a plain copy, each timed by the clock.
+One array of four million numbers in single precision goes through a channel and back. The last
+column is the rate of encoding and decoding together, relative to that of a plain copy, both by the
+clock.
 """
 
 import jax

@@ -4,11 +4,12 @@ scikit-learn on the pooled data.
     python -m bench.speed.consensus rounds
     python -m bench.speed.consensus solves     # needs scikit-learn
 
-A round is timed as the difference of compiled calls of many rounds and few. Its bare products are
-those with the clients' matrices that it cannot do without, batched, and nothing else: one for
-`BlockLanczos`, seven for `FAPS` (five local steps, the multiplier, the captured energy), from the
-samples or from the matrices, as the round takes them. LAPACK has one thread there: on few busy
-cores its threads and those of the products wait for each other, which doubles a round or worse.
+The time of a round is the difference between compiled calls with many rounds and with few. Its bare
+products are only the batched products with the clients' matrices that it cannot avoid: one for
+`BlockLanczos`, seven for `FAPS` (five local steps, the multiplier, the captured energy). They use
+the samples or the matrices, as the round does. In `rounds`, LAPACK has one thread: on a few busy
+cores, its threads and those of the products wait for each other, which at least doubles the time of
+a round.
 """
 
 import time

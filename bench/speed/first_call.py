@@ -1,13 +1,13 @@
 """Time to the first result, compared with plain JAX and scikit-learn.
 
-    python -m bench.speed.first_call                      # everything, some ten minutes
+    python -m bench.speed.first_call                      # everything, about ten minutes
     python -m bench.speed.first_call --parts rivals start
     python -m bench.speed.first_call --repeats 1
 
-Every case runs in a process of its own, in turns, without a compilation cache unless it says so;
-the least of the repeats counts, because a busy machine only adds. Processor time is that of all
-threads. "First" is from the data in NumPy to the result on the host, imports excluded; "again" the
-same call once more.
+Each case runs in its own process; the cases take turns. They use no compilation cache unless they
+say so. The result is the minimum over the repeats, because a busy machine only adds time. Processor
+time includes all threads. "First" is the time from data in NumPy to the result on the host, without
+imports; "again" is the time of a second, identical call.
 """
 
 import argparse

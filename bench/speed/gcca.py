@@ -1,10 +1,10 @@
-"""A round of quantized MAX-VAR GCCA against its bare matrix products; sparse views; a rival.
+"""Time a round of quantized MAX-VAR GCCA against its bare products, sparse views and a rival.
 
 python -m bench.speed.gcca [--data DIR]
 taskset -c 0 python -m bench.speed.gcca      # on one core: no threads to wake
 
-With `--data DIR`, a folder with mfeat/mfeat.npz, and the package cca-zoo installed: the same
-solution from it, and how long both take.
+With `--data DIR`, a folder that contains mfeat/mfeat.npz, and the package cca-zoo installed, the
+script also computes the same solution with cca-zoo and compares the times.
 """
 
 import argparse

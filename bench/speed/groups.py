@@ -1,9 +1,9 @@
-"""What a round costs by groups of clients and a robust aggregate, in place of a mean.
+"""Cost of a round with groups of clients and a robust aggregate instead of a mean.
 
     python -m bench.speed.groups
 
-A round of `PerPCA(4, 4)` of a hundred thousand clients with 16
-samples of 32 features each. Processor time; medians of ratios of one turn.
+One round of `PerPCA(4, 4)` with a hundred thousand clients, each with 16 samples of 32 features.
+Processor time; medians of the ratios within each turn.
 """
 
 import jax

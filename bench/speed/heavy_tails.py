@@ -2,7 +2,7 @@
 
 python -m bench.speed.heavy_tails [--clients 2000] [--features 256] [--bucket 1.5] [--turns 7]
 
-Milliseconds of processors, which hold on a machine that does other things too.
+Times are milliseconds of processor time, which are reliable on a busy machine too.
 """
 
 import argparse

@@ -1,8 +1,9 @@
-"""The grid of Ozkara, Huang & Diggavi (2023), Figure 1(b), against two other ways to compute it.
+"""The grid of Ozkara, Huang & Diggavi (2023), Figure 1(b), and two other ways to compute it.
 
-Data sets x 8 prior variances x 3 methods (local, global, personalized), 200 clients, 20 samples of
-30 features, rank 10: as one compiled grid in blocks, the same runs one after the other through one
-compiled function, and a NumPy loop vectorised over clients, timed on one setting a turn.
+The grid is data sets x 8 prior variances x 3 methods (local, global, personalized), with 200
+clients, 20 samples of 30 features, and rank 10. The script computes it as one compiled grid in
+blocks, and as the same runs one after another through one compiled function. A NumPy loop that is
+vectorized over clients is timed on one setting per turn.
 
 python -m bench.speed.hierarchical_sweep [DATA SETS]
 """

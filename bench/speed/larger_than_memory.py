@@ -2,10 +2,11 @@
 
 python -m bench.speed.larger_than_memory [--gigabytes 2] [--folder DIR] [--turns 3]
 
-The file is written first and removed in the end. Files that fit into the system's cache are read
-from there but for the first time; larger ones come from the disk each time. On a machine that does
-other things too, read the processor seconds. Prints the tables in bench/RESULTS.md: first what a
-GB takes by itself, of data in the system's cache, each the least of several turns, then the rounds.
+The script writes the file first and removes it at the end. If the file fits into the system's
+cache, all reads but the first come from the cache; otherwise all come from the disk. On a busy
+machine, use the processor seconds. The script prints the tables in bench/RESULTS.md: first the time
+per GB of each operation alone, with data in the system's cache, as the minimum of several turns;
+then the rounds.
 """
 
 import argparse

@@ -2,9 +2,10 @@
 
     python -m bench.speed.machines --rounds 10
 
-Three SuperNodes on this machine. Prints what a round takes, by the clock and of all processors, for
-a client that returns each message unchanged, for `PerPCA` with a resident worker at each node, and
-without; then for each algorithm, with workers, and whether everything is bit-equal.
+Three SuperNodes run on this machine. The script prints the time of a round, by the clock and as
+processor time of all processes, for a client that returns each message unchanged, for `PerPCA` with
+a resident worker at each node, and for `PerPCA` without workers. It then prints the time of each
+algorithm with workers, and whether all results are equal bit for bit.
 """
 
 import argparse

@@ -1,11 +1,11 @@
-"""The manifolds and their solvers beside Pymanopt's, and the tests of Pymanopt and geoopt on ours.
+"""Compare the manifolds and their solvers with Pymanopt's, and run Pymanopt's and geoopt's tests.
 
     python -m bench.speed.manifolds                     # PCA of 1000 x 20
     python -m bench.speed.manifolds --pymanopt DIR      # Pymanopt's tests of Stiefel and Grassmann
     python -m bench.speed.manifolds --geoopt DIR        # geoopt's basic tests of Stiefel
 
-Wants Pymanopt and autograd, and for the last PyTorch and geoopt; the folders are checkouts, whose
-tests run unchanged with manifolds that hand everything to `jaxfed.manifolds`.
+Install Pymanopt and autograd, and for the last command PyTorch and geoopt. The folders are
+checkouts. Their tests run unchanged, on manifolds that pass every call on to `jaxfed.manifolds`.
 """
 
 import argparse

@@ -1,9 +1,9 @@
-"""Time of a round per client as their number grows, up to a million in bounded memory.
+"""Time of a round per client as the number of clients grows to a million, in bounded memory.
 
     python -m bench.speed.many_clients                     # a million, against 10,000
     python -m bench.speed.many_clients growth              # 1,000 to 100,000, by backend
 
-Processor time, which a busy machine leaves as it is.
+Times are processor times, which a busy machine does not change.
 """
 
 import argparse

@@ -1,13 +1,12 @@
-"""A round of federated averaging in minibatches, beside what one would write in plain JAX.
+"""A round of federated averaging in minibatches, compared with plain JAX.
 
     python -m bench.speed.minibatches
 
-Twenty local steps of an autoencoder, 32 -> 8 -> 32, on batches of 16. The plain version is a vmap
-over clients and a scan over the steps of batches of one `jax.random.permutation` of each client's
-samples a round (or, `indices`, of `jax.random.randint`, which draws some samples twice). `rollout`
-is the compiled run, `fit` the whole call. Processor time, the least of some repeats, and ratios of
-it.
-Prints the table in bench/RESULTS.md.
+A round is twenty local steps of an autoencoder, 32 -> 8 -> 32, on batches of 16. The plain version
+is a vmap over clients and a scan over steps. Its batches come from one `jax.random.permutation` of
+each client's samples per round or, for `indices`, from `jax.random.randint`, which draws some
+samples twice. `rollout` is the compiled run, `fit` the whole call. Times are the minimum processor
+time over several repeats, and ratios of it. The script prints the table in bench/RESULTS.md.
 """
 
 import argparse

@@ -1,6 +1,7 @@
-"""Objectives that several solvers minimize, on pooled data, and problems of each.
+"""Objectives that several solvers minimize, on pooled data, and problems for each.
 
-Digits, wine and breast cancer are scikit-learn's, other files are in a folder `data` or left out.
+Digits, wine and breast cancer come from scikit-learn. The other files are read from a folder
+`data`; without it, their problems are left out.
 """
 
 from collections.abc import Callable, Iterator

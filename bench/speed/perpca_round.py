@@ -1,11 +1,10 @@
-"""A steady-state round of PerPCA against the authors' way and against its bare products.
+"""A steady-state round of PerPCA, compared with the authors' implementation and with bare products.
 
     python -m bench.speed.perpca_round
 
-The authors' way is re-created in `authors_perpca.py`: NumPy on one thread, a Python loop over
-clients, the second moment recomputed each round, the polar factor from a full SVD. Plain JAX is
-`plain_jax.py`, with QR. The bare products are the round's own `S_i W` for all clients, batched, and
-nothing else.
+`authors_perpca.py` re-creates the authors' implementation: NumPy on one thread, a Python loop over
+clients, the second moment recomputed in each round, the polar factor from a full SVD. Plain JAX is
+`plain_jax.py`, with QR. The bare products are only the round's own `S_i W`, batched over clients.
 """
 
 from functools import partial

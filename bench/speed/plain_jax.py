@@ -1,7 +1,7 @@
 """PerPCA in plain JAX, as a user would write it: vmap, a decomposition, scan, jit.
 
-One way for all, no checks, no history but the objective, everybody in every round. What jaxfed's
-first call and rounds are compared with.
+It has one variant, no checks, no history except the objective, and all clients in every round. The
+benchmarks compare jaxfed's first call and rounds with it.
 """
 
 from functools import partial

@@ -2,13 +2,13 @@
 
     python -m bench.speed.polar
 
-The case is that of a round: every client's orthonormal basis after a tangent step of length 0.5, in
-single precision, mapped over the clients by `vmap` under `jit`, 20 times in one compiled loop, as
-rounds are, so that calling it does not count. Starred programs are compiled with
-`xla_cpu_multi_thread_eigen=False`, which keeps each product on one thread; that option makes little
-difference here. Gradient columns are one evaluation together with its gradient, over one
-evaluation: medians of the ratios of single turns. `--gradient` measures these alone, without the
-batched SVD, which is what takes the time.
+The inputs are those of a round: every client's orthonormal basis after a tangent step of length
+0.5, in single precision. The function is mapped over the clients by `vmap` under `jit`, 20 times in
+one compiled loop like that of a run, so that the overhead of a call does not count. Programs with a
+star are compiled with `xla_cpu_multi_thread_eigen=False`, which keeps each product on one thread;
+that option makes little difference here. Gradient columns give the time of one evaluation with its
+gradient over that of one evaluation: medians of the ratios within each turn. `--gradient` measures
+only these, without the batched SVD, which takes most of the time.
 """
 
 import argparse

@@ -1,18 +1,19 @@
-"""Rounds that solvers of the same objective take to come near its best value, family by family.
+"""Rounds that solvers of the same objective need to come near its best value, by family.
 
     python -m bench.speed.solvers [FAMILY ...] [--data DIR]
 
-Families are those of `FAMILIES`, all by default. Gaps are (objective - best) / unit, where best is
-the lowest value of all solvers and of a random start, and the unit is the best value itself or,
-for likelihoods, which have no zero, what the common start lies above it. L-BFGS-B is SciPy's, on
-the pooled objective with the local components eliminated and the shared ones as a polar factor; it
-counts evaluations. Digits, wine and breast cancer are scikit-learn's. With `--data DIR`: six views
-of digits from DIR/mfeat/mfeat.npz, and nine speakers from the files JapaneseVowels_*.ts of the UCI
-archive (the wheel of aeon has them) in DIR/japanese_vowels; without it these problems are left out.
+`FAMILIES` lists the families; by default, the script runs all. A gap is (objective - best) / unit.
+The best value is the lowest value of all solvers and of a random start. The unit is the best value
+itself or, for likelihoods, which have no zero, the difference between the common start and the best
+value. L-BFGS-B is SciPy's, on the pooled objective with the local components eliminated and the
+shared ones as a polar factor; the script counts its evaluations. Digits, wine and breast cancer
+come from scikit-learn. With `--data DIR`, the script also reads six views of digits from
+DIR/mfeat/mfeat.npz, and nine speakers from the files JapaneseVowels_*.ts of the UCI archive (the
+wheel of aeon contains them) in DIR/japanese_vowels; without it, it leaves these problems out.
 
-A cell has the rounds to 1e-2, 1e-3 and 1e-4, medians of the draws, – where most do not get there in
-the rounds that a solver has; milliseconds of processors for a round, without compilation; and how
-many draws end more than 1e-2 above the best.
+A cell contains the rounds to 1e-2, 1e-3 and 1e-4, as medians of the draws, or – if most draws do
+not get there within the solver's rounds; the processor milliseconds of a round, without
+compilation; and the number of draws that end more than 1e-2 above the best value.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""A sweep over 64 step sizes in one call against 64 compiled runs, one after the other.
+"""A sweep over 64 step sizes in one call, compared with 64 compiled runs one after another.
 
 python -m bench.speed.sweep
 """

@@ -1,4 +1,4 @@
-"""Scripts that make tables of the documentation and of `bench/RESULTS.md`, other than times."""
+"""Scripts that make the tables of the documentation and of `bench/RESULTS.md`, except times."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Print the list of commands that make the measured tables, as it stands in `bench/RESULTS.md`.
+"""Print the list of commands that make the measured tables, as `bench/RESULTS.md` contains it.
 
 python -m bench.tables
 """

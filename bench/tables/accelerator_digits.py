@@ -1,16 +1,17 @@
 """Compare every algorithm on the accelerator that JAX finds to the same run on the processor.
 
-    python -m bench.tables.accelerator_digits  # all of it, a process a core
-    python -m bench.tables.accelerator_digits --algorithms PerPCA # some of it
+    python -m bench.tables.accelerator_digits  # everything, with one process per core
+    python -m bench.tables.accelerator_digits --algorithms PerPCA # only these
 
-Each run is one of `accelerator_matrix.py`: ten rounds, forward or the gradient by the data, with
-messages of one kind. Single precision, the same key, the same data on both. What differs:
+Each run is one from `accelerator_matrix.py`: ten rounds, forward or the gradient with respect to
+the data, with messages of one kind. Both machines use single precision, the same key and the same
+data. The table shows how much they differ:
 
     objective  the last objective, relative
-    subspace   the sine of the largest angle between the shared components, where there are such
-    gradient   the gradient by the data, relative, in the Frobenius norm
-    rounding   how much the same figure changes on the processor alone when each number of the data
-               is rounded differently in its last bit: what can be expected of any two machines
+    subspace   the sine of the largest angle between the shared components, if there are any
+    gradient   the gradient with respect to the data, relative, in the Frobenius norm
+    rounding   the change of the same figure on the processor alone if each number of the data is
+               rounded differently in its last bit; expect this much between any two machines
 """
 
 import argparse

@@ -1,11 +1,12 @@
-"""Compile every algorithm for an absent TPU and GPU, by their own compilers.
+"""Compile every algorithm for an absent TPU and GPU, with the devices' own compilers.
 
-    python -m bench.tables.accelerator_matrix  # all of it, for hours; writes the table
+    python -m bench.tables.accelerator_matrix  # everything, for hours; writes the table
     python -m bench.tables.accelerator_matrix v5e:2x2 PerPCA # some of it, printed
 
-Wants `pip install -e '.[aot]'`. Each cell is a run of ten rounds, forward or its gradient by the
-data, with messages of one kind: megabytes of code and of temporaries on one device, all-reduces in
-the program, and seconds of processor time for compiling. Nothing runs: no figure is a device's.
+Needs `pip install -e '.[aot]'`. Each row is a run of ten rounds, forward or its gradient with
+respect to the data, with messages of one kind. It shows the megabytes of code and of temporaries on
+one device, the all-reduces in the program, and the processor seconds for compiling. Nothing runs on
+a device.
 """
 
 import os

@@ -1,10 +1,11 @@
-"""Plan how many clients fit into absent TPUs, by their own compiler.
+"""Plan how many clients fit into absent TPUs, with the TPU compiler.
 
     python -m bench.tables.accelerator_plans  # writes the docs' table, some minutes
     python -m bench.tables.accelerator_plans v5e 1000000     # one of its rows, printed
 
-Wants `pip install -e '.[aot]'`. PerPCA with ranks 3 and 2, clients of 8 samples of 32 features,
-ten rounds. Nothing runs: memory is the compiler's analysis of the program that `fit` would run.
+Needs `pip install -e '.[aot]'`. The run is PerPCA with ranks 3 and 2, on clients with 8 samples of
+32 features, for ten rounds. Nothing runs on a device: memory is the compiler's analysis of the
+program that `fit` would run.
 """
 
 import os

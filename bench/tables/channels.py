@@ -1,13 +1,13 @@
-"""Which algorithm converges through which channel, and what that costs.
+"""Which algorithm converges through which channel, and at what cost.
 
     python -m bench.tables.channels            # every algorithm, every channel
     python -m bench.tables.channels papers     # three of them on their papers' settings
 
-Every algorithm runs on the same small problem through every channel, both ways but for the masks,
-which are for the rounds' uplinks; what else is sent is lossless there. A cell holds the bits of all
-messages, those before the rounds included, over those of the lossless run, if the objective ends
-within one percent of that run's; else in brackets, with how far off it ends. A channel that an
-algorithm refuses says so.
+Every algorithm runs on the same small problem through every channel, in both directions. Masks
+apply only to the uplinks of the rounds; everything else is then lossless. A cell contains the bits
+of all messages, including those before the rounds, relative to the lossless run. Brackets mark an
+objective that ends more than one percent away from that of the lossless run, and say how far. If an
+algorithm refuses a channel, the cell says so.
 """
 
 import functools

@@ -1,22 +1,24 @@
-"""How near missing entries come, by `jf.preprocess.Impute` and by what else there is.
+"""Errors on missing entries, with `jf.preprocess.Impute` and with other methods.
 
     python -m bench.tables.missing entries [--data DIR] [--draws 3]
     python -m bench.tables.missing subspace
 
-`entries`: of clients' samples some entries are hidden, at random or in blocks (half of a client's
-samples lose a third of the features). A cell is the root mean square error on these, relative to
-that of the common means; the mean of the draws and its standard error. Rivals: each client's means;
-probabilistic PCA by expectation maximization, of each client alone and of all samples pooled;
-scikit-learn's `IterativeImputer` on the pooled samples; MOFA2 with clients as groups (of the
-package mofapy2, left out where it is not installed). `problems` has the ranks. Digits are
-scikit-learn's, 40 clients with 40 images of one digit each. With `--data DIR`: nine speakers from
-DIR/japanese_vowels/JapaneseVowels_TRAIN.ts (in the wheel of aeon), Zernike moments of digits from
-DIR/mfeat/mfeat.npz, and the responses to ligands in DIR/il2/IL2_Response_Tensor.npy (in the wheel
-of tensorly), which has gaps of its own; without it these are left out.
+`entries`: the script hides some entries of the clients' samples, at random or in blocks (half of a
+client's samples lose a third of the features). A cell contains the root mean square error on these
+entries, relative to that of the common means: the mean over the draws and its standard error. The
+rivals are each client's means; probabilistic PCA by expectation maximization, of each client alone
+and of all samples pooled; scikit-learn's `IterativeImputer` on the pooled samples; and MOFA2 with
+clients as groups (package mofapy2; left out if it is not installed). `problems` contains the ranks.
+Digits are scikit-learn's: 40 clients with 40 images of one digit each. With `--data DIR`, the
+script also reads nine speakers from DIR/japanese_vowels/JapaneseVowels_TRAIN.ts (in the wheel of
+aeon), Zernike moments of digits from DIR/mfeat/mfeat.npz, and responses to ligands from
+DIR/il2/IL2_Response_Tensor.npy (in the wheel of tensorly), which has missing entries of its own;
+without it, it leaves these problems out.
 
-`subspace`: fifty clients with 60 samples of 30 features, three shared and three local components,
-noise .3; the error ‖P_U − P‖²/2 of the shared components that `VarProPerPCA` finds in the completed
-moments, and the relative error on the missing entries; means of five draws.
+`subspace`: fifty clients have 60 samples of 30 features, three shared and three local components,
+and noise 0.3. The table contains the error ‖P_U − P‖²/2 of the shared components that
+`VarProPerPCA` finds in the completed moments, and the relative error on the missing entries, as
+means of five draws.
 """
 
 import argparse

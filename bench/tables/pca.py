@@ -4,9 +4,9 @@
     python -m bench.tables.pca eigensolvers    # rounds of BlockLanczos and subspace iteration
     python -m bench.tables.pca shrinkage       # which shared components are the true ones
     python -m bench.tables.pca optimum         # rounds of gradient descent, variable projection
-    python -m bench.tables.pca scales          # rounds where one client's data are larger
+    python -m bench.tables.pca scales          # rounds if one client's data have a larger scale
 
-A last argument is the first of the seeds, 0 by default.
+The last argument, if given, is the first of the seeds; the default is 0.
 """
 
 from functools import partial

@@ -1,15 +1,16 @@
-"""Which algorithm survives how few passes of a TPU's matrix unit, emulated on a processor.
+"""Which algorithm works with how few passes of a TPU's matrix unit, emulated on a processor.
 
     python -m bench.tables.precision
 
-A TPU multiplies numbers of eight bits. A product of single precision is rounded to them once (one
-pass, JAX's default there), taken apart into two pieces each (three passes) or three (six passes,
-`highest`). Here every product of a traced run is replaced by what it is with so many passes, as it
-is marked: what the library marks `highest` whatever the user says stays exact, the rest is what
-`jax.default_matmul_precision` chooses. The last column ignores the marks. Sums are single precision
-throughout, as they are on a TPU; nothing here was run on one.
+A TPU multiplies numbers of eight bits. For a product in single precision, it rounds the factors to
+such numbers once (one pass, JAX's default there), or splits each factor into two (three passes) or
+three of them (six passes, `highest`). The script replaces every product of a traced run by the
+result with the number of passes that its mark requests. Products that the library marks `highest`
+regardless of the user's choice stay exact; `jax.default_matmul_precision` determines the others.
+The last column ignores the marks. Sums are in single precision, as on a TPU. Nothing here ran on a
+TPU.
 
-The algorithms and their problem are those of `bench/tables/channels.py`.
+Algorithms and problem are those of `bench/tables/channels.py`.
 """
 
 import sys

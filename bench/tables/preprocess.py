@@ -1,10 +1,11 @@
-"""Which units and means to choose: the error of the shared subspace by what is wrong with the data.
+"""Which units and means to choose: the error of the shared subspace, by what is wrong with data.
 
     python -m bench.tables.preprocess
 
-Fifty clients of a hundred samples, 15 features, two shared and two local components, noise of
-variance 0.09, fitted by `VarProPerPCA(2, 2)` for 60 rounds. A cell holds ‖P_U − P‖²/2, at most 2,
-the median of three draws; the truth is in the units of the samples that are fitted.
+Fifty clients have a hundred samples of 15 features, with two shared and two local components and
+noise of variance 0.09. `VarProPerPCA(2, 2)` fits them in 60 rounds. A cell contains ‖P_U − P‖²/2,
+which is at most 2, as the median of three draws. The true subspace is in the units of the samples
+that are fitted.
 """
 
 import jax

@@ -2,9 +2,9 @@
 
     python -m bench.tables.privacy
 
-Errors are relative, up to a scale and a multiple of the identity. Bold ones are below a twentieth;
-those below a hundredth are printed as bounds, because what limits them is rounding, which differs
-from one processor to the next.
+Errors are relative, up to a scale and a multiple of the identity. Bold ones are below a twentieth.
+Errors below a hundredth are printed as bounds, because only rounding limits them, and rounding
+differs between processors.
 """
 
 import math

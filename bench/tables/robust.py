@@ -1,14 +1,14 @@
-"""What bad clients do to each algorithm, as it is and with `jf.aggregation.Robust`.
+"""Errors of each algorithm with bad clients, alone and with `jf.aggregation.Robust`.
 
     python -m bench.tables.robust attacks
     python -m bench.tables.robust omniscient
     python -m bench.tables.robust rules
     python -m bench.tables.robust outliers
 
-A bad client sends, in place of each array of its message, one of the same length times a size:
-random, or in a direction that all of them agree on, or its own reversed. Errors are half the
-squared distance of projectors to the true subspace, for `FedAvg` the squared distance of the
-parameters of linear regression; medians of five draws of 100 clients.
+A bad client replaces each array of its message by one with the same norm times a factor: a random
+array, a direction on which all bad clients agree, or its own array with the sign reversed. Errors
+are half the squared distance of projectors to the true subspace; for `FedAvg`, they are the squared
+distance of the parameters of linear regression. Cells are medians of five draws of 100 clients.
 """
 
 import functools

@@ -1,15 +1,17 @@
-"""How far from the true shared components personalized PCA is, by its start and by shrinkage.
+"""Distance of personalized PCA from the true shared components, by its start and by shrinkage.
 
     python -m bench.tables.sharing start
     python -m bench.tables.sharing shrinkage
 
-`start`: a hundred clients of a hundred samples, 15 features; two shared components of variance 1
-and ten local ones of variance 100, noise of variance 0.5. A cell holds the least and the largest
-distance ‖P_U − P‖² over the seeds, at most 4, or one number where both round to it.
+`start`: a hundred clients have a hundred samples of 15 features, with two shared components of
+variance 1, ten local ones of variance 100, and noise of variance 0.5. A cell contains the smallest
+and the largest distance ‖P_U − P‖² over the seeds, which is at most 4, or one number if both round
+to it.
 
-`shrinkage`: where `PerPCA(shrinkage=True)` helps. Two shared components, whose variance over the
-noise's is 2, but 9 in the last row, which starts from `OneShot`. A cell holds the sine of the
-largest angle to the true ones, plain / shrunk, means of three seeds.
+`shrinkage`: where `PerPCA(shrinkage=True)` helps. The variance of the two shared components is 2
+times that of the noise, and 9 times in the last row, which starts from `OneShot`. A cell contains
+the sine of the largest angle to the true components, without / with shrinkage, as means of three
+seeds.
 """
 
 from typing import NamedTuple

@@ -1,18 +1,18 @@
-"""A subspace that turns by 0.2 degrees a step: updates beside refits, F-PCA and GROUSE.
+"""A subspace that turns by 0.2 degrees a step: updates compared with refits, F-PCA and GROUSE.
 
     python -m bench.tables.streams [--octave PATH]
 
-Fifty clients have twenty new samples of sixty features in each of a hundred steps: three shared
-components of variance one, whose span turns by 0.2 degrees a step in each of its directions, two
-local components of variance one in the first of two streams, and noise of variance 0.09. A cell of
-"error" holds ‖P_U − P‖²/2 against the span of that step, at most 3: the mean of the last fifty
-steps and of three draws, and that of the last step alone. Bits are those of one client in the last
-step, both ways.
+In each of a hundred steps, fifty clients have twenty new samples of sixty features. The samples
+have three shared components of variance one, whose span turns by 0.2 degrees a step in each of its
+directions, two local components of variance one in the first of two streams, and noise of variance
+0.09. A cell of "error" contains ‖P_U − P‖²/2 with the span of that step, which is at most 3: the
+mean over the last fifty steps and three draws, and that of the last step alone. Bits are those of
+one client in the last step, in both directions.
 
-PATH is a checkout of the authors' github.com/andylamp/federated_pca; GNU Octave runs its
-`fpca_edge.m` and `fpca_subspace_merge.m` at each client, and `grouse.m` on all samples in the order
-in which they come. Their functions give a result at the end of a stream. Without PATH these rows
-are left out.
+PATH is a checkout of the authors' github.com/andylamp/federated_pca. GNU Octave runs its
+`fpca_edge.m` and `fpca_subspace_merge.m` at each client, and `grouse.m` on all samples in order of
+arrival. These functions give a result only at the end of a stream. Without PATH, the script leaves
+these rows out.
 """
 
 import argparse

@@ -2,9 +2,10 @@
 
     python -m bench.tables.unseen_clients
 
-Forty clients of one digit each, of scikit-learn's; thirty train, and ten come after, with their
-first 2, 4, 8 or 16 pictures. Percent of the energy of half of the new clients' pictures, others
-than these, that components leave over, mean over ten draws. Prints the table in bench/RESULTS.md.
+Each of forty clients has one of scikit-learn's digits. Thirty clients train. The other ten come
+afterwards, with their first 2, 4, 8 or 16 pictures. The table in bench/RESULTS.md, which the script
+prints, contains the percentage of energy that components leave out of half of the new clients'
+pictures, different ones from these; it is the mean over ten draws.
 """
 
 import argparse

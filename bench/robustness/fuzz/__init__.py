@@ -1,1 +1,1 @@
-"""Malformed arguments and files for everything that is public."""
+"""Malformed arguments and files for all public names."""

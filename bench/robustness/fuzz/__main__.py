@@ -1,4 +1,4 @@
-"""Call everything public with malformed arguments and print a table of the outcomes.
+"""Call all public names with malformed arguments and print a table of the outcomes.
 
 python -m bench.robustness.fuzz --cases 50000
 """

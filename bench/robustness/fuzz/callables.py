@@ -1,7 +1,7 @@
-"""The public callables to fuzz: valid arguments, and which values each parameter accepts.
+"""The public callables to fuzz: valid arguments, and the values that each parameter accepts.
 
-Most of it is derived: the callables from the public namespaces, kinds of values from annotations
-and names (`derived.py`), required arguments from their names. `callables.toml` has the rest.
+Most of this is derived: callables from the public namespaces, kinds of values from annotations and
+names (`derived.py`), required arguments from their names. `callables.toml` contains the rest.
 """
 
 import inspect

@@ -1,7 +1,7 @@
 """Derive which values a parameter accepts from its annotation and its name.
 
-Annotations say of which type a value is, names such as `step_size` within which bounds: these are
-the same all over the library. What else a callable asks for is in `callables.toml`.
+The annotation determines the type. A name such as `step_size` determines the bounds, which are the
+same throughout the library. `callables.toml` describes all other conditions.
 """
 
 import inspect

@@ -1,6 +1,6 @@
-"""Predicates that say which values a parameter accepts, one for each kind of parameter.
+"""Predicates that decide which values a parameter accepts, one for each kind of parameter.
 
-A predicate says of ONE value whether it must be accepted; everything else must be refused.
+A predicate returns whether the library must accept ONE value. It must refuse all others.
 """
 
 import os

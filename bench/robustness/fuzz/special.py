@@ -1,6 +1,6 @@
-"""Predicates of parameters that neither annotations nor names describe.
+"""Predicates for parameters that neither annotations nor names describe.
 
-The sizes are those of `given.py`: 3 clients of 4 samples of 5 features, and rank 2.
+The sizes are those in `given.py`: 3 clients with 4 samples of 5 features, and rank 2.
 """
 
 from collections.abc import Collection
