@@ -225,12 +225,15 @@ class MaxVar(Algorithm, DifferentiatedThrough, HasBases):
                 moment = whole.matrix()
         return Member(data, data.mask, moment, largest + self.ridge.astype(largest.dtype))
 
-    def first_message(self, key, data: Member, start) -> First:
-        """The scores of the first map, and which entities the client has seen."""
-        return First(self._first(key, data, start).scores, data.view.observed)
+    def first_message(self, key, data: Member, start) -> Scores | First:
+        """The scores of the first map; with which entities the client has seen, if not all."""
+        scores, observed = self._first(key, data, start).scores, data.view.observed
+        # Messages of differences go on from this one if it is of the same structure as a round's.
+        return scores if observed is None else First(scores, observed)
 
-    def server_init(self, key, first: First, like, start) -> Server:
+    def server_init(self, key, first: Scores | First, like, start) -> Server:
         """The representation closest to the scores, or that of the warm start."""
+        first = first if isinstance(first, First) else First(first, None)
         root = root_of(first.observed)
         if start is None:
             shared = polar(divided(first.scores, root))
