@@ -248,6 +248,8 @@ def _check_views(views: Clients) -> None:
     data = views.data
     if not hasattr(data, "rmv") or data.values.ndim != 3:
         raise refuse("views", "dense views, jaxfed.gcca.Views.from_arrays", views)
+    if data.observed is not None:
+        raise refuse("views", "views of all entities", views)
 
 
 def _result(

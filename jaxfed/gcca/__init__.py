@@ -1,6 +1,8 @@
 """Generalized canonical correlation analysis of views that stay with their clients."""
 
 from jaxfed import _names
+from jaxfed.gcca.alignment import Alignment as Alignment
+from jaxfed.gcca.alignment import align as align
 from jaxfed.gcca.deep import DeepMaxVar as DeepMaxVar
 from jaxfed.gcca.maxvar import MaxVar as MaxVar
 from jaxfed.gcca.metrics import Optimum as Optimum

@@ -142,7 +142,7 @@ class DeepMaxVar(Algorithm, DifferentiatedThrough):
 
     def check(self, clients, start) -> None:
         """Raise a `ValueError` for data, a network, a batch or a warm start that do not fit."""
-        check_views(clients, self.rank, dense="networks need")
+        check_views(clients, self.rank, dense="networks need", complete="networks need")
         values = clients.data.values
         entities = clients.data.shape[0]
         if self.rank >= entities:
@@ -269,7 +269,7 @@ class DeepMaxVar(Algorithm, DifferentiatedThrough):
         Raises:
             ValueError: for clients without dense views, or of another number or width.
         """
-        check_views(views, 1, "views", dense="networks need")
+        check_views(views, 1, "views", dense="networks need", complete="networks need")
         values = views.data.values
         owners = {len(leaf) for leaf in jax.tree.leaves(local)}
         if owners != {len(values)}:

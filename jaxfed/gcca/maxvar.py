@@ -7,7 +7,7 @@ over a common representation `G` of the L entities and one linear map `Q_j` per 
 Source: Shrestha & Fu (2023), Communication-efficient federated linear and deep generalized
 canonical correlation analysis, IEEE Transactions on Signal Processing. What `memory` adds is block
 Lanczos iteration with the thick restarts of Wu & Simon (2000), Thick-restart Lanczos method for
-large symmetric eigenvalue problems.
+large symmetric eigenvalue problems. `shares` has entities that some clients have not seen.
 """
 
 import dataclasses
@@ -30,16 +30,19 @@ from jaxfed.contract import (
     without_batches,
 )
 from jaxfed.core.common.shuffle import shuffled
+from jaxfed.gcca.factors import factorize
+from jaxfed.gcca.shares import Root, divided, root_of, seen_rows
 from jaxfed.gcca.views import (
+    First,
     RandomKey,
     Scores,
     SparseView,
     Start,
     View,
     Weights,
+    check_all_seen,
     check_shape,
     check_views,
-    factorize,
 )
 from jaxfed.linalg import (
     Moment,
@@ -65,15 +68,22 @@ class Member(NamedTuple):
     curvature: Float[Array, ""] | None  # one over the step size
 
 
-class Server(NamedTuple):
-    """The server's state where it remembers earlier rounds, and their products with the operator.
+class Memory(NamedTuple):
+    """Earlier rounds, and their products with the operator.
 
     With exact maps the mean of the scores is a symmetric operator, applied to the representation.
     """
 
-    shared: Scores
     basis: Float[Array, "entities columns"]  # orthonormal, with zero columns while there are fewer
     products: Float[Array, "entities columns"]  # of the operator with the basis
+
+
+class Server(NamedTuple):
+    """The server's state."""
+
+    shared: Scores  # orthonormal: the representation, times the root
+    root: Root  # of the share of clients that have seen each entity
+    memory: Memory | None
 
 
 class Map(NamedTuple):
@@ -100,6 +110,13 @@ class MaxVar(Algorithm, DifferentiatedThrough, HasBases):
     lossless channel and every client in each round, since products of different rounds are
     combined: on six views of digits the cost stays 0.2 % above the least through differences of
     eight bits, 0.7 % through bfloat16, and 180 % through differences of three bits.
+
+    Where clients have seen different entities (`jf.gcca.align`), a view's term of the objective is
+    the sum over those that it has seen, and \(G^T W G = I\) with the shares W of clients that
+    have seen each: a row of `G` is drawn to the mean of the scores that there are. Which ones a
+    client has seen goes with its message before the rounds; those of the rounds are the same.
+    Where few clients take part in a round and nobody who has seen an entity does, a positive
+    `proximal` keeps its row.
 
     The solution's `shared` is `G`, `(entities, rank)`; `local` are the `Q_j`,
     `(clients, features, rank)`, with zero rows where a view has fewer features than the widest.
@@ -177,6 +194,7 @@ class MaxVar(Algorithm, DifferentiatedThrough, HasBases):
     def check(self, clients, start) -> None:
         """Raise a `ValueError` for data, a batch or a warm start that do not fit."""
         check_views(clients, self.rank)
+        check_all_seen(clients, start)
         views, (entities, features) = len(clients.ids), clients.data.shape
         if self.batch_size is not None and self.batch_size > entities:
             raise ValueError(f"batch_size: {self.batch_size} of {entities} entities")
@@ -192,6 +210,7 @@ class MaxVar(Algorithm, DifferentiatedThrough, HasBases):
 
     def prepare(self, data: View | SparseView, client_id, rounds) -> Member:
         """The view's singular value decomposition, or what gradient steps need."""
+        data = data.with_zeros()
         if self.solver == "exact":
             # All singular triples, once; every round then solves by products alone.
             return Member(factorize(data, min(data.shape)), data.mask, None, None)
@@ -206,23 +225,30 @@ class MaxVar(Algorithm, DifferentiatedThrough, HasBases):
                 moment = whole.matrix()
         return Member(data, data.mask, moment, largest + self.ridge.astype(largest.dtype))
 
-    def first_message(self, key, data: Member, start) -> Scores:
-        """The scores of the first map."""
-        return self._first(key, data, start).scores
+    def first_message(self, key, data: Member, start) -> Scores | First:
+        """The scores of the first map; with which entities the client has seen, if not all."""
+        scores, observed = self._first(key, data, start).scores, data.view.observed
+        # Messages of differences go on from this one if it is of the same structure as a round's.
+        return scores if observed is None else First(scores, observed)
 
-    def server_init(self, key, first: Scores, like, start) -> Scores | Server:
+    def server_init(self, key, first: Scores | First, like, start) -> Server:
         """The representation closest to the scores, or that of the warm start."""
-        shared = polar(first) if start is None else start.shared
+        first = first if isinstance(first, First) else First(first, None)
+        root = root_of(first.observed)
+        if start is None:
+            shared = polar(divided(first.scores, root))
+        else:
+            shared = start.shared if root is None else start.shared * root
         # More columns than entities would never be in use.
         columns = min(self.memory * self.rank, len(shared) - self.rank)
         if columns <= 0:
-            return shared
+            return Server(shared, root, None)
         none = jnp.zeros((len(shared), columns), shared.dtype)
-        return Server(shared, none, none)
+        return Server(shared, root, Memory(none, none))
 
-    def downlink(self, server: Scores | Server) -> Scores:
+    def downlink(self, server: Server) -> Scores:
         """The representation."""
-        return server.shared if isinstance(server, Server) else server
+        return divided(server.shared, server.root)
 
     def client_init(self, key, downlink: Scores, data: Member, start) -> Map:
         """The first map, the same as for the first message, and its scores."""
@@ -240,7 +266,8 @@ class MaxVar(Algorithm, DifferentiatedThrough, HasBases):
     def client_step(self, key, downlink: Scores, local: Map, data: Member):
         """Move the map towards the representation; send its scores."""
         ridge = self.ridge.astype(downlink.dtype)
-        distance = jnp.sum((local.scores - downlink) ** 2) / 2
+        misfit = seen_rows(data.view.observed, local.scores - downlink)
+        distance = jnp.sum(misfit**2) / 2
         # Maps of tiny views are huge. In this order no square overflows where the ridge is zero.
         objective = distance + jnp.sum(ridge * local.weights * local.weights) / 2
         if self.solver == "exact":
@@ -286,13 +313,14 @@ class MaxVar(Algorithm, DifferentiatedThrough, HasBases):
         keys = None if batch is None else jax.random.split(key, self.inner_steps)
         return jax.lax.scan(step, weights, keys, length=self.inner_steps)[0]
 
-    def server_step(self, key, server: Scores | Server, uplink: Scores):
+    def server_step(self, key, server: Server, uplink: Scores):
         """The orthonormal matrix closest to the scores' mean (the Procrustes problem)."""
-        shared = self.downlink(server)
-        product = uplink + self.proximal.astype(shared.dtype) * shared
-        if isinstance(server, Server):
-            return _within_span(server, product), {}
-        return polar(product), {}
+        shared, root, memory = server
+        product = divided(uplink, root) + self.proximal.astype(shared.dtype) * shared
+        if memory is None:
+            return Server(polar(product), root, None), {}
+        best, memory = _within_span(shared, memory, product)
+        return Server(best, root, memory), {}
 
     def client_result(self, downlink: Scores, local: Map, data: Member) -> Weights:
         """The view's map."""
@@ -306,19 +334,19 @@ class MaxVar(Algorithm, DifferentiatedThrough, HasBases):
         """
         return dataclasses.replace(without_batches(self, self.batch_size), memory=0)
 
-    def bases(self, server: Scores, local: Map) -> Bases:
+    def bases(self, server: Server, local: Map) -> Bases:
         """The representation, the maps and the scores, all of which rotate together."""
-        return Bases(shared=(self.downlink(server),), along=tuple(local))
+        return Bases(shared=(server.shared,), along=tuple(local))
 
 
-def _within_span(server: Server, product: Scores) -> Server:
+def _within_span(shared: Scores, memory: Memory, product: Scores) -> tuple[Scores, Memory]:
     """The product with the best representation in the span of the memory and the received one.
 
     For the best one, a Rayleigh-Ritz approximation, this product is known without a message. What
     it adds to the span is what its residual would add, but unlike that it converges, so that
     messages change less and less.
     """
-    shared, basis, products = server
+    basis, products = memory
     rank, columns = shared.shape[1], basis.shape[1]
     new, images = shared, product
 
@@ -352,7 +380,7 @@ def _within_span(server: Server, product: Scores) -> Server:
     # In the basis nearest to the received one; where all that is new is rounding, from that.
     best = matmul(best, polar(matmul(matmul(span, best).T, shared)))
     image = jnp.where(jnp.any(clear), matmul(images, best), product)
-    return Server(polar(image), matmul(span, kept), matmul(images, kept))
+    return polar(image), Memory(matmul(span, kept), matmul(images, kept))
 
 
 def _scores(data: Member, weights: Weights) -> Scores:

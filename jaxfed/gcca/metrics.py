@@ -12,7 +12,9 @@ from jaxfed.contract import Personalized, check_count, check_factor, check_posit
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.run.solution import Solution
 from jaxfed.core.store.saved import Saved
-from jaxfed.gcca.views import check_views, factorize
+from jaxfed.gcca.factors import factorize
+from jaxfed.gcca.shares import divided, root_of, seen_rows
+from jaxfed.gcca.views import check_views
 from jaxfed.linalg import matmul, orthonormalize, top_eigenvectors
 
 
@@ -24,6 +26,8 @@ def cost(
     ridge: float | Array = 0.0,
 ) -> Float[Array, ""]:
     r"""The objective of MAX-VAR GCCA, `1/2 sum_j ||X_j Q_j / sqrt(L) - G||_F^2`.
+
+    Of each view only the entities count that it has seen.
 
     As a metric of a run: `metrics=lambda result: {"cost": jf.gcca.cost(views, *result)}`.
 
@@ -46,8 +50,10 @@ def cost(
     shared = checked_array("shared", shared, f"{entities} rank")
     local = checked_array("local", local, f"{clients} {features} {shared.shape[1]}")
     check_factor("ridge", ridge, single=True)
-    scores = _scores(views, local, entities)
-    return (jnp.sum((scores - shared) ** 2) + jnp.sum(ridge * local * local)) / 2
+    misfits = _scores(views, local, entities) - shared
+    if views.data.observed is not None:
+        misfits = jax.vmap(seen_rows)(views.data.observed, misfits)
+    return (jnp.sum(misfits**2) + jnp.sum(ridge * local * local)) / 2
 
 
 def transform(
@@ -57,7 +63,8 @@ def transform(
 
     The maps `Q_j` of a linear method make `X_j Q_j / sqrt(L)` of view j, with the number L of the
     entities that they were learned from. The mean over the views is the common representation of
-    new entities; a view that they lack is left out of the mean.
+    new entities; a view that they lack is left out of the mean, as by `jnp.nanmean`: rows of
+    entities that a view has not seen are NaN.
 
     Args:
         fitted: a solution of `MaxVar` or `MVLSA`, its result, or what `jaxfed.load` read.
@@ -76,7 +83,9 @@ def transform(
         raise refuse("fitted", wanted, fitted)
     check_views(views, 1, "views")
     local = checked_array("fitted", result.local, f"{len(views)} {views.data.shape[1]} rank")
-    return _scores(views, local, jnp.shape(result.shared)[0])
+    scores = _scores(views, local, jnp.shape(result.shared)[0])
+    observed = views.data.observed
+    return scores if observed is None else jnp.where(observed[..., None] > 0, scores, jnp.nan)
 
 
 def _scores(views: Clients, local: Array, entities: int) -> Float[Array, "views entities rank"]:
@@ -105,7 +114,8 @@ def optimum(views: Clients, rank: int, *, ridge: float | Array = 0.0) -> Optimum
     """The closed-form solution: top eigenvectors of the sum of the projections onto the views.
 
     They are the left singular vectors of the views' orthonormal bases side by side, which pools all
-    views.
+    views. Where clients have seen different entities, both are scaled by the shares of clients that
+    have seen each, see `MaxVar`.
 
     Args:
         views: the clients.
@@ -120,7 +130,7 @@ def optimum(views: Clients, rank: int, *, ridge: float | Array = 0.0) -> Optimum
         ValueError: for clients without views or with sparse ones, or a rank beyond their entities
             or features.
 
-    Source: Shrestha & Fu (2023), Section II.
+    Source: Shrestha & Fu (2023), Section II; van de Velden & Takane (2012) of missing rows.
     """
     check_count("rank", rank)
     check_views(views, rank, "views", dense="the optimum needs")
@@ -134,7 +144,9 @@ def optimum(views: Clients, rank: int, *, ridge: float | Array = 0.0) -> Optimum
     squares, penalty = factors.singular**2, entities * ridge
     kept = squares / jnp.where(squares + penalty > 0, squares + penalty, 1)
     bases = factors.left * jnp.where(kept > 0, jnp.sqrt(jnp.where(kept > 0, kept, 1)), 0)[:, None]
-    together = bases.transpose(1, 0, 2).reshape(entities, clients * width)
+    observed = views.data.observed
+    root = None if observed is None else root_of(observed.mean(0))
+    together = divided(bases.transpose(1, 0, 2).reshape(entities, clients * width), root)
     # Orthonormal bases are well conditioned, so the smaller Gram matrix loses nothing.
     wide = clients * width >= entities
     gram = matmul(together, together.T) if wide else matmul(together.T, together)
@@ -142,10 +154,13 @@ def optimum(views: Clients, rank: int, *, ridge: float | Array = 0.0) -> Optimum
     _, shared = top_eigenvectors(gram, rank)
     if not wide:
         shared = orthonormalize(matmul(together, shared))
+    shared = divided(shared, root)
     local = jax.vmap(lambda view: view.solve(shared, ridge))(factors)
     # A sum of squares, since clients * rank minus the eigenvalues would cancel for a small cost.
     inside = factors.left.mT @ shared
     outside = shared - factors.left @ inside
+    if observed is not None:
+        outside = jax.vmap(seen_rows)(observed, outside)
     shrunk = (1 - kept)[..., None] * inside**2
     return Optimum((jnp.sum(outside**2) + jnp.sum(shrunk)) / 2, shared, local, values)
 

@@ -2,18 +2,19 @@
 
 import equinox as eqx
 import jax.numpy as jnp
-from jaxtyping import Array
 
 from jaxfed.contract import OneExchange, check_count
 from jaxfed.core.contract.reduction import Gather
+from jaxfed.gcca.factors import Factors, factorize
+from jaxfed.gcca.shares import divided, root_of, seen_rows
 from jaxfed.gcca.views import (
-    Factors,
+    First,
     Scores,
     SparseView,
     View,
     Weights,
+    check_all_seen,
     check_views,
-    factorize,
 )
 from jaxfed.linalg import svd
 
@@ -25,7 +26,8 @@ class MVLSA(OneExchange):
     ones of them all, side by side, are the representation, and each map is the least-squares fit
     of the truncated view to it. No `entities x entities` matrix is formed. One round
     (`rounds=1`); more change nothing. Meant as the `warm_start` of `jf.gcca.MaxVar`. Sparse views
-    are cut down by a subspace iteration, which is approximate.
+    are cut down by a subspace iteration, which is approximate. Clients may have seen different
+    entities, see `jf.gcca.align`; the representation is then scaled as that of `MaxVar`.
 
     The server sees every client's factor, so secure aggregation cannot be used. Derivatives are
     those of `jf.linalg.svd`, of each view and of all factors side by side.
@@ -53,6 +55,7 @@ class MVLSA(OneExchange):
     def check(self, clients, start) -> None:
         """Raise a `ValueError` for data and ranks that do not fit."""
         check_views(clients, self.rank)
+        check_all_seen(clients, start)
         views, shape = len(clients), clients.data.shape
         if self.view_rank is not None and self.view_rank > min(shape):
             raise ValueError(f"view_rank: wanted at most {min(shape)}, got {self.view_rank}")
@@ -67,14 +70,15 @@ class MVLSA(OneExchange):
         """The view's truncated singular value decomposition."""
         return factorize(data, self._width(*data.shape))
 
-    def first_message(self, key, data: Factors, start) -> Gather:
+    def first_message(self, key, data: Factors, start) -> First:
         """The left singular vectors, for the server to have all of them side by side."""
-        return Gather(data.left)
+        return First(Gather(data.left), data.observed)
 
-    def server_init(self, key, first: Array, like, start) -> Scores:
-        """The first left singular vectors of all of them, `first`, `(views, entities, k)`."""
-        together = first.transpose(1, 0, 2).reshape(first.shape[1], -1)
-        return svd(together)[0][:, : self.rank]
+    def server_init(self, key, first: First, like, start) -> Scores:
+        """The first left singular vectors of all of them, `(views, entities, k)`."""
+        root, bases = root_of(first.observed), first.scores
+        together = bases.transpose(1, 0, 2).reshape(bases.shape[1], -1)
+        return divided(svd(divided(together, root))[0][:, : self.rank], root)
 
     def client_init(self, key, downlink: Scores, data: Factors, start) -> Weights:
         """The least-squares map of the truncated view."""
@@ -83,4 +87,4 @@ class MVLSA(OneExchange):
     def residual_variance(self, downlink: Scores, local: Weights, data: Factors):
         """Half the squared distance, of the truncated view's scores."""
         scores = data.mv(local) / len(downlink) ** 0.5
-        return jnp.sum((scores - downlink) ** 2) / 2
+        return jnp.sum(seen_rows(data.observed, scores - downlink) ** 2) / 2

@@ -1,4 +1,4 @@
-"""Views: clients that hold the same entities, each with features of its own."""
+"""Views: clients that hold features of their own of the same entities, or of some of them."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Self, final
@@ -9,17 +9,19 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.sparse
 from jax.experimental.sparse import BCOO
+from jax.typing import DTypeLike
 from jaxtyping import Array, ArrayLike, Float, Int, Key
 
 from jaxfed._checks import check_list
-from jaxfed.contract import ClientsLike, Personalized, check_flag
+from jaxfed.contract import ClientsLike, Personalized, check_flag, check_instance
 from jaxfed.core.clients.checks import check_tables, checked_array
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.samples import Ragged, padded, widened
-from jaxfed.linalg import matmul, svd, transposed_product
-from jaxfed.linalg.division import ratio
+from jaxfed.core.common.printing import is_known
+from jaxfed.gcca.alignment import Alignment
+from jaxfed.gcca.shares import seen_rows
+from jaxfed.linalg import matmul, transposed_product
 from jaxfed.linalg.sparse import checked_rows
-from jaxfed.linalg.svd import not_rounding
 
 RandomKey = Key[Array, ""]
 Start = Personalized | None  # the warm start
@@ -33,11 +35,13 @@ MATRICES = "(entities, features) matrices, one per view"
 class View(Ragged):
     """One client's view: entities as rows, padded with zero columns up to the widest view.
 
-    With a leading client axis on both fields it holds all views.
+    Rows of entities that it has not seen are zero. With a leading client axis on all fields it
+    holds all views.
     """
 
     values: Float[Array, "*clients entities features"]
     count: Float[Array, "*clients"]  # of features
+    observed: Float[Array, "*clients entities"] | None = None  # 1 for a seen one; None: all are
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -56,7 +60,11 @@ class View(Ragged):
 
     def filled(self, lengths: tuple[int, ...]) -> Self:
         """With more columns of zeros."""
-        return type(self)(widened(self.values, {-1: lengths[0]}), self.count)
+        return type(self)(widened(self.values, {-1: lengths[0]}), self.count, self.observed)
+
+    def with_zeros(self) -> Self:
+        """ONE view whose rows of entities that it has not seen are zero whatever they were."""
+        return type(self)(seen_rows(self.observed, self.values), self.count, self.observed)
 
     def mv(self, weights: Weights) -> Scores:
         """The product `X Q` of ONE view."""
@@ -78,9 +86,10 @@ class SparseView(Ragged):
     values: Float[Array, "*clients nonzeros"]
     rows: Int[Array, "*clients nonzeros"]
     columns: Int[Array, "*clients nonzeros"]
-    mean: Float[Array, "*clients features"]  # subtracted from each row
+    mean: Float[Array, "*clients features"]  # subtracted from each row that was seen
     count: Float[Array, "*clients"]  # of features
     shape: tuple[int, int] = eqx.field(static=True)
+    observed: Float[Array, "*clients entities"] | None = None  # 1 for a seen one; None: all are
 
     summed_by_index = True
 
@@ -102,86 +111,59 @@ class SparseView(Ragged):
         more = longest - self.rows.shape[-1]
         rows = jnp.pad(self.rows, ((0, 0), (0, more)), constant_values=self.shape[0] - 1)
         mean, shape = widened(self.mean, {-1: features}), (self.shape[0], features)
-        return type(self)(values, rows, columns, mean, self.count, shape)
+        return type(self)(values, rows, columns, mean, self.count, shape, self.observed)
+
+    def with_zeros(self) -> Self:
+        """This view, whose lists have no values of entities that it has not seen."""
+        return self
 
     def mv(self, weights: Weights) -> Scores:
         """The product `X Q` of ONE view."""
         # As fast as products of BCOO arrays, without a second list of values for X'.
         terms = self.values[:, None] * weights[self.columns]
         # Centring subtracts the same row from all.
-        return jax.ops.segment_sum(terms, self.rows, self.shape[0]) - matmul(self.mean, weights)
+        products = jax.ops.segment_sum(terms, self.rows, self.shape[0])
+        return seen_rows(self.observed, products - matmul(self.mean, weights))
 
     def rmv(self, scores: Scores) -> Weights:
         """The product `X' Y` of ONE view."""
         terms = self.values[:, None] * scores[self.rows]
         total = jax.ops.segment_sum(terms, self.columns, self.shape[1])
-        ones = jnp.ones(len(scores), scores.dtype)
+        ones = jnp.ones(len(scores), scores.dtype) if self.observed is None else self.observed
         return total - jnp.outer(self.mean, matmul(ones, scores))
 
 
-class Factors(NamedTuple):
-    """One view's truncated singular value decomposition, with zeros in place of rounding."""
+class First(NamedTuple):
+    """What clients send before the first round."""
 
-    left: Float[Array, "entities k"]
-    singular: Float[Array, " k"]
-    right: Float[Array, "features k"]
-
-    def solve(self, scores: Scores, ridge: Float[Array, ""] | float = 0.0) -> Weights:
-        r"""The least-squares map, the `Q` of least \(\|X Q / \sqrt L - Y\|^2 + ridge \|Q\|^2\)."""
-        length, kept = len(self.left), self.singular > 0
-        ridge = jnp.asarray(ridge, self.singular.dtype)
-        # In units in which no square over- or underflows, not even in the derivative.
-        unit = jnp.maximum(jnp.max(self.singular), jnp.sqrt(ridge * length))
-        unit = jax.lax.stop_gradient(jnp.where(unit > 0, unit, 1))
-        singular = self.singular / unit
-        # Two ratios, since a compiler turns `/ unit / unit` into a division by a vanishing square.
-        squares = singular**2 + ratio(ratio(ridge * length, unit), unit)
-        shrunk = jnp.where(kept, singular / jnp.where(kept, squares, 1), 0) / unit
-        along = shrunk[:, None] * transposed_product(self.left, scores)
-        return matmul(self.right, along) * length**0.5
-
-    def mv(self, weights: Weights) -> Scores:
-        """The product `X Q`."""
-        return matmul(self.left, self.singular[:, None] * matmul(self.right.T, weights))
-
-
-def factorize(view: View | SparseView, rank: int) -> Factors:
-    """The first singular triples of ONE view.
-
-    Those of a sparse view come from a subspace iteration with ten more columns than triples
-    (Halko, Martinsson & Tropp 2011). They are exact where the view has no more directions than
-    that, and otherwise the more accurate the faster its singular values fall.
-    """
-    if isinstance(view, View):
-        left, singular, right = svd(view.values)
-    else:
-        width = min(rank + 10, *view.shape)
-        start = jax.random.normal(jax.random.key(0), (view.shape[1], width), view.values.dtype)
-
-        def iterate(_, basis):
-            return jnp.linalg.qr(view.rmv(jnp.linalg.qr(view.mv(basis))[0]))[0]
-
-        basis = jax.lax.fori_loop(0, 8, iterate, start * view.mask[:, None])
-        left, singular, right = svd(view.mv(basis))
-        right = matmul(right, basis.T)
-    left, singular, right = left[:, :rank], singular[:rank], right[:rank].T
-    kept = not_rounding(singular, view.shape)
-    return Factors(left * kept, singular * kept, right * kept)
+    scores: Any  # or bases of scores
+    observed: Float[Array, " entities"] | None  # whose mean is the share of clients; None: all
 
 
 class Views(Clients):
     """Clients that hold different features of the same entities, in the same order.
 
-    Each view counts the same. `features` is the number of features of the widest.
+    With an alignment they may have seen different entities. Each view counts the same. `features`
+    is the number of features of the widest.
     """
 
     @classmethod
-    def from_arrays(cls, arrays: Sequence[ArrayLike], *, center: bool = False) -> Self:
+    def from_arrays(
+        cls,
+        arrays: Sequence[ArrayLike],
+        *,
+        center: bool = False,
+        alignment: Alignment | None = None,
+    ) -> Self:
         """Clients from their views.
 
         Args:
-            arrays: one `(entities, features_j)` array per client.
-            center: subtract each feature's mean over the entities, which needs no exchange.
+            arrays: one `(entities, features_j)` array per client; with an alignment
+                `(entities_j, features_j)`.
+            center: subtract each feature's mean over the client's entities, which needs no
+                exchange.
+            alignment: `jf.gcca.align(ids)` of the ids of the arrays' rows, where clients have seen
+                different entities or hold them in different orders.
 
         Returns:
             The clients, in single precision unless the arrays are double and JAX has 64 bits
@@ -189,27 +171,38 @@ class Views(Clients):
 
         Raises:
             ValueError: for an empty list, views that are not two-dimensional, without entities or
-                features or with different numbers of entities, and data that are not real
-                floating point numbers of one type or not finite. The message names the view.
+                features or with different numbers of entities, or other ones than an alignment
+                has, and data that are not real floating point numbers of one type or not finite.
+                The message names the view.
         """
         check_list("arrays", arrays, MATRICES)
         check_flag("center", center)
         views = [checked_array(array, f"arrays[{j}]") for j, array in enumerate(arrays)]
-        check_tables("arrays", views, "view", 1, "entities", "features")
+        _check_aligned("arrays", views, alignment)
         if center:
             views = [view - view.mean(0) for view in views]
+        if alignment is not None:
+            entities = len(alignment.ids)
+            views = [
+                jnp.zeros((entities, view.shape[1]), view.dtype).at[own].set(view)
+                for own, view in zip(alignment.places, views, strict=True)
+            ]
         sizes = jnp.asarray([view.shape[1] for view in views], views[0].dtype)
-        return cls._of(View(padded(views), sizes))
+        return cls._of(View(padded(views), sizes, _observed(alignment, views[0].dtype)))
 
     @classmethod
-    def from_sparse(cls, matrices: Sequence[Any], *, center: bool = False) -> Self:
+    def from_sparse(
+        cls, matrices: Sequence[Any], *, center: bool = False, alignment: Alignment | None = None
+    ) -> Self:
         """Clients from sparse views, which stay sparse; `jf.gcca.MaxVar` and `MVLSA` take them.
 
         Args:
             matrices: one `(entities, features_j)` matrix per client: of `scipy.sparse`, in any
-                format, or a `jax.experimental.sparse.BCOO`.
-            center: subtract each feature's mean over the entities; products subtract it, so that
-                zeros stay zeros.
+                format, or a `jax.experimental.sparse.BCOO`; with an alignment
+                `(entities_j, features_j)`.
+            center: subtract each feature's mean over the client's entities; products subtract it,
+                so that zeros stay zeros.
+            alignment: as in `from_arrays`.
 
         Returns:
             The clients, in single precision unless the values are double and JAX has 64 bits
@@ -222,7 +215,11 @@ class Views(Clients):
         check_list("matrices", matrices, MATRICES)
         check_flag("center", center)
         lists = [_as_list(matrix, f"matrices[{j}]") for j, matrix in enumerate(matrices)]
-        check_tables("matrices", lists, "view", 1, "entities", "features")
+        _check_aligned("matrices", lists, alignment)
+        means = [each.mean(axis=0) for each in lists] if center else []
+        if alignment is not None:
+            entities = len(alignment.ids)
+            lists = [_moved(x, p, entities) for p, x in zip(alignment.places, lists, strict=True)]
         shape = (lists[0].shape[0], max(each.shape[1] for each in lists))
         longest = max(1, *(each.nnz for each in lists))
         dtype = lists[0].dtype
@@ -234,10 +231,11 @@ class Views(Clients):
             values[j, : each.nnz] = each.data
             rows[j, : each.nnz], columns[j, : each.nnz] = each.coords
             if center:
-                mean[j, : each.shape[1]] = each.mean(axis=0)
+                mean[j, : each.shape[1]] = means[j]
         sizes = jnp.asarray([each.shape[1] for each in lists], dtype)
         values, rows, columns, mean = map(jnp.asarray, (values, rows, columns, mean))
-        return cls._of(SparseView(values, rows, columns, mean, sizes, shape))
+        observed = _observed(alignment, dtype)
+        return cls._of(SparseView(values, rows, columns, mean, sizes, shape, observed))
 
     @classmethod
     def _of(cls, data: View | SparseView) -> Self:
@@ -249,6 +247,44 @@ class Views(Clients):
     def features(self) -> int:
         """Number of features of the widest view."""
         return self.data.shape[1]
+
+
+def _check_aligned(name: str, tables: list[Any], alignment: Alignment | None) -> None:
+    """Check that tables fit together: all have the same entities, or those of their ids."""
+    if alignment is None:
+        return check_tables(name, tables, "view", 1, "entities", "features")
+    check_instance("alignment", alignment, Alignment, "jaxfed.gcca.align(ids) or None")
+    if len(tables) != len(alignment.places):
+        raise ValueError(
+            f"{name}: wanted the alignment's {len(alignment.places)} views, got {len(tables)}"
+        )
+    for j, (own, table) in enumerate(zip(alignment.places, tables, strict=True)):
+        if table.ndim != 2 or len(own) != table.shape[0] or table.shape[1] == 0:
+            raise ValueError(
+                f"{name}[{j}]: wanted shape ({len(own)}, features), a row for each of the "
+                f"alignment's ids, got {table.shape}"
+            )
+        if table.dtype != tables[0].dtype:
+            raise ValueError(f"{name}[{j}]: is {table.dtype} where {name}[0] is {tables[0].dtype}")
+
+
+def _observed(
+    alignment: Alignment | None, dtype: DTypeLike
+) -> Float[Array, "clients entities"] | None:
+    """1 for the entities that each client has seen; None where all have seen all."""
+    if alignment is None or alignment.complete:
+        return None
+    seen = np.zeros((len(alignment.places), len(alignment.ids)), dtype)
+    for own, places in zip(seen, alignment.places, strict=True):
+        own[places] = 1
+    return jnp.asarray(seen)
+
+
+def _moved(matrix: Any, places: Int[np.ndarray, " rows"], entities: int) -> Any:
+    """The matrix with its rows at these places of a longer one, sorted by rows again."""
+    rows, columns = matrix.coords
+    shape = (entities, matrix.shape[1])
+    return scipy.sparse.csr_array((matrix.data, (places[rows], columns)), shape).tocoo()
 
 
 def _as_list(matrix: Any, name: str) -> Any:
@@ -281,11 +317,17 @@ def _mask(view: View | SparseView) -> Float[Array, "*clients features"]:
 
 
 def check_views(
-    clients: ClientsLike, rank: int, name: str = "clients", *, dense: str | None = None
+    clients: ClientsLike,
+    rank: int,
+    name: str = "clients",
+    *,
+    dense: str | None = None,
+    complete: str | None = None,
 ) -> None:
     """Raise a `ValueError` for clients without views, or more components than entities.
 
-    `dense` is what refuses sparse views, such as "networks need".
+    `dense` is what refuses sparse views, such as "networks need", `complete` what refuses views
+    of some of the entities.
     """
     data = clients.data if isinstance(clients, Clients) else clients
     if isinstance(clients, Clients) and not clients.layout.in_memory:
@@ -301,6 +343,27 @@ def check_views(
     entities = data.shape[0]
     if rank > entities:
         raise ValueError(f"rank: {rank} orthonormal components do not fit {entities} entities")
+    if data.observed is None:
+        return
+    if complete:
+        raise ValueError(f"{name}: {complete} views of all entities, got some that lack entities")
+    if is_known(data.observed):
+        fewest = int(np.asarray(data.observed).sum(-1).min())
+        if fewest < rank:
+            raise ValueError(f"{name}: wanted views of at least {rank} entities, got {fewest}")
+
+
+def check_all_seen(clients: ClientsLike, start: Start) -> None:
+    """Raise a `ValueError` for an entity that no client has seen, unless they are new ones."""
+    observed, new = clients.data.observed, start is not None and start.local is None
+    if new or not is_known(observed):
+        return
+    seen = np.asarray(observed).any(axis=-2)
+    if not seen.all():
+        raise ValueError(
+            "clients: wanted every entity seen by some client, got none of the entity at index "
+            f"{np.argwhere(~seen)[0][-1]}"
+        )
 
 
 def check_shape(part: str, array: Any, wanted: tuple[int, ...]) -> None:

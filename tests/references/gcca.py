@@ -75,3 +75,49 @@ def run(views, g, q, rounds, *, inner_steps=10, proximal=0.0, batch=None, compre
         seen = seen + compress(g - seen)
         costs.append(cost(views, g, q))
     return g, q, np.array(costs)
+
+
+# --- clients that have seen some of the entities -------------------------------------------------
+
+
+def counts_of(places, length):
+    """How many clients have seen each entity: the diagonal of K."""
+    return np.sum([np.isin(np.arange(length), own) for own in places], axis=0).astype(float)
+
+
+def optimum_of_some(views, places, length, rank):
+    """The least cost under G'KG = J I, and its G: K^-1/2 eigenvectors, all formed as written."""
+    k, total = counts_of(places, length), np.zeros((length, length))
+    for x, own in zip(views, places, strict=True):
+        total[np.ix_(own, own)] += x @ np.linalg.pinv(x)
+    scale = 1 / np.sqrt(k)
+    values, vectors = np.linalg.eigh(scale[:, None] * total * scale)
+    top = np.argsort(values)[::-1][:rank]
+    g = np.sqrt(len(views)) * scale[:, None] * vectors[:, top]
+    return len(views) * (rank - values[top].sum()) / 2, g
+
+
+def cost_of_some(views, places, g, q):
+    """1/2 sum_j |X_j Q_j / sqrt(L) - D_j G|_F^2, of the rows that each client has."""
+    root = np.sqrt(len(g))
+    fits = zip(views, places, q, strict=True)
+    return sum(np.sum((x @ w / root - g[own]) ** 2) for x, own, w in fits) / 2
+
+
+def run_some(views, places, g, q, rounds, *, solve, proximal=0.0):
+    """Alternating minimization: maps by `solve(x, target, q)`, then G by sums and counts.
+
+    G minimizes the cost, and `proximal` times J/2 of its own change weighted by K / J, under
+    G'KG = J I: G = sqrt(J) K^-1/2 polar(K^-1/2 (sums + proximal K G)).
+    """
+    length, clients = len(g), len(views)
+    k, q = counts_of(places, length)[:, None], list(q)
+    costs = [cost_of_some(views, places, g, q)]
+    for _ in range(rounds):
+        sums = proximal * k * g
+        for j, (x, own) in enumerate(zip(views, places, strict=True)):
+            q[j] = solve(x, g[own], q[j])
+            sums[own] += x @ q[j] / np.sqrt(length)
+        g = np.sqrt(clients / k) * polar(sums / np.sqrt(k))
+        costs.append(cost_of_some(views, places, g, q))
+    return g, q, np.array(costs)

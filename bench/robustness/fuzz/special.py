@@ -236,6 +236,34 @@ def views(value) -> bool:
     return _finite_tables(value) and len({len(x) for x in value}) == 1
 
 
+def _entities(value) -> str | None:
+    """The kind of ids of entities that differ, or None."""
+    if isinstance(value, list | tuple | range) and all(isinstance(x, str) for x in value):
+        kind = "U"
+    else:
+        found = known(value, "iuUO")
+        if found is None or found.ndim != 1 or not found.size:
+            return None
+        kind = found.dtype.kind
+        if kind in "UO":
+            texts = value if isinstance(value, list | tuple) else found.tolist()
+            kind = "U" if all(isinstance(x, str) for x in texts) else None
+    return kind if len(value) and len(set(np.asarray(value).tolist())) == len(value) else None
+
+
+def lists_of_entities(value) -> bool:
+    """Lists of ids of one kind, each at most once in a list."""
+    if not isinstance(value, list | tuple | range) or not len(value):
+        return False
+    kinds = {_entities(each) for each in value}
+    return len(kinds) == 1 and None not in kinds
+
+
+def order_of_entities(value) -> bool:
+    """Which has the ids 0, 1 and 2."""
+    return _entities(value) == "i" and {0, 1, 2} <= set(np.asarray(value).tolist())
+
+
 def moments(value) -> bool:
     return (
         array(None, None, None, finite=True)(value)

@@ -1,0 +1,112 @@
+"""Which entities clients have seen, by ids: one order of all, and each client's places in it."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import ArrayLike, Int, Shaped
+
+from jaxfed._checks import check_list, is_list, refuse
+
+Ids = Sequence[int] | Sequence[str] | ArrayLike
+
+KINDS = {"i": "whole numbers", "u": "unsigned whole numbers", "U": "strings"}
+
+
+class Alignment(NamedTuple):
+    """One order of entities, and where each client's rows belong in it.
+
+    Attributes:
+        ids: of the entities, in the order of the representation's rows.
+        places: of each client's rows among them.
+        complete: whether every client is known to have seen every entity.
+    """
+
+    ids: Shaped[np.ndarray, " entities"]
+    places: tuple[Int[np.ndarray, " rows"], ...]
+    complete: bool
+
+    def positions(self, ids: Ids) -> Int[np.ndarray, " ids"]:
+        """Where entities are in the order: `result.shared[alignment.positions(ids)]`.
+
+        Args:
+            ids: of any of the entities, in any order.
+
+        Raises:
+            ValueError: for an id that is not among them.
+        """
+        return _positions(self.ids, _checked(ids, "ids", self.ids), "ids")
+
+
+def align(
+    ids: Sequence[Ids],
+    *,
+    order: Ids | None = None,
+) -> Alignment:
+    """The order of the entities that any client has seen, from clients' ids of their rows.
+
+    `jf.gcca.Views.from_arrays` and `from_sparse` take the alignment beside the tables.
+
+    Args:
+        ids: one list per client, whole numbers or strings, one for each row of its table; in any
+            order, as many as it has seen.
+        order: all entities, in the order of the representation's rows; sorted ids by default. On
+            separate machines each client aligns its own list, `[ids]`, by an order that all know.
+
+    Returns:
+        The alignment, the same whatever the order of clients and rows.
+
+    Raises:
+        ValueError: for ids that are neither whole numbers nor strings or not of one kind, an id
+            that a list has twice, and one that is not in the order.
+    """
+    check_list("ids", ids, "lists of ids, one per client")
+    lists: list[np.ndarray] = []
+    for j, own in enumerate(ids):
+        lists.append(_checked(own, f"ids[{j}]", *lists[:1]))
+        _check_once(lists[j], f"ids[{j}]")
+    if order is None:
+        everybody = np.unique(np.concatenate(lists))
+    else:
+        everybody = _checked(order, "order", lists[0])
+        _check_once(everybody, "order")
+    places = tuple(_positions(everybody, own, f"ids[{j}]") for j, own in enumerate(lists))
+    # With a given order there may be other clients than these.
+    complete = order is None and all(len(own) == len(everybody) for own in places)
+    return Alignment(everybody, places, complete)
+
+
+def _checked(ids: object, name: str, like: np.ndarray | None = None) -> np.ndarray:
+    """Ids on the host, all of one kind, that of others."""
+    try:
+        array = np.asarray(ids)
+    except (ValueError, TypeError, OverflowError):  # ragged, or traced
+        array = np.empty(0)
+    # Data frames have strings as objects; NumPy makes strings of numbers among them.
+    texts = ids if is_list(ids) else array.flat
+    if array.dtype.kind in "OU" and all(isinstance(own, str) for own in texts):
+        array = array.astype(str)
+    elif array.dtype.kind == "U":
+        array = np.empty(0)
+    kinds = KINDS if like is None else {like.dtype.kind: KINDS[like.dtype.kind]}
+    if array.dtype.kind not in kinds or array.ndim != 1 or not array.size:
+        raise refuse(name, f"a list of ids, {' or '.join(kinds.values())}", ids)
+    return array
+
+
+def _check_once(ids: np.ndarray, name: str) -> None:
+    values, counts = np.unique(ids, return_counts=True)
+    if counts.max() > 1:
+        twice = values[counts.argmax()].item()
+        raise ValueError(f"{name}: wanted every id once, got {twice!r} {counts.max()} times")
+
+
+def _positions(order: np.ndarray, ids: np.ndarray, name: str) -> np.ndarray:
+    """Where ids are in an order that need not be sorted."""
+    sorter = np.argsort(order)
+    found = sorter[np.searchsorted(order, ids, sorter=sorter).clip(max=len(order) - 1)]
+    unknown = order[found] != ids
+    if unknown.any():
+        first = ids[unknown.argmax()].item()
+        raise ValueError(f"{name}: wanted ids of the {len(order)} entities, got {first!r}")
+    return found

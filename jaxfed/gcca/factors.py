@@ -1,0 +1,63 @@
+"""Singular value decompositions of single views, and the maps that they solve for."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jaxfed.gcca.views import Scores, SparseView, View, Weights
+from jaxfed.linalg import matmul, svd, transposed_product
+from jaxfed.linalg.division import ratio
+from jaxfed.linalg.svd import not_rounding
+
+
+class Factors(NamedTuple):
+    """One view's truncated singular value decomposition, with zeros in place of rounding."""
+
+    left: Float[Array, "entities k"]
+    singular: Float[Array, " k"]
+    right: Float[Array, "features k"]
+    observed: Float[Array, " entities"] | None = None
+
+    def solve(self, scores: Scores, ridge: Float[Array, ""] | float = 0.0) -> Weights:
+        r"""The least-squares map, the `Q` of least \(\|X Q / \sqrt L - Y\|^2 + ridge \|Q\|^2\)."""
+        length, kept = len(self.left), self.singular > 0
+        ridge = jnp.asarray(ridge, self.singular.dtype)
+        # In units in which no square over- or underflows, not even in the derivative.
+        unit = jnp.maximum(jnp.max(self.singular), jnp.sqrt(ridge * length))
+        unit = jax.lax.stop_gradient(jnp.where(unit > 0, unit, 1))
+        singular = self.singular / unit
+        # Two ratios, since a compiler turns `/ unit / unit` into a division by a vanishing square.
+        squares = singular**2 + ratio(ratio(ridge * length, unit), unit)
+        shrunk = jnp.where(kept, singular / jnp.where(kept, squares, 1), 0) / unit
+        along = shrunk[:, None] * transposed_product(self.left, scores)
+        return matmul(self.right, along) * length**0.5
+
+    def mv(self, weights: Weights) -> Scores:
+        """The product `X Q`."""
+        return matmul(self.left, self.singular[:, None] * matmul(self.right.T, weights))
+
+
+def factorize(view: View | SparseView, rank: int) -> Factors:
+    """The first singular triples of ONE view.
+
+    Those of a sparse view come from a subspace iteration with ten more columns than triples
+    (Halko, Martinsson & Tropp 2011). They are exact where the view has no more directions than
+    that, and otherwise the more accurate the faster its singular values fall.
+    """
+    if isinstance(view, View):
+        left, singular, right = svd(view.with_zeros().values)
+    else:
+        width = min(rank + 10, *view.shape)
+        start = jax.random.normal(jax.random.key(0), (view.shape[1], width), view.values.dtype)
+
+        def iterate(_, basis):
+            return jnp.linalg.qr(view.rmv(jnp.linalg.qr(view.mv(basis))[0]))[0]
+
+        basis = jax.lax.fori_loop(0, 8, iterate, start * view.mask[:, None])
+        left, singular, right = svd(view.mv(basis))
+        right = matmul(right, basis.T)
+    left, singular, right = left[:, :rank], singular[:rank], right[:rank].T
+    kept = not_rounding(singular, view.shape)
+    return Factors(left * kept, singular * kept, right * kept, view.observed)
