@@ -198,6 +198,7 @@ SCALED = {
     "LocalProbabilisticPCA": jf.pca.LocalProbabilisticPCA(2, 0.5),
     "MaxVar": jf.gcca.MaxVar(2),
     "MVLSA": jf.gcca.MVLSA(2),
+    "AJIVE": jf.gcca.AJIVE(2, 2),
 }
 
 

@@ -24,7 +24,7 @@ from jaxfed.contract import (
     check_count,
 )
 from jaxfed.core.common.printing import is_known
-from jaxfed.core.contract.reduction import Gather, Max
+from jaxfed.core.contract.reduction import Gather, Sum
 from jaxfed.gcca._signal import (
     Ranks,
     check_fit,
@@ -60,7 +60,7 @@ class ViewScores(NamedTuple):
     individual: Float[Array, "entities width"]
 
 
-class ViewParts(eqx.Module):
+class ViewParts(NamedTuple):
     """The joint and the individual part of one view; what it has fewer of is columns of zeros.
 
     Attributes:
@@ -207,12 +207,11 @@ class AJIVE(Algorithm, DifferentiatedThrough, HasRemarks):
         lacks = jnp.linalg.norm(loadings, axis=0) <= data.threshold
         rest = data.values - matmul(downlink, loadings.T)
         objective = jnp.sum(rest**2) / len(rest)
-        # Of one magnitude, so that compressors keep them.
-        return Max(jnp.where(lacks, 1, -1).astype(rest.dtype)), None, {"objective": objective}
+        return Sum(lacks.astype(rest.dtype)), None, {"objective": objective}
 
     def server_step(self, key, server: Joint, uplink: Float[Array, " rank"]):
         """Drop the directions that some view lacks."""
-        kept = uplink < 0
+        kept = uplink < 0.5  # a number of views, up to what a channel does to it
         return Joint(*(jnp.where(kept, part, 0) for part in server)), {}
 
     def shared_result(self, server: Joint) -> Joint:
