@@ -54,7 +54,7 @@ def rank_of(ranks: Ranks, client_id: Int[Array, ""]) -> Int[Array, ""]:
     return jnp.asarray(ranks)[client_id] if isinstance(ranks, tuple) else jnp.asarray(ranks)
 
 
-def checked_ranks(name: str, ranks: object, *, least: int) -> Ranks:
+def checked_ranks(name: str, ranks: Ranks, *, least: int) -> Ranks:
     """The ranks, as a static field holds them; a `ValueError` for what are none."""
     if not isinstance(ranks, tuple | list):
         check_count(name, ranks)
