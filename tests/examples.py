@@ -322,6 +322,23 @@ EXAMPLES = {
             "view_rank": lambda: jf.gcca.MVLSA(2, view_rank=True),
         },
     ),
+    # A basis of the signal; which directions the view lacks; the joint scores.
+    jf.gcca.AJIVE: Examples(
+        good={
+            "": Example(lambda _: jf.gcca.AJIVE(2, 3), (27, 2, 18)),
+            "ranks": Example(
+                lambda m: jf.gcca.AJIVE(
+                    2, tuple(3 - i % 2 for i in range(m)), individual_rank=(1, *[0] * (m - 1))
+                ),
+                (27, 2, 18),
+            ),
+        },
+        refused={
+            "rank": lambda: jf.gcca.AJIVE(0, 2),
+            "signal_rank": lambda: jf.gcca.AJIVE(2, (2, 0)),
+            "individual_rank": lambda: jf.gcca.AJIVE(2, 2, individual_rank=(0, 0)),
+        },
+    ),
     jf.gcca.DeepMaxVar: Examples(
         good={
             "": Example(
@@ -573,6 +590,13 @@ def unaligned(algorithm, result, values):
     return ((values @ result.local - result.shared) ** 2).sum()
 
 
+def scores_by_views(algorithm, result, values):
+    """Of other entities of the same views: the energy of their scores."""
+    del algorithm
+    found = jax.vmap(lambda view, x: view.transform(x))(result.local, values)
+    return sum((jnp.tanh(scores) ** 2).sum() for scores in found)
+
+
 def missed_by_networks(algorithm, result, values):
     """Of samples: what the shared network does not reconstruct."""
     network = algorithm.model_of(result.shared)
@@ -604,6 +628,19 @@ def check_scores(algorithm, result):
     check_orthonormal(algorithm, result._replace(local=None))
 
 
+def check_parts(algorithm, result):
+    """Orthonormal scores, the individual ones to the joint ones too, and parts of each view."""
+    scores, local = result.shared.scores, result.local
+    width = local.individual_scores.shape[-1]
+    assert scores.shape == (ENTITIES, algorithm.rank)
+    assert local.joint_loadings.shape == (CLIENTS, FEATURES, algorithm.rank)
+    assert local.individual_loadings.shape == (CLIENTS, FEATURES, width)
+    for own in local.individual_scores:
+        w = np.concatenate([scores, own], axis=1)
+        used = np.linalg.norm(w, axis=0) > 0.5
+        np.testing.assert_allclose(w.T @ w, np.diag(used), atol=1e-12 if w.dtype == float else 1e-5)
+
+
 def check_orthonormal(algorithm, result):
     """That components are orthonormal, those of a client to the shared ones too."""
     tolerance = 1e-5 if jax.tree.leaves(result)[0].dtype == np.float32 else 1e-12
@@ -623,6 +660,12 @@ def check_orthonormal(algorithm, result):
     if isinstance(getattr(algorithm, "local_rank", None), tuple):
         ranks = np.linalg.norm(local, axis=1).round().sum(axis=1)
         assert tuple(ranks) == algorithm.local_rank
+
+
+def joint_and_individual(result):
+    """Of views: their parts, free of the choice of signs."""
+    shared, local = result
+    return shared.singular_values, (local.joint(shared), local.individual())
 
 
 def shapes(tree, *axes):
@@ -770,6 +813,12 @@ OTHERS = {
         essence=turned,
         loss=completed,
         rounds=6,
+    ),
+    jf.gcca.AJIVE: FAMILIES[jf.gcca]._replace(
+        check=check_parts,
+        essence=joint_and_individual,
+        loss=scores_by_views,
+        rounds=2,
     ),
     jf.gcca.DeepMaxVar: FAMILIES[jf.gcca]._replace(
         check=check_networks_of_views,

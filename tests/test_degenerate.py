@@ -198,6 +198,7 @@ SCALED = {
     "LocalProbabilisticPCA": jf.pca.LocalProbabilisticPCA(2, 0.5),
     "MaxVar": jf.gcca.MaxVar(2),
     "MVLSA": jf.gcca.MVLSA(2),
+    "AJIVE": jf.gcca.AJIVE(2, 2),
 }
 
 
@@ -224,7 +225,8 @@ def test_derivatives_of_data_of_every_size(name, key):
             given = jf.gcca.Views.from_arrays(list(values)) if views else None
             given = given or jf.Clients.from_samples(values)
             run = jf.rollout(algorithm, given, rounds=3, key=key)
-            frames = [x @ jnp.swapaxes(x, -1, -2) for x in run.result if x is not None]
+            leaves = [x for x in jax.tree.leaves(run.result) if x.ndim > 1]
+            frames = [x @ jnp.swapaxes(x, -1, -2) for x in leaves]
             turned = sum(jnp.sum(x * jnp.arange(1.0, 1 + x.shape[-1])) for x in frames)
             return run.history["objective"][-1], 0 if views else turned
 

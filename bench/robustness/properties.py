@@ -63,6 +63,7 @@ def settings() -> dict[str, Setting]:
         "MaxVar": Setting(gcca.MaxVar(2), views=True),
         "MaxVar, exact": Setting(gcca.MaxVar(2, solver="exact"), views=True),
         "MVLSA": Setting(gcca.MVLSA(2), views=True),
+        "AJIVE": Setting(gcca.AJIVE(2, 2), views=True),
     }
 
 
@@ -110,7 +111,7 @@ def faults(setting: Setting, objective, shared, local) -> dict[str, np.ndarray]:
     shape = (number, CLIENTS)
     parts = []
     if shared is not None:
-        frame = np.asarray(shared, float)[:, None]
+        frame = np.asarray(getattr(shared, "scores", shared), float)[:, None]
         parts.append(np.broadcast_to(frame, (*shape, *frame.shape[2:])))
     if local is not None and not setting.views:
         parts.append(np.asarray(local, float))

@@ -71,6 +71,7 @@ CASES = {
     jf.gcca.MaxVar: Case(lambda: jf.gcca.MaxVar(RANK)),
     jf.gcca.DeepMaxVar: Case(lambda: jf.gcca.DeepMaxVar(NETWORK, ADAM, rank=RANK, inner_epochs=30)),
     jf.gcca.MVLSA: Case(lambda: jf.gcca.MVLSA(RANK), rounds=1),
+    jf.gcca.AJIVE: Case(lambda: jf.gcca.AJIVE(8, 8), rounds=1),
     jf.generative.FedAvg: Case(
         lambda: jf.generative.FedAvg(MODEL, LOSS, DESCENT, local_steps=5, step_size=0.01)
     ),
@@ -124,7 +125,7 @@ def problem(algorithm: type[jf.Algorithm]) -> tuple[jf.Clients, jf.Personalized]
     key = jax.random.key(0)
     start = jnp.linalg.qr(jax.random.normal(key, (FEATURES, RANK)))[0]
     warm = jf.Personalized(start, None)
-    if issubclass(algorithm, (jf.gcca.MaxVar, jf.gcca.DeepMaxVar, jf.gcca.MVLSA)):
+    if issubclass(algorithm, (jf.gcca.MaxVar, jf.gcca.DeepMaxVar, jf.gcca.MVLSA, jf.gcca.AJIVE)):
         drawn = synthetic.gcca_synthetic(key, entities=200, features=20, latent=8)
         return jf.gcca.Views.from_arrays(drawn.views), warm
     drawn = jf.data.perpca_synthetic(

@@ -11,7 +11,14 @@ from jaxfed.aggregation import Robust, TrimmedMean
 from tests.examples import CLIENTS, GOOD, family, parametrized
 
 # What these send has no robust form.
-REFUSED = ["OneShot-median", "MVLSA", "Standardize-robust", "LocalPower-procrustes"]
+REFUSED = [
+    "OneShot-median",
+    "MVLSA",
+    "AJIVE",
+    "AJIVE-ranks",
+    "Standardize-robust",
+    "LocalPower-procrustes",
+]
 
 
 def runs(name):

@@ -489,6 +489,7 @@ ALGORITHMS = {
     "gcca": (jf.gcca.MaxVar, jf.gcca.MVLSA),
     "mvlsa": (jf.gcca.MVLSA,),
     "deep-gcca": (jf.gcca.DeepMaxVar,),
+    "ajive": (jf.gcca.AJIVE,),
     "autoencoder": (jf.generative.AdaptiveAutoencoder, jf.generative.FedAvg),
     "diffusion": (jf.generative.AdaptiveDiffusion, jf.generative.FedAvg),
 }
@@ -507,7 +508,7 @@ def test_every_exported_algorithm_has_a_command(described):
     assert {words[1] for words in described if words[0] == "fit"} == set(ALGORITHMS)
 
 
-LINEAR = [*pca.ALGORITHMS, "gcca", "mvlsa"]  # the others have models, which are no numbers
+LINEAR = [*pca.ALGORITHMS, "gcca", "mvlsa", "ajive"]  # the others have models, which are no numbers
 
 
 @pytest.mark.parametrize("name", LINEAR)

@@ -247,6 +247,18 @@ def test_fit_mvlsa_is_one_round(tmp_path):
     assert jaxfed.load(tmp_path / "out" / "result.npz").algorithm.startswith("MVLSA(")
 
 
+def test_fit_ajive_says_what_is_joint_and_what_individual(tmp_path):
+    options = ["--rank", 2, "--signal-rank", 3, "--held-out", 0.25]
+    assert fit("ajive", seen(tmp_path), tmp_path / "out", *options) == 0
+    arrays, summary = loaded(tmp_path / "out")
+    assert value(summary, "rounds") == 1 and value(summary, "joint directions") <= 2
+    assert arrays["features"].tolist() == [5, 7, 4]
+    for name in "abc":
+        shares = [value(summary, f"variation of {name} that is {x}") for x in ("joint", "indiv")]
+        assert min(shares) >= 0 and sum(shares) <= 100.01
+    assert jaxfed.load(tmp_path / "out" / "result.npz").algorithm.startswith("AJIVE(")
+
+
 def test_fit_gcca_takes_sparse_views_for_what_they_are(tmp_path):
     for name in ("dense", "sparse"):
         (tmp_path / name).mkdir()

@@ -1,4 +1,4 @@
-"""`jaxfed fit gcca`, `mvlsa` and `deep-gcca`: what views of the same entities have in common."""
+"""`jaxfed fit` for views of the same entities: what they have in common."""
 
 import argparse
 from collections.abc import Callable
@@ -24,11 +24,13 @@ from jaxfed.core.run.solution import Solution
 PICTURES = ("agreement.png", "convergence.png")
 CAPTIONS = {PICTURES[0]: "How much of each component of the representation each view gives, 0 to 1"}
 POOLED = 10**8  # largest number of entries from which the least cost is computed
+HELD_OUT = "held-out entities whose nearest in another view is themselves (%)"
 BATCH = 1000
 SUMMARIES = {
     "gcca": "generalized CCA of views of the same entities (Shrestha & Fu 2023)",
     "mvlsa": "generalized CCA in one round (Rastogi et al. 2015)",
     "deep-gcca": "generalized CCA by a neural network for every view (Shrestha & Fu 2023)",
+    "ajive": "joint and individual parts of views in one round (Feng et al. 2018)",
 }
 
 
@@ -91,6 +93,7 @@ def commands() -> dict[str, Command]:
         "gcca": _command("gcca", linear),
         "mvlsa": _command("mvlsa", one_round, start=None, ridge=0.0),
         "deep-gcca": _command("deep-gcca", deep),
+        "ajive": _command("ajive", {"": _plain(""), "algorithm": options_of(gcca.AJIVE)}),
     }
 
 
@@ -117,16 +120,20 @@ class Method(NamedTuple):
 def prepare(arguments: argparse.Namespace) -> _run.Problem:
     """Read the views, and make the algorithm."""
     channel = channel_of(arguments)
-    is_deep = arguments.algorithm == "deep-gcca"
-    linear = None if is_deep else _linear(arguments)
+    is_deep, is_ajive = (arguments.algorithm == name for name in ("deep-gcca", "ajive"))
+    method = _ajive(arguments) if is_ajive else None if is_deep else _linear(arguments)
     split = read(arguments)
     if not scipy.sparse.issparse(split.train[0]):
         views = gcca.Views.from_arrays(split.train)
-    elif is_deep:
-        raise ValueError("--data: networks need dense views, got sparse ones; fit gcca takes them")
+    elif is_deep or is_ajive:
+        raise ValueError(
+            f"--data: fit {arguments.algorithm} needs dense views, got sparse ones; fit gcca takes "
+            "them"
+        )
     else:
         views = gcca.Views.from_sparse(split.train, center=arguments.scale != "none")
-    method = linear or _deep(arguments, len(split.entities))
+    method = method or _deep(arguments, len(split.entities))
+    evaluated = _parts if is_ajive else _evaluated
     maps = ", ".join(
         f"{name} {width}{method.maps}"
         for name, width in zip(split.names, split.widths, strict=True)
@@ -138,7 +145,7 @@ def prepare(arguments: argparse.Namespace) -> _run.Problem:
         f"{len(views)} views, {len(split.entities)} entities to learn from{method.batches} and "
         f"{len(split.held_out[0])} held out; {'networks of' if is_deep else 'features:'} {maps}.",
         jax.random.key(arguments.seed),
-        partial(_evaluated, arguments=arguments, method=method, views=views, split=split),
+        partial(evaluated, arguments=arguments, method=method, views=views, split=split),
         method.start,
         options={"channel": channel},
     )
@@ -152,6 +159,14 @@ def _linear(arguments: argparse.Namespace) -> Method:
         return jax.vmap(lambda view, weights: view.mv(weights))(views.data, local)
 
     return Method(call(arguments, algorithm), outputs, "", "", start)
+
+
+def _ajive(arguments: argparse.Namespace) -> Method:
+    def outputs(local: gcca.ViewParts, views: gcca.Views) -> Array:
+        found = jax.vmap(lambda own, view: own.transform(view.values))(local, views.data)
+        return found.joint * local.individual_scores.shape[-2] ** 0.5
+
+    return Method(call(arguments, gcca.AJIVE), outputs, "", "")
 
 
 def _deep(arguments: argparse.Namespace, entities: int) -> Method:
@@ -180,7 +195,7 @@ def _evaluated(
     scores = np.asarray(method.outputs(local, views)) / len(split.entities) ** 0.5
     shares = _shares(shared, scores)
     quantities: dict[str, float | None] = {}
-    arrays: dict[str, Any] = {"entities": split.entities, "features": split.widths}
+    arrays = _about(views, split)
     least = None
     if arguments.algorithm == "deep-gcca":
         quantities["cost"] = float(np.square(scores - shared).sum() / 2)
@@ -193,19 +208,59 @@ def _evaluated(
         quantities["least cost, of pooled views"] = least
     for name, share in zip(split.names, shares.mean(1), strict=True):
         quantities[f"representation that {name} gives (%)"] = 100 * float(share)
-    accuracy = None
-    if len(split.held_out[0]) > 1:
-        others = method.outputs(local, gcca.Views.from_arrays(split.held_out))
-        accuracy = 100 * float(gcca.alignment_accuracy(others))
-    quantities["held-out entities whose nearest in another view is themselves (%)"] = accuracy
-    for name in ("mean", "scale"):
-        arrays[name] = [np.pad(x, (0, views.features - len(x))) for x in getattr(split, name)]
+    quantities[HELD_OUT] = _accuracy(method, local, split)
     figures = {PICTURES[0]: plot.agreement(shares, split.names)}
     if solution.rounds > 1:
         levels = None if least is None else {"least cost / views": least / len(split.names)}
         label = "cost / views"
         figures[PICTURES[1]] = plot.convergence(solution.history, levels=levels, label=label)
     return _run.Findings(quantities, figures, arrays, captions=CAPTIONS)
+
+
+def _parts(
+    solution: Solution,
+    *,
+    arguments: argparse.Namespace,
+    method: Method,
+    views: gcca.Views,
+    split: Split,
+) -> _run.Findings:
+    shared, local = solution.result
+    rule = gcca.joint_rank(views, arguments.signal_rank, key=jax.random.key(arguments.seed))
+    kept = np.asarray(shared.singular_values) > 0
+    quantities: dict[str, float | None] = {
+        "joint directions": int(kept.sum()),
+        "rank that the bounds suggest": rule.rank,
+    }
+    energy = np.square(views.data.values).sum(axis=(1, 2))
+    for part in ("joint", "individual"):
+        # Scores are orthonormal, so that loadings have all the energy of a part.
+        found = np.square(getattr(local, f"{part}_loadings")).sum(axis=(1, 2)) / energy
+        for name, share in zip(split.names, found, strict=True):
+            quantities[f"variation of {name} that is {part} (%)"] = 100 * float(share)
+    quantities[HELD_OUT] = _accuracy(method, local, split)
+    figures = {}
+    if kept.any():
+        scores = np.asarray(method.outputs(local, views)) / len(split.entities) ** 0.5
+        shares = _shares(np.asarray(shared.scores)[:, kept], scores[..., kept])
+        figures[PICTURES[0]] = plot.agreement(shares, split.names)
+    return _run.Findings(quantities, figures, _about(views, split), captions=CAPTIONS)
+
+
+def _accuracy(method: Method, local: PyTree, split: Split) -> float | None:
+    """Return how often a held-out entity is nearest to itself in another view, in percent."""
+    if len(split.held_out[0]) < 2:
+        return None
+    others = method.outputs(local, gcca.Views.from_arrays(split.held_out))
+    return 100 * float(gcca.alignment_accuracy(others))
+
+
+def _about(views: gcca.Views, split: Split) -> dict[str, Any]:
+    """Return what the result says of the entities and features that it was learned from."""
+    arrays: dict[str, Any] = {"entities": split.entities, "features": split.widths}
+    for name in ("mean", "scale"):
+        arrays[name] = [np.pad(x, (0, views.features - len(x))) for x in getattr(split, name)]
+    return arrays
 
 
 def _shares(

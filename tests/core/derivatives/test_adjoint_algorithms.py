@@ -198,7 +198,7 @@ def test_every_algorithm_is_differentiated_or_refused():
             refused.add(type(algorithm))
         else:
             others.add(type(algorithm))
-    assert {jf.pca.Pooled, jf.pca.OneShot, jf.gcca.MVLSA} <= refused
+    assert {jf.pca.Pooled, jf.pca.OneShot, jf.gcca.MVLSA, jf.gcca.AJIVE} <= refused
     checked = {type(make()) for make, _, _ in CASES.values()}
     # Networks on full batches have fixed points, which runs hardly reach: short of one, any
     # derivative is refused when it is computed.

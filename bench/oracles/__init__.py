@@ -1,0 +1,1 @@
+"""Other people's implementations, run for numbers that tests hold ours against."""

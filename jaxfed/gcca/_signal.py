@@ -1,0 +1,81 @@
+"""The signal of a view: its directions that are not noise, as many as its rank says."""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from jaxfed.contract import ClientsLike, check_count
+from jaxfed.core.common.printing import is_known
+from jaxfed.gcca.views import View
+from jaxfed.linalg import svd
+from jaxfed.linalg.svd import not_rounding
+
+Ranks = int | tuple[int, ...]  # one for all views, or one for each
+
+
+class Signal(NamedTuple):
+    """ONE view's singular value decomposition cut to its signal; zeros beyond the view's rank."""
+
+    left: Float[Array, "entities width"]
+    singular: Float[Array, " width"]
+    right: Float[Array, "features width"]
+    threshold: Float[Array, ""]  # between the singular values of signal and noise
+    rounding: Float[Array, ""]  # singular values up to here are none
+
+
+def signal_of(view: View, ranks: Ranks, client_id: Int[Array, ""]) -> Signal:
+    """ONE view's signal: singular triples up to its rank, and the threshold behind them."""
+    rank, width = rank_of(ranks, client_id), widest(ranks)
+    left, singular, right = svd(view.values)
+    kept = (not_rounding(singular, view.shape) & (jnp.arange(len(singular)) < rank))[:width]
+    rounding = jnp.finfo(singular.dtype).eps * max(view.shape) * singular[0]
+    ends = jnp.pad(singular, (0, 1))  # a view without noise has a zero behind its last one
+    threshold = jnp.maximum((ends[rank - 1] + ends[rank]) / 2, rounding)
+    left, right = left[:, :width] * kept, right[:width].T * kept
+    return Signal(left, singular[:width] * kept, right, threshold, rounding)
+
+
+def side_by_side(
+    bases: Float[Array, "views entities width"],
+) -> Float[Array, "entities columns"]:
+    """All views' bases as one matrix."""
+    return jnp.moveaxis(bases, 0, 1).reshape(bases.shape[1], -1)
+
+
+def widest(ranks: Ranks) -> int:
+    """The largest rank."""
+    return max(ranks) if isinstance(ranks, tuple) else ranks
+
+
+def rank_of(ranks: Ranks, client_id: Int[Array, ""]) -> Int[Array, ""]:
+    """ONE view's rank."""
+    return jnp.asarray(ranks)[client_id] if isinstance(ranks, tuple) else jnp.asarray(ranks)
+
+
+def checked_ranks(name: str, ranks: Ranks, *, least: int) -> Ranks:
+    """The ranks, as a static field holds them; a `ValueError` for what are none."""
+    if not isinstance(ranks, tuple | list):
+        check_count(name, ranks)
+        return ranks
+    for rank in ranks:
+        check_count(name, rank, least=least)
+    if not ranks or max(ranks) == 0:
+        raise ValueError(f"{name}: wanted a positive one for some view, got {ranks}")
+    return tuple(ranks)
+
+
+def check_fit(name: str, ranks: Ranks, clients: ClientsLike) -> None:
+    """Raise a `ValueError` for ranks of other views, or more than entities or features."""
+    most = min(clients.data.shape)
+    if widest(ranks) > most:
+        raise ValueError(f"{name}: wanted at most {most}, got {widest(ranks)}")
+    if not isinstance(ranks, tuple):
+        return
+    ids = np.asarray(clients.ids) if is_known(clients.ids) else np.arange(len(clients.ids))
+    if len(ranks) != len(ids) or ids.max() >= len(ranks):
+        raise ValueError(
+            f"{name}: wanted one for all views or one for each, of the ids 0 to {len(ids) - 1}, "
+            f"got {len(ranks)} for the ids {ids.tolist()}"
+        )

@@ -1,0 +1,252 @@
+r"""Joint and individual parts of views, from the angles between their signals.
+
+.. math:: X_i = J_i + I_i + E_i, \qquad J_i = V V^T X_i, \\quad V^T I_i = 0
+
+for view i with a joint part, whose scores `V` all views share, an individual part and noise.
+
+Source: Feng, Jiang, Hannig & Marron (2018), Angle-based joint and individual variation explained,
+Journal of Multivariate Analysis 166. Their matrices have samples in columns, ours entities in rows.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from jaxfed.contract import (
+    Algorithm,
+    DifferentiatedThrough,
+    HasRemarks,
+    Personalized,
+    check_count,
+)
+from jaxfed.core.common.printing import is_known
+from jaxfed.core.contract.reduction import Gather, Sum
+from jaxfed.gcca._signal import (
+    Ranks,
+    check_fit,
+    checked_ranks,
+    rank_of,
+    side_by_side,
+    signal_of,
+    widest,
+)
+from jaxfed.gcca.views import Scores, View, check_views
+from jaxfed.linalg import matmul, svd, transposed_product
+from jaxfed.linalg.division import reciprocal
+from jaxfed.linalg.svd import not_rounding
+
+
+class Joint(NamedTuple):
+    """What all views share; columns of dropped directions are zero.
+
+    Attributes:
+        scores: of the entities, with orthonormal columns: `V`.
+        singular_values: of all views' bases side by side, up to the root of the number of views,
+            which a direction has that lies in every view's signal.
+    """
+
+    scores: Float[Array, "entities rank"]
+    singular_values: Float[Array, " rank"]
+
+
+class ViewScores(NamedTuple):
+    """Scores of entities, by one view."""
+
+    joint: Float[Array, "entities rank"]
+    individual: Float[Array, "entities width"]
+
+
+class ViewParts(NamedTuple):
+    """The joint and the individual part of one view; what it has fewer of is columns of zeros.
+
+    Attributes:
+        joint_loadings: `X' V`, whose rows are zero where a view has fewer features than the widest.
+        individual_scores: orthonormal columns, orthogonal to the joint scores.
+        individual_loadings: orthogonal columns, whose norms are the individual singular values.
+    """
+
+    joint_loadings: Float[Array, "*views features rank"]
+    individual_scores: Float[Array, "*views entities width"]
+    individual_loadings: Float[Array, "*views features width"]
+
+    def joint(self, joint: Joint) -> Float[Array, "*views entities features"]:
+        """The joint part, `V V' X`."""
+        return matmul(joint.scores, self.joint_loadings.mT)
+
+    def individual(self) -> Float[Array, "*views entities features"]:
+        """The individual part."""
+        return matmul(self.individual_scores, self.individual_loadings.mT)
+
+    def transform(self, values: Float[Array, "new features"]) -> ViewScores:
+        """The scores of other entities by ONE view, those of least squares.
+
+        Args:
+            values: the view's features of these entities, centred as they were.
+
+        Returns:
+            Scores in the units of those learned; the mean of the joint ones over the views that
+            have seen an entity is the best guess of what it would have in common.
+        """
+        loadings = jnp.concatenate([self.joint_loadings, self.individual_loadings], axis=1)
+        left, singular, right = svd(loadings)
+        inverse = reciprocal(singular, not_rounding(singular, loadings.shape))
+        scores = matmul(matmul(values, left) * inverse, right)
+        rank = self.joint_loadings.shape[1]
+        return ViewScores(scores[:, :rank], scores[:, rank:])
+
+
+class Member(NamedTuple):
+    """ONE client's prepared view."""
+
+    values: Float[Array, "entities features"]
+    basis: Float[Array, "entities width"]
+    threshold: Float[Array, ""]  # the least norm of a joint direction's loadings
+    least: Float[Array, ""]  # the least singular value of an individual direction
+    individual_rank: Int[Array, ""]
+
+
+class AJIVE(Algorithm, DifferentiatedThrough, HasRemarks):
+    r"""Angle-based joint and individual variation explained, in one exchange and one round.
+
+    Each client sends an orthonormal basis of the scores of its signal: the left singular vectors of
+    its view, up to the view's signal rank. The first left singular vectors of all bases side by
+    side are the joint scores. In the round clients say which of these directions they lack: those
+    whose loadings are no longer than the view's threshold, midway between the singular values of
+    signal and noise. A direction that some view lacks is dropped. What is left of a view,
+    \((I - V V^T) X_i\), is individual where its singular values are above the same threshold. One
+    round (`rounds=1`) with all clients; more change nothing.
+
+    `solution.result.shared` is a `Joint`, `solution.result.local` the `ViewParts` of all views,
+    `(views, ...)`. Directions are in the order of the bases' agreement. `jf.gcca.joint_rank` finds
+    the number of joint directions by the paper's two bounds. Means are not subtracted:
+    `Views.from_arrays(..., center=True)` does. `jf.personalize` gives the parts of a further view
+    of the same entities.
+
+    The server sees every client's basis, so secure aggregation cannot be used. Messages have
+    `signal_rank` numbers an entity; where ranks differ all travel as the largest. Derivatives are
+    those of `jf.linalg.svd`, at the directions and ranks that were found.
+
+    Source: Feng, Jiang, Hannig & Marron (2018), Section 2.
+    """
+
+    rank: int = eqx.field(static=True)
+    signal_rank: Ranks = eqx.field(static=True)
+    individual_rank: Ranks | None = eqx.field(static=True)
+
+    def __init__(
+        self,
+        rank: int,
+        signal_rank: int | tuple[int, ...],
+        *,
+        individual_rank: int | tuple[int, ...] | None = None,
+    ):
+        """Set up the algorithm.
+
+        Args:
+            rank: number of joint directions, from which those are dropped that some view lacks.
+            signal_rank: number of directions of a view that are not noise, joint and individual
+                ones; one for all views or one per view.
+            individual_rank: number of a view's individual directions, one for all or one per view;
+                None for those above the view's threshold, at most its signal rank.
+
+        Raises:
+            ValueError: for ranks that are not positive whole numbers; an individual rank may be 0
+                for some views.
+        """
+        check_count("rank", rank)
+        self.rank = rank
+        self.signal_rank = checked_ranks("signal_rank", signal_rank, least=1)
+        self.individual_rank = None
+        if individual_rank is not None:
+            self.individual_rank = checked_ranks("individual_rank", individual_rank, least=0)
+
+    def check(self, clients, start) -> None:
+        """Raise a `ValueError` for data and ranks that do not fit."""
+        check_views(clients, self.rank, dense="AJIVE needs", complete="AJIVE needs")
+        check_fit("signal_rank", self.signal_rank, clients)
+        if self.individual_rank is not None:
+            check_fit("individual_rank", self.individual_rank, clients)
+        signals = self.signal_rank
+        most = sum(signals) if isinstance(signals, tuple) else signals * len(clients.ids)
+        if self.rank > most:
+            raise ValueError(f"rank: wanted at most the views' {most} together, got {self.rank}")
+
+    def prepare(self, data: View, client_id, rounds) -> Member:
+        """The view's signal, its thresholds and its individual rank."""
+        signal = signal_of(data, self.signal_rank, client_id)
+        width, least = widest(self.signal_rank), signal.threshold
+        individual_rank = jnp.asarray(width)
+        if self.individual_rank is not None:
+            individual_rank = rank_of(self.individual_rank, client_id)
+            least = signal.rounding
+        return Member(data.values, signal.left, signal.threshold, least, individual_rank)
+
+    def first_message(self, key, data: Member, start) -> Gather:
+        """The basis of the signal's scores, for the server to have all of them side by side."""
+        return Gather(data.basis)
+
+    def server_init(self, key, first: Float[Array, "views entities width"], like, start) -> Joint:
+        """The directions that are nearest to all views' signals."""
+        left, singular, _ = svd(side_by_side(first))
+        return Joint(left[:, : self.rank], singular[: self.rank])
+
+    def downlink(self, server: Joint) -> Scores:
+        """The joint scores."""
+        return server.scores
+
+    def client_init(self, key, downlink: Scores, data: Member, start) -> None:
+        """Nothing: the parts are those of the joint scores that remain after the round."""
+
+    def client_step(self, key, downlink: Scores, local: None, data: Member):
+        """Say which directions the view lacks."""
+        loadings = transposed_product(data.values, downlink)
+        lacks = jnp.linalg.norm(loadings, axis=0) <= data.threshold
+        rest = data.values - matmul(downlink, loadings.T)
+        objective = jnp.sum(rest**2) / len(rest)
+        return Sum(lacks.astype(rest.dtype)), None, {"objective": objective}
+
+    def server_step(self, key, server: Joint, uplink: Float[Array, " rank"]):
+        """Drop the directions that some view lacks."""
+        kept = uplink < 0.5  # a number of views, up to what a channel does to it
+        return Joint(*(jnp.where(kept, part, 0) for part in server)), {}
+
+    def shared_result(self, server: Joint) -> Joint:
+        """The joint scores and singular values."""
+        return server
+
+    def client_result(self, downlink: Scores, local: None, data: Member) -> ViewParts:
+        """The view's parts beside the joint scores."""
+        loadings = transposed_product(data.values, downlink)
+        left, singular, right = svd(data.values - matmul(downlink, loadings.T))
+        ranks = self.signal_rank if self.individual_rank is None else self.individual_rank
+        width = widest(ranks)
+        left, singular, right = left[:, :width], singular[:width], right[:width].T
+        kept = (singular > data.least) & (jnp.arange(width) < data.individual_rank)
+        return ViewParts(loadings, left * kept, right * singular * kept)
+
+    def through(self) -> Algorithm:
+        """Nothing: there are no rounds whose fixed point the result were.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError(
+            "adjoint: wanted an algorithm whose rounds converge for an implicit derivative, and "
+            "AJIVE has learned all it will after one; adjoint.unrolled() is exact"
+        )
+
+    def remarks(self, result: Personalized, history: Mapping[str, np.ndarray]) -> tuple[str, ...]:
+        """Whether directions were dropped."""
+        if not is_known(result.shared.singular_values):
+            return ()
+        dropped = int(np.sum(np.asarray(result.shared.singular_values) == 0))
+        if not dropped:
+            return ()
+        return (
+            f"Some view lacks {dropped} of the {self.rank} joint directions, which were dropped: "
+            "their loadings were within its noise.",
+        )

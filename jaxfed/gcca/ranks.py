@@ -1,0 +1,157 @@
+"""How many directions views share, by the two bounds of AJIVE."""
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, Key
+
+from jaxfed._checks import check_number, checked_key
+from jaxfed.contract import check_count
+from jaxfed.core.clients.clients import Clients
+from jaxfed.gcca._signal import (
+    Ranks,
+    Signal,
+    check_fit,
+    checked_ranks,
+    rank_of,
+    side_by_side,
+    signal_of,
+)
+from jaxfed.gcca.views import View, check_views
+from jaxfed.linalg import matmul, svd
+
+
+class JointRank(NamedTuple):
+    """The number of joint directions, and what it follows from.
+
+    Attributes:
+        rank: how many squared singular values are above both bounds.
+        squared_singular_values: of all views' bases side by side, descending; at most the number of
+            views, which a direction has that lies in every view's signal.
+        wedin_bound: what a joint direction has in spite of the noise.
+        random_bound: what bases reach that have nothing to do with each other.
+    """
+
+    rank: int
+    squared_singular_values: Float[np.ndarray, " directions"]
+    wedin_bound: float
+    random_bound: float
+
+
+class _Bounds(NamedTuple):
+    """What the bounds are quantiles of."""
+
+    squared_singular_values: Float[Array, " directions"]
+    wedin: Float[Array, " samples"]
+    random: Float[Array, " samples"]
+
+
+def joint_rank(
+    views: Clients,
+    signal_rank: int | tuple[int, ...],
+    *,
+    key: Key[Array, ""],
+    samples: int = 1000,
+    wedin_percentile: float = 5.0,
+    random_percentile: float = 95.0,
+) -> JointRank:
+    r"""The number of directions that lie in the signals of all views, for `jf.gcca.AJIVE`.
+
+    A direction that m views share would have the squared singular value m in the bases of their
+    signals side by side. Noise turns the basis of view i by an angle of at most \(\theta_i\), by
+    the theorem of Wedin, which leaves at least \(m - \sum_i \sin^2 \theta_i\). Each client
+    estimates its angle again and again, from directions drawn in the complement of its signal,
+    and sends these numbers beside its basis. The second bound is the largest squared singular value
+    of random bases, which the server draws alone. Directions above both are joint.
+
+    Args:
+        views: the clients, with dense views.
+        signal_rank: number of directions of a view that are not noise, as in `jf.gcca.AJIVE`.
+        key: random key.
+        samples: how often each angle and the random bases are drawn.
+        wedin_percentile: of the first bound over the draws, in percent.
+        random_percentile: of the second.
+
+    Raises:
+        ValueError: for clients without dense views, ranks that do not fit, and numbers out of
+            range.
+
+    Source: Feng, Jiang, Hannig & Marron (2018), Sections 2.2 and 2.3, Lemma 3.
+    """
+    check_views(views, 1, "views", dense="the joint rank needs", complete="the joint rank needs")
+    ranks = checked_ranks("signal_rank", signal_rank, least=1)
+    check_fit("signal_rank", ranks, views)
+    check_count("samples", samples)
+    for name, given in (
+        ("wedin_percentile", wedin_percentile),
+        ("random_percentile", random_percentile),
+    ):
+        check_number(name, given, "a number from 0 to 100", lambda x: (x >= 0) & (x <= 100))
+    drawn = _bounds(checked_key("key", key), views.data, views.ids, ranks=ranks, samples=samples)
+    squares = np.asarray(drawn.squared_singular_values)
+    wedin = float(np.percentile(drawn.wedin, wedin_percentile))
+    random = float(np.percentile(drawn.random, random_percentile))
+    # Without noise a direction is as high as the bound, up to rounding.
+    slack = np.finfo(squares.dtype).eps * max(views.data.shape) * len(views)
+    return JointRank(int(np.sum(squares > max(wedin, random) - slack)), squares, wedin, random)
+
+
+@partial(jax.jit, static_argnames=("ranks", "samples"))
+def _bounds(
+    key: Key[Array, ""], views: View, ids: Int[Array, " views"], *, ranks: Ranks, samples: int
+) -> _Bounds:
+    of_views, of_bases = jax.random.split(key)
+    signals = jax.vmap(lambda view, i: signal_of(view, ranks, i))(views, ids)
+    squares = svd(side_by_side(signals.left))[1] ** 2
+
+    def wedin(key):
+        keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(ids)
+        return len(ids) - jnp.sum(jax.vmap(_sine)(keys, views, signals) ** 2)
+
+    def of_unrelated(key):
+        drawn = jax.random.normal(key, signals.left.shape, squares.dtype)
+        bases = jax.vmap(lambda x, i: _basis(x, rank_of(ranks, i)))(drawn, ids)
+        return _norm(side_by_side(bases)) ** 2
+
+    return _Bounds(
+        squares,
+        wedin=jax.lax.map(wedin, jax.random.split(of_views, samples)),
+        random=jax.lax.map(of_unrelated, jax.random.split(of_bases, samples)),
+    )
+
+
+def _sine(key: Key[Array, ""], view: View, signal: Signal) -> Float[Array, ""]:
+    """An estimate of the sine of the angle by which noise turns ONE view's signal."""
+    entities, features = view.shape
+    dtype = view.values.dtype
+    drawn = jax.random.normal(key, (entities + features, signal.left.shape[1]), dtype)
+    rows = _outside(signal.left, drawn[:entities], jnp.asarray(entities, dtype))
+    columns = _outside(signal.right, drawn[entities:] * view.mask[:, None], view.count)
+    noise = jnp.maximum(_norm(matmul(view.values.T, rows)), _norm(matmul(view.values, columns)))
+    least = jnp.min(signal.singular, where=signal.singular > 0, initial=jnp.inf)
+    # Where there is no signal, it may have turned anywhere.
+    return jnp.where(jnp.isinf(least), 1, jnp.minimum(noise / least, 1))
+
+
+def _outside(
+    basis: Float[Array, "dim width"], drawn: Float[Array, "dim width"], dim: Float[Array, ""]
+) -> Float[Array, "dim width"]:
+    """As many orthonormal directions outside of the signal as it has, or as there are."""
+    rank = jnp.sum(jnp.any(basis != 0, axis=0))
+    return _basis(drawn - matmul(basis, matmul(basis.T, drawn)), jnp.minimum(rank, dim - rank))
+
+
+def _basis(
+    drawn: Float[Array, "dim width"], rank: Int[Array, ""] | Float[Array, ""]
+) -> Float[Array, "dim width"]:
+    """An orthonormal basis of the span of the first columns, as many as the rank."""
+    used = jnp.arange(drawn.shape[1]) < rank
+    return svd(drawn * used)[0] * used
+
+
+def _norm(matrix: Float[Array, "rows columns"]) -> Float[Array, ""]:
+    """The largest singular value."""
+    return svd(matrix)[1][0]
