@@ -192,7 +192,7 @@ EXAMPLES = {
     ),
     jf.pca.HMF: Examples(
         good={
-            "": Example(lambda _: jf.pca.HMF(2, 2), (TRIANGLE + 1, 12, 13)),
+            "": Example(lambda _: jf.pca.HMF(2, 2), (TRIANGLE + 1, 13, 13)),
             "paper": Example(
                 lambda _: jf.pca.HMF(2, 1, step_size=2e-3, penalty=1.0), (TRIANGLE, 12, 12)
             ),
