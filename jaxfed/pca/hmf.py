@@ -102,6 +102,8 @@ class HMF(Algorithm, HasBases, HasRemarks):
     with each client's second moment times its number of samples: errors are sums over entries, and
     not means over samples.
 
+    Clients keep scores of their samples, so they may not be in buckets.
+
     Components of the result are orthonormal, as they are at a solution for any positive penalty.
 
     Source: Shi, Fattahi & Al Kontar (2023), arXiv:2305.17744. The automatic step sizes, a client's

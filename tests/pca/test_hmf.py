@@ -221,7 +221,7 @@ def test_knows_no_scale(scale):
 @pytest.mark.parametrize(
     "checks",
     [
-        ("structure", "order", "padding", "buckets", "source"),
+        ("structure", "order", "padding", "source"),
         pytest.param(
             ("types", "vmap", "gradients", "newcomers", "backends"), marks=pytest.mark.slow
         ),
@@ -337,8 +337,11 @@ def test_bad_input_is_refused():
     *_, gaps = draw(0.3, missing=0.1)
     clients = jf.Clients.from_samples(gaps, missing="mask")
     moments = jf.Clients.from_moments(np.stack([np.eye(FEATURES)] * CLIENTS))
+    uneven = [y[: 5 + 7 * i] for i, y in enumerate(gaps)]
+    buckets = jf.Clients.from_samples(uneven, missing="mask", bucket=1.1)
     run = solve(jf.pca.HMF(2, 2), clients, rounds=1)
     for call, message in [
+        (lambda: solve(jf.pca.HMF(2, 2), buckets, rounds=1), "^clients: .* without buckets"),
         (lambda: solve(jf.pca.HMF(2, 2), moments, rounds=1), "^clients: wanted samples, .* Moment"),
         (lambda: solve(jf.pca.HMF(7, 4), clients, rounds=1), r"^shared_rank \+ local_rank: 11 "),
         (
