@@ -236,7 +236,7 @@ def seconds(folder: Path) -> None:
 
 def main() -> None:
     """Run what the command line asks for."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=["numbers", "seconds"])
     parser.add_argument("folder", type=Path)
     arguments = parser.parse_args()

@@ -17,6 +17,8 @@ largest eigenvalue, with their penalty, from random components.
 relative to that of zeros, after 500 rounds of `HMF` and of `Impute`.
 """
 
+import warnings
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -63,8 +65,8 @@ def random_start(seed: int, clients: int = 100) -> jf.Personalized:
 
 def distance(found: jax.Array, truth: np.ndarray) -> float:
     """‖P − P'‖_F, the mean over clients where there are some."""
-    found = np.asarray(found)
-    difference = found @ np.swapaxes(found, -1, -2) - truth @ np.swapaxes(truth, -1, -2)
+    own = np.asarray(found)
+    difference = own @ np.swapaxes(own, -1, -2) - truth @ np.swapaxes(truth, -1, -2)
     return float(np.linalg.norm(difference, axis=(-2, -1)).mean())
 
 
@@ -133,6 +135,8 @@ def by_missing_entries() -> list[dict[str, object]]:
 
 if __name__ == "__main__":
     jax.config.update("jax_enable_x64", True)
-    parts = {"recovery": by_rounds, "missing": by_missing_entries}
+    parts: dict[str, Callable[..., object]] = {"recovery": by_rounds, "missing": by_missing_entries}
     print(machine())
+    # Clients of other scales are meant.
+    warnings.simplefilter("ignore", jf.EnergyWarning)
     print(table(choose(parts, __doc__).part()))

@@ -10,7 +10,7 @@ the components were learned from. With `client=i`, or where nothing is local, th
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -318,7 +318,7 @@ def _mapped(
     return jax.vmap(lambda x, i: function(x, basis(i)))(array, jnp.arange(len(local)))
 
 
-def _checked(argument: str, table: ArrayLike, axes: str, gaps: bool) -> Array:
+def _checked(argument: str, table: Any, axes: str, gaps: bool) -> Array:
     """Finite numbers, or NaN too where there may be gaps."""
     array = checked_array(argument, table, axes, finite=not gaps)
     if gaps and not isinstance(array, Tracer) and np.isinf(np.asarray(array)).any():

@@ -228,7 +228,7 @@ class HMF(Algorithm, HasBases, HasRemarks):
     def server_step(self, key, server: Server, uplink: Message):
         """The mean of the copies; the mean curvature unless the first one is larger."""
         curvature = uplink.curvature
-        if curvature is not None:
+        if curvature is not None and server.first is not None:
             curvature = jnp.maximum(server.first, curvature)
         return Server(uplink.components, curvature, server.first), {}
 
