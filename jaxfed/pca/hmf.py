@@ -102,9 +102,8 @@ class HMF(Algorithm, HasBases, HasRemarks):
     with each client's second moment times its number of samples: errors are sums over entries, and
     not means over samples.
 
-    Clients keep scores of their samples, so they may not be in buckets.
-
     Components of the result are orthonormal, as they are at a solution for any positive penalty.
+    Clients keep scores of their samples, so they may not be in buckets.
 
     Source: Shi, Fattahi & Al Kontar (2023), arXiv:2305.17744. The automatic step sizes, a client's
     own for its own factors, are not in the paper.
@@ -175,17 +174,16 @@ class HMF(Algorithm, HasBases, HasRemarks):
             first["curvature"] = Max(data.curvature)
         if start is None:
             moment = Moment.from_samples(data.values, 1)
-            local = first_components(moment, self.local_rank)
-            first["moment"] = moment_message(moment.deflate(local.T))
+            deflated = moment.deflate(first_components(moment, self.local_rank).T)
+            first["moment"] = moment_message(deflated)
         return first
 
     def server_init(self, key, first, like, start) -> Server:
         """The shared components and the largest curvature."""
+        curvature = first.get("curvature")
         if start is not None:
-            components = start.shared.T
-        else:
-            components = first_shared(first["moment"], self.shared_rank)
-        return Server(components, first.get("curvature"), first.get("curvature"))
+            return Server(start.shared.T, curvature, curvature)
+        return Server(first_shared(first["moment"], self.shared_rank), curvature, curvature)
 
     def client_init(self, key, downlink: Message, data: Member, start) -> Local:
         """A warm start's own components or the top ones beside the shared, and all scores."""
@@ -193,8 +191,8 @@ class HMF(Algorithm, HasBases, HasRemarks):
         if start is not None and start.local is not None:
             components = start.local.T
         else:
-            moment = Moment.from_samples(data.values, 1)
-            components = first_components(moment, self.local_rank, None, shared)
+            first = Moment.from_samples(data.values, 1)
+            components = first_components(first, self.local_rank, None, shared)
         components = beside(shared.T, components.T).T
         together = jnp.concatenate([shared, components])
         return Local(components, *self._split(data_matmul(data.values, together.T)))
@@ -227,9 +225,9 @@ class HMF(Algorithm, HasBases, HasRemarks):
 
     def server_step(self, key, server: Server, uplink: Message):
         """The mean of the copies; the mean curvature unless the first one is larger."""
-        curvature = uplink.curvature
-        if curvature is not None and server.first is not None:
-            curvature = jnp.maximum(server.first, curvature)
+        if server.first is None or uplink.curvature is None:
+            return Server(uplink.components, None, None), {}
+        curvature = jnp.maximum(server.first, uplink.curvature)
         return Server(uplink.components, curvature, server.first), {}
 
     def client_result(self, downlink: Message, local: Local, data: Member):
@@ -284,21 +282,19 @@ def _corrected(local: Local, shared: Rows) -> Local:
 
 def _moved(components: Rows, rise: Rows, pace: Pace) -> Rows:
     """Components after a step, down the gradient of what they miss and of the penalty."""
-    return components + pace.step * (
-        rise - 2 * pace.penalty * client_matmul(_excess(components), components)
-    )
+    by_penalty = 2 * pace.penalty * client_matmul(_excess(components), components)
+    return components + pace.step * (rise - by_penalty)
 
 
 def _excess(components: Rows) -> Float[Array, "rank rank"]:
     """What is orthonormal has none."""
-    identity = jnp.eye(len(components), dtype=components.dtype)
-    return client_matmul(components, components.T) - identity
+    gram = client_matmul(components, components.T)
+    return gram - jnp.eye(len(gram), dtype=gram.dtype)
 
 
 def _size(second: Float[Array, "rank rank"]) -> Scalar:
     """The 8-mean of the eigenvalues: nearly the largest, and smooth where some are equal."""
     unit = jnp.trace(second)
-    square = ratio(second, unit) @ ratio(second, unit)
-    fourth = square @ square
+    fourth = jnp.linalg.matrix_power(ratio(second, unit), 4)
     mean = jnp.sum(fourth**2) / len(second)
     return unit * jnp.where(mean > 0, mean, 1) ** (1 / 8)
