@@ -190,6 +190,20 @@ EXAMPLES = {
             "stop": lambda: jf.pca.BlockLanczos(2, stop="tol"),
         },
     ),
+    jf.pca.HMF: Examples(
+        good={
+            "": Example(lambda _: jf.pca.HMF(2, 2), (TRIANGLE + 1, 13, 13)),
+            "paper": Example(
+                lambda _: jf.pca.HMF(2, 1, step_size=2e-3, penalty=1.0), (TRIANGLE, 12, 12)
+            ),
+        },
+        refused={
+            "shared_rank": lambda: jf.pca.HMF(0, 2),
+            "local_rank": lambda: jf.pca.HMF(2, 1.0),
+            "step_size": lambda: jf.pca.HMF(2, 2, step_size=0.0),
+            "penalty": lambda: jf.pca.HMF(2, 2, penalty=-1.0),
+        },
+    ),
     jf.pca.HierarchicalPCA: Examples(
         good={
             "": Example(lambda _: jf.pca.HierarchicalPCA(2, 0.2, 0.1), (TRIANGLE, 12, 12)),
@@ -522,6 +536,7 @@ LONG = {
     jf.pca.FAPS,
     jf.pca.LocalPower,
     jf.pca.BlockLanczos,
+    jf.pca.HMF,
     jf.gcca.MaxVar,
     jf.gcca.DeepMaxVar,
     jf.generative.AdaptiveTraining,

@@ -15,12 +15,14 @@ from jaxfed.pca.empirical_bayes import EmpiricalBayesPCA as EmpiricalBayesPCA
 from jaxfed.pca.faps import FAPS as FAPS
 from jaxfed.pca.fitted import ExplainedVariance as ExplainedVariance
 from jaxfed.pca.fitted import anomaly_score as anomaly_score
+from jaxfed.pca.fitted import complete as complete
 from jaxfed.pca.fitted import explained_variance as explained_variance
 from jaxfed.pca.fitted import inverse_transform as inverse_transform
 from jaxfed.pca.fitted import personalize as personalize
 from jaxfed.pca.fitted import principal_axes as principal_axes
 from jaxfed.pca.fitted import transform as transform
 from jaxfed.pca.hierarchical import HierarchicalPCA as HierarchicalPCA
+from jaxfed.pca.hmf import HMF as HMF
 from jaxfed.pca.krylov import BlockLanczos as BlockLanczos
 from jaxfed.pca.local_power import LocalPower as LocalPower
 from jaxfed.pca.one_shot import Local as Local

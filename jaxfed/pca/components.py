@@ -69,6 +69,11 @@ def check_data(clients: ClientsLike) -> None:
 def check_fits(names: str, total: int, clients: ClientsLike) -> None:
     """Raise a `ValueError` for data that PCA cannot use, or fewer features than components."""
     check_data(clients)
+    check_room(names, total, clients)
+
+
+def check_room(names: str, total: int, clients: ClientsLike) -> None:
+    """Raise a `ValueError` for fewer features than components."""
     if total > clients.features:
         raise ValueError(
             f"{names}: {total} orthonormal components do not fit into {clients.features} features"

@@ -10,7 +10,7 @@ the components were learned from. With `client=i`, or where nothing is local, th
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -110,6 +110,37 @@ def anomaly_score(fitted: Fitted, samples: Tables, *, client: int | None = None)
         return jnp.sum((x - (x @ basis) @ basis.T) ** 2, axis=-1)
 
     return _mapped("samples", distance, fitted, samples, client, 0)
+
+
+def complete(fitted: Fitted, samples: Tables, *, client: int | None = None) -> Found:
+    """Samples with what their client's components say in place of missing entries.
+
+    The scores of a sample are those of least squares on its observed entries, the shortest where
+    there are several. For samples that were learned from, `HMF` has the same at a solution.
+
+    Args:
+        fitted: a solution, its result, or what `jaxfed.load` read.
+        samples: `(m, n, d)`, a list of `(n_i, d)`, or with `client` one `(n, d)`; NaN stands for an
+            entry that is missing.
+        client: the position of the client that all samples are of.
+
+    Returns:
+        Samples in the same form; what was observed is not changed.
+
+    Raises:
+        ValueError: as `transform`, but for NaN.
+    """
+
+    def of_one(x: Float[Array, " d"], basis: Frame) -> Float[Array, " d"]:
+        missing = jnp.isnan(x)
+        known, kept = jnp.where(missing, 0, x), jnp.where(missing[:, None], 0, basis)
+        scores = jnp.linalg.pinv(kept.T @ kept, hermitian=True) @ (kept.T @ known)
+        return jnp.where(missing, basis @ scores, x)
+
+    def of_all(x, basis):
+        return jax.vmap(of_one, (0, None))(x, basis)
+
+    return _mapped("samples", of_all, fitted, samples, client, 0, gaps=True)
 
 
 def explained_variance(fitted: Fitted, samples: Tables | Moment) -> ExplainedVariance:
@@ -249,8 +280,13 @@ def _mapped(
     tables: Tables,
     client: int | None,
     axis: int,
+    *,
+    gaps: bool = False,
 ) -> Found:
-    """Apply a function to each client's table and basis; the basis's `axis` is the table's last."""
+    """Apply a function to each client's table and basis; the basis's `axis` is the table's last.
+
+    With `gaps`, tables may hold NaN.
+    """
     shared, local = side_by_side(fitted)
 
     def basis(i: int | Array) -> Frame:
@@ -263,21 +299,28 @@ def _mapped(
             raise refuse("client", "None where nothing is local", client)
         if local is not None and not (is_whole(client) and 0 <= client < len(local)):
             raise refuse("client", f"a position from 0 to {len(local) - 1}", client)
-        table = checked_array(argument, tables, f"rows {width}", finite=True)
+        table = _checked(argument, tables, f"rows {width}", gaps)
         return function(table, basis(client or 0))
     if is_list(tables):
         owners = len(tables) if local is None else len(local)
         if len(tables) != owners:
             raise refuse(argument, f"{owners} tables, one for each client", tables)
         checked = [
-            checked_array(f"{argument}[{i}]", x, f"rows {width}", finite=True)
-            for i, x in enumerate(tables)
+            _checked(f"{argument}[{i}]", x, f"rows {width}", gaps) for i, x in enumerate(tables)
         ]
         return [function(x, basis(i)) for i, x in enumerate(checked)]
     if isinstance(tables, np.ndarray | jax.Array) and tables.ndim == 2:
         raise refuse("client", "the position of the client whose these are", client)
     shape = f"{'m' if local is None else len(local)} n {width}"
-    array = checked_array(argument, tables, shape, finite=True)
+    array = _checked(argument, tables, shape, gaps)
     if local is None:
         return jax.vmap(function, (0, None))(array, basis(0))
     return jax.vmap(lambda x, i: function(x, basis(i)))(array, jnp.arange(len(local)))
+
+
+def _checked(argument: str, table: Any, axes: str, gaps: bool) -> Array:
+    """Finite numbers, or NaN too where there may be gaps."""
+    array = checked_array(argument, table, axes, finite=not gaps)
+    if gaps and not isinstance(array, Tracer) and np.isinf(np.asarray(array)).any():
+        raise ValueError(f"{argument}: wanted finite numbers or NaN, got infinity")
+    return array

@@ -66,6 +66,7 @@ def test_fit_writes_components_history_table_and_pictures(data, tmp_path, capsys
         (["pooled", "--rank", "4", "--image-shape", "3x3"], {"shared": (9, 4)}),
         (["oneshot", *RANKS, "--held-out", "0"], {"shared": (9, 2), "local": (8, 9, 2)}),
         (["perpca-gradient", *RANKS, "--rounds", "5"], {"shared": (9, 2), "local": (8, 9, 2)}),
+        (["hmf", *RANKS, "--rounds", "5"], {"shared": (9, 2), "local": (8, 9, 2)}),
         (
             [
                 "hierarchical",
