@@ -85,6 +85,7 @@ class Evaluation(NamedTuple):
     product: Frame  # its derivative by the components, of which the tangent part counts
     value: Scalar
     slopes: Numbers | None = None  # its derivatives by the numbers
+    curvature: Scalar | None = None  # a bound of all that matter; by default the product's norm
 
 
 def begin(
@@ -162,8 +163,8 @@ def climb(
     slopes = jnp.where(beyond, 0, slopes) / weights
     at_trial = _joined(deflate(found.product, trial.frame), slopes)
     eps = jnp.finfo(at_trial.dtype).eps
-    # An upper bound of all curvatures that matter.
-    curvature_bound = _positive(_norm(found.product))
+    bound = _norm(found.product) if found.curvature is None else found.curvature
+    curvature_bound = _positive(bound)
 
     before = memory.base
     by_frame, _ = _parts(memory.direction, before.frame)

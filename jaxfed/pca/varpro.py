@@ -34,6 +34,7 @@ from jaxfed.pca.components import (
     check_start,
     common_local,
     common_message,
+    deflate,
     first_shared,
 )
 from jaxfed.pca.perpca import Member as Prepared
@@ -57,10 +58,12 @@ class Member(NamedTuple):
 class Uplink(NamedTuple):
     """A client's part of the gradient and of the objective.
 
-    The mean of the fingerprints tells the server whether two rounds had the same participants.
+    Without what (I - V Vᵀ) S U has along U, by which clients differ more than by their gradients:
+    a robust aggregate could not tell small lies from it. The mean of the fingerprints tells the server whether two rounds had the same participants.
     """
 
-    product: Frame  # (I - V Vᵀ) S U
+    gradient: Frame  # (I - U Uᵀ - V Vᵀ) S U
+    curvature: Scalar  # ‖(I - V Vᵀ) S U‖, which bounds the function's
     captured: Scalar
     fingerprint: Any  # sent as a named `Mean`, so that no other aggregate takes its place
 
@@ -94,7 +97,7 @@ class VarProPerPCA(Algorithm, DifferentiatedThrough, HasRemarks):
     """The objective of personalized PCA by limited-memory BFGS, its local components eliminated.
 
     Its stationary points are those of `PerPCA(variant="tangent")`, there is no step size to choose,
-    and it takes a small part of the rounds. Its messages are two numbers larger. Clients do more
+    and it takes a small part of the rounds. Its messages are three numbers larger. Clients do more
     work: an eigendecomposition each round.
 
     Values and gradients are compared between rounds of the same participants only. A trial that
@@ -206,7 +209,12 @@ class VarProPerPCA(Algorithm, DifferentiatedThrough, HasRemarks):
         moment, _, active = data.prepared
         part, rest = evaluate(moment, downlink, self._width, active)
         return (
-            Uplink(part.product, part.captured, Mean(data.fingerprint)),
+            Uplink(
+                deflate(part.product, downlink),
+                jnp.linalg.norm(part.product),
+                part.captured,
+                Mean(data.fingerprint),
+            ),
             local,
             {"objective": rest},
         )
@@ -217,8 +225,9 @@ class VarProPerPCA(Algorithm, DifferentiatedThrough, HasRemarks):
         # The order of a sum over clients may change from round to round, as from a source.
         rounding = ORDER * jnp.finfo(server.fingerprint.dtype).eps
         same = jnp.abs(uplink.fingerprint - server.fingerprint) <= rounding
-        unit = jnp.where(first, _power_near(uplink.product), server.unit)
-        found = Evaluation(ratio(uplink.product, unit), ratio(uplink.captured, unit))
+        unit = jnp.where(first, _power_near(uplink.curvature), server.unit)
+        gradient, curvature, captured, _ = (ratio(x, unit) for x in uplink)
+        found = Evaluation(gradient, captured, curvature=curvature)
         if server.other is None:
             climbed, other = climb(server.memory, found, same=same), None
         else:
@@ -281,8 +290,8 @@ def _where(condition: Bool[Array, ""], one: Memory, other: Memory) -> Memory:
     return jax.tree.map(lambda x, y: jnp.where(condition, x, y), one, other)
 
 
-def _power_near(matrix: Frame) -> Scalar:
-    """A power of two near the largest entry, by which division is exact; one if all are zero."""
-    largest = jax.lax.stop_gradient(jnp.max(jnp.abs(matrix)))
-    normal = largest > jnp.finfo(largest.dtype).tiny
-    return jnp.ldexp(jnp.ones_like(largest), jnp.where(normal, jnp.frexp(largest)[1], 0))
+def _power_near(number: Scalar) -> Scalar:
+    """A power of two near the number, by which division is exact; one if it is zero."""
+    number = jax.lax.stop_gradient(number)
+    normal = number > jnp.finfo(number.dtype).tiny
+    return jnp.ldexp(jnp.ones_like(number), jnp.where(normal, jnp.frexp(number)[1], 0))
