@@ -26,7 +26,7 @@ from jaxfed.core.clients.samples import Samples
 from jaxfed.core.contract.reduction import Gram, Mean, Symmetric
 from jaxfed.linalg import Moment
 from jaxfed.linalg.division import ratio
-from jaxfed.pca._quasi_newton import Climbed, Evaluation, Memory, Point, begin, climb
+from jaxfed.pca._quasi_newton import Climbed, Evaluation, Memory, Point, begin, climb, norm
 from jaxfed.pca._reduced import evaluate
 from jaxfed.pca.components import (
     Frame,
@@ -58,8 +58,9 @@ class Member(NamedTuple):
 class Uplink(NamedTuple):
     """A client's part of the gradient and of the objective.
 
-    Without what (I - V Vᵀ) S U has along U, by which clients differ more than by their gradients:
-    a robust aggregate could not tell small lies from it. The mean of the fingerprints tells the server whether two rounds had the same participants.
+    The gradient is without what (I - V Vᵀ) S U has along U. Clients differ more by that than by
+    their gradients, so that a robust aggregate could not tell small lies from it. The mean of the
+    fingerprints tells the server whether two rounds had the same participants.
     """
 
     gradient: Frame  # (I - U Uᵀ - V Vᵀ) S U
@@ -208,10 +209,11 @@ class VarProPerPCA(Algorithm, DifferentiatedThrough, HasRemarks):
         """Evaluate the gradient and the objective with the best local components."""
         moment, _, active = data.prepared
         part, rest = evaluate(moment, downlink, self._width, active)
+        unit = _power_near(part.product)
         return (
             Uplink(
                 deflate(part.product, downlink),
-                jnp.linalg.norm(part.product),
+                unit * norm(part.product / unit),
                 part.captured,
                 Mean(data.fingerprint),
             ),
@@ -290,8 +292,8 @@ def _where(condition: Bool[Array, ""], one: Memory, other: Memory) -> Memory:
     return jax.tree.map(lambda x, y: jnp.where(condition, x, y), one, other)
 
 
-def _power_near(number: Scalar) -> Scalar:
-    """A power of two near the number, by which division is exact; one if it is zero."""
-    number = jax.lax.stop_gradient(number)
-    normal = number > jnp.finfo(number.dtype).tiny
-    return jnp.ldexp(jnp.ones_like(number), jnp.where(normal, jnp.frexp(number)[1], 0))
+def _power_near(numbers: Array) -> Scalar:
+    """A power of two near the largest one, by which division is exact; one if all are zero."""
+    largest = jax.lax.stop_gradient(jnp.max(jnp.abs(numbers)))
+    normal = largest > jnp.finfo(largest.dtype).tiny
+    return jnp.ldexp(jnp.ones_like(largest), jnp.where(normal, jnp.frexp(largest)[1], 0))
