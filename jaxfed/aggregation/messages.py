@@ -5,7 +5,6 @@ from typing import Any, Literal, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from jaxfed.aggregation.rules import Rows, Rule, Shares, distances, weighted_quantile
@@ -27,8 +26,6 @@ from jaxfed.linalg._factor import matmul
 CURVATURE = 2.0
 # Numbers in the matrices that the server holds of all groups.
 LARGEST = 2**29
-# Parts of fewer numbers than about this count less in distances.
-FEW = 10
 
 
 Kind = Literal["mean", "sum", "max"]
@@ -146,28 +143,31 @@ def aggregated(received: Message, rule: Rule, groups: int) -> Received:
         # Both are masked before they are divided: derivatives of what does not count are zero.
         return jnp.where(there[:, None], rows, 0) / jnp.where(there, mass, 1)[:, None]
 
-    rows = {i: means(nodes[i]) for i in grouped}
-    spreads = {i: _spread(rows[i], shares) for i in grouped}
-    joint = [i for i in grouped if nodes[i].kind != "max"]
-    values, lengths = {}, jnp.zeros_like(shares)
-    if joint:
-        scaled = jnp.concatenate([spreads[i].scaled(rows[i]) for i in joint], axis=1)
-        found = rule.aggregate(scaled, shares)
-        lengths = distances(scaled, found)
-        lengths = lengths / weighted_quantile(lengths[:, None], shares, 0.5)
-        ends = np.cumsum([rows[i].shape[1] for i in joint])[:-1]
-        values = dict(zip(joint, jnp.split(found, ends), strict=True))
+    def in_median(lengths: Shares) -> Shares:
+        return lengths / weighted_quantile(lengths[:, None], shares, 0.5)
+
+    squares: list[Shares] = []
     for i in grouped:
-        node, spread = nodes[i], spreads[i]
+        node, rows = nodes[i], means(nodes[i])
+        center, scale = _spread(rows, shares)
         if node.kind == "max":
-            value = jnp.minimum(CURVATURE * spread.center, rows[i].max(0))
+            value = jnp.minimum(CURVATURE * center, rows.max(0))
         else:
-            value = spread.center + spread.scale * values[i]
+            # Further away than this no rule tells groups apart, and squares of larger numbers
+            # overflow.
+            most = float(jnp.finfo(rows.dtype).max) ** 0.3
+            scaled = jnp.clip((rows - center) / scale, -most, most)
+            found = rule.aggregate(scaled, shares)
+            value = center + scale * found
+            squares.append(rows.shape[1] * in_median(distances(scaled, found)) ** 2)
         if node.kind == "sum":
             value = value * jnp.where(there, received.participants, 0).sum()
         shaped = value.reshape(node.value.shape[1:])
         nodes[i] = unfolded(shaped) if node.symmetric else shaped
     message = jax.tree.unflatten(structure, nodes)
+    if not squares:
+        return Received(message, jnp.zeros(groups))
+    lengths = in_median(jnp.sqrt(sum(squares)))
     return Received(message, jnp.where(there, lengths, 0))
 
 
@@ -183,21 +183,10 @@ class _Spread(NamedTuple):
     center: Float[Array, " numbers"]
     scale: Float[Array, ""]
 
-    def scaled(self, rows: Rows) -> Rows:
-        """Deviations from the center, in units of the scale."""
-        # Further away than this no rule tells groups apart, and squares of larger numbers overflow.
-        most = float(jnp.finfo(rows.dtype).max) ** 0.4
-        return jnp.clip((rows - self.center) / self.scale, -most, most)
-
 
 def _spread(rows: Rows, shares: Shares) -> _Spread:
-    """The coordinate-wise median of groups, and their median distance from it.
-
-    Distances of few numbers vary more around their median, by which a single number would decide
-    over all the others: the fewer, the larger the unit.
-    """
+    """The coordinate-wise median of groups, and their median distance from it."""
     center = weighted_quantile(rows, shares, 0.5)
     lengths = jnp.linalg.norm(jax.lax.stop_gradient(rows - center), axis=1)
-    numbers = rows.shape[1]
-    scale = weighted_quantile(lengths[:, None], shares, 0.5)[0] * ((numbers + FEW) / numbers) ** 0.5
+    scale = weighted_quantile(lengths[:, None], shares, 0.5)[0]
     return _Spread(center, jnp.where(scale > 0, scale, 1))

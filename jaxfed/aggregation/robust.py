@@ -41,9 +41,9 @@ class Robust(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
     """An algorithm whose means over clients are replaced by a robust aggregate of group means.
 
     A bare array of a message, a mean, becomes the aggregate of the groups' means, and a `Sum` the
-    aggregate of their means times the number of participants. The parts of one message are
-    aggregated together, each in units of its own spread, so that a group that is far from the
-    others in one part has little influence on all. A part that is named a `Mean` stays one.
+    aggregate of their means times the number of participants. Each part of a message is aggregated
+    by itself, since what clients differ by in one part would hide small lies in another. A part
+    that is named a `Mean` stays one.
 
     Second moments, as those of a start, and other symmetric matrices and `Gram` products are means
     too. They travel as upper triangles, of which the server holds those of all groups. A `Max`

@@ -13,6 +13,8 @@ from jaxfed.linalg.division import ratio
 
 Rows = Float[Array, "groups numbers"]
 Shares = Float[Array, " groups"]
+# Parts of fewer numbers than about this count up to a larger multiple of the median distance.
+FEW = 3
 # Of the power iterations towards a principal direction.
 POWER_STEPS = 20
 
@@ -90,7 +92,9 @@ class Biweight(Rule):
     def aggregate(self, rows, shares):
         """Reweighted means, and medians along principal directions."""
         start = GeometricMedian().aggregate(rows, shares)
-        reach = self.cutoff * weighted_quantile(distances(rows, start)[:, None], shares, 0.5)
+        typical = weighted_quantile(distances(rows, start)[:, None], shares, 0.5)
+        # Distances of few numbers vary more around their median.
+        reach = self.cutoff * (1 + FEW / rows.shape[1]) ** 0.5 * typical
 
         def weights(center):
             left = jnp.maximum(0, 1 - (distances(rows, center) / reach) ** 2)

@@ -85,6 +85,7 @@ class Evaluation(NamedTuple):
     product: Frame  # its derivative by the components, of which the tangent part counts
     value: Scalar
     slopes: Numbers | None = None  # its derivatives by the numbers
+    curvature: Scalar | None = None  # a bound of all that matter; by default the product's norm
 
 
 def begin(
@@ -162,8 +163,8 @@ def climb(
     slopes = jnp.where(beyond, 0, slopes) / weights
     at_trial = _joined(deflate(found.product, trial.frame), slopes)
     eps = jnp.finfo(at_trial.dtype).eps
-    # An upper bound of all curvatures that matter.
-    curvature_bound = _positive(_norm(found.product))
+    bound = norm(found.product) if found.curvature is None else found.curvature
+    curvature_bound = _positive(bound)
 
     before = memory.base
     by_frame, _ = _parts(memory.direction, before.frame)
@@ -180,8 +181,8 @@ def climb(
     # projection to where the next step starts.
     move = _carried(moved, base.frame)
     change = _carried(memory.gradient, base.frame) - _carried(at_trial, base.frame)
-    size, curvature = _norm(move), jnp.vdot(move, change)
-    useful = ~first & same & (curvature > CAUTION * _norm(at_trial) * size**2)
+    size, curvature = norm(move), jnp.vdot(move, change)
+    useful = ~first & same & (curvature > CAUTION * norm(at_trial) * size**2)
     useful = useful & (curvature > NOISE * eps * curvature_bound * size)
     moves = _updated(memory.moves, base.frame, move, useful)
     changes = _updated(memory.changes, base.frame, change, useful)
@@ -197,7 +198,7 @@ def climb(
     turn = accepted | useful
     direction = jnp.where(turn, uphill, memory.direction)
     by_frame, by_numbers = _parts(direction, base.frame)
-    excess = jnp.max(jnp.append(jnp.abs(by_numbers) / weights / LEAP, _norm(by_frame) / REACH))
+    excess = jnp.max(jnp.append(jnp.abs(by_numbers) / weights / LEAP, norm(by_frame) / REACH))
     top = ratio(predicted, 2 * (predicted - gain))
     shorter = jnp.clip(top, SHORTEST, LONGEST) * memory.step
     changed = memory.changed + ~comparable
@@ -299,7 +300,7 @@ def _newton(moves: Pairs, changes: Pairs, gradient: Vector, curvature_bound: Sca
     return jax.lax.scan(from_oldest, inverse * vector, pairs, reverse=True)[0]
 
 
-def _norm(x: Array) -> Scalar:
+def norm(x: Array) -> Scalar:
     """Frobenius norm, with a derivative of zero where it is zero."""
     square = jnp.vdot(x, x)
     return jnp.where(square > 0, jnp.sqrt(_positive(square)), 0)

@@ -26,7 +26,7 @@ from jaxfed.core.clients.samples import Samples
 from jaxfed.core.contract.reduction import Gram, Mean, Symmetric
 from jaxfed.linalg import Moment
 from jaxfed.linalg.division import ratio
-from jaxfed.pca._quasi_newton import Climbed, Evaluation, Memory, Point, begin, climb
+from jaxfed.pca._quasi_newton import Climbed, Evaluation, Memory, Point, begin, climb, norm
 from jaxfed.pca._reduced import evaluate
 from jaxfed.pca.components import (
     Frame,
@@ -34,6 +34,7 @@ from jaxfed.pca.components import (
     check_start,
     common_local,
     common_message,
+    deflate,
     first_shared,
 )
 from jaxfed.pca.perpca import Member as Prepared
@@ -57,10 +58,13 @@ class Member(NamedTuple):
 class Uplink(NamedTuple):
     """A client's part of the gradient and of the objective.
 
-    The mean of the fingerprints tells the server whether two rounds had the same participants.
+    The gradient is without what (I - V Vᵀ) S U has along U. Clients differ more by that than by
+    their gradients, so that a robust aggregate could not tell small lies from it. The mean of the
+    fingerprints tells the server whether two rounds had the same participants.
     """
 
-    product: Frame  # (I - V Vᵀ) S U
+    gradient: Frame  # (I - U Uᵀ - V Vᵀ) S U
+    curvature: Scalar  # ‖(I - V Vᵀ) S U‖, which bounds the function's
     captured: Scalar
     fingerprint: Any  # sent as a named `Mean`, so that no other aggregate takes its place
 
@@ -94,7 +98,7 @@ class VarProPerPCA(Algorithm, DifferentiatedThrough, HasRemarks):
     """The objective of personalized PCA by limited-memory BFGS, its local components eliminated.
 
     Its stationary points are those of `PerPCA(variant="tangent")`, there is no step size to choose,
-    and it takes a small part of the rounds. Its messages are two numbers larger. Clients do more
+    and it takes a small part of the rounds. Its messages are three numbers larger. Clients do more
     work: an eigendecomposition each round.
 
     Values and gradients are compared between rounds of the same participants only. A trial that
@@ -205,8 +209,14 @@ class VarProPerPCA(Algorithm, DifferentiatedThrough, HasRemarks):
         """Evaluate the gradient and the objective with the best local components."""
         moment, _, active = data.prepared
         part, rest = evaluate(moment, downlink, self._width, active)
+        unit = _power_near(part.product)
         return (
-            Uplink(part.product, part.captured, Mean(data.fingerprint)),
+            Uplink(
+                deflate(part.product, downlink),
+                unit * norm(part.product / unit),
+                part.captured,
+                Mean(data.fingerprint),
+            ),
             local,
             {"objective": rest},
         )
@@ -217,8 +227,9 @@ class VarProPerPCA(Algorithm, DifferentiatedThrough, HasRemarks):
         # The order of a sum over clients may change from round to round, as from a source.
         rounding = ORDER * jnp.finfo(server.fingerprint.dtype).eps
         same = jnp.abs(uplink.fingerprint - server.fingerprint) <= rounding
-        unit = jnp.where(first, _power_near(uplink.product), server.unit)
-        found = Evaluation(ratio(uplink.product, unit), ratio(uplink.captured, unit))
+        unit = jnp.where(first, _power_near(uplink.curvature), server.unit)
+        gradient, curvature, captured, _ = (ratio(x, unit) for x in uplink)
+        found = Evaluation(gradient, captured, curvature=curvature)
         if server.other is None:
             climbed, other = climb(server.memory, found, same=same), None
         else:
@@ -281,8 +292,8 @@ def _where(condition: Bool[Array, ""], one: Memory, other: Memory) -> Memory:
     return jax.tree.map(lambda x, y: jnp.where(condition, x, y), one, other)
 
 
-def _power_near(matrix: Frame) -> Scalar:
-    """A power of two near the largest entry, by which division is exact; one if all are zero."""
-    largest = jax.lax.stop_gradient(jnp.max(jnp.abs(matrix)))
+def _power_near(numbers: Array) -> Scalar:
+    """A power of two near the largest one, by which division is exact; one if all are zero."""
+    largest = jax.lax.stop_gradient(jnp.max(jnp.abs(numbers)))
     normal = largest > jnp.finfo(largest.dtype).tiny
     return jnp.ldexp(jnp.ones_like(largest), jnp.where(normal, jnp.frexp(largest)[1], 0))

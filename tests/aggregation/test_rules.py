@@ -79,7 +79,8 @@ def test_the_biweight_has_the_smallest_bounded_loss():
     start = np.asarray(aggregate(GeometricMedian(), rows, shares))
     lengths = np.linalg.norm(rows - start, axis=1)
     order = np.argsort(lengths)
-    reach = 3 * lengths[order][np.searchsorted(np.cumsum(shares[order]), 0.5)]
+    typical = lengths[order][np.searchsorted(np.cumsum(shares[order]), 0.5)]
+    reach = 3 * (1 + 3 / 4) ** 0.5 * typical  # of four numbers
 
     def loss(x):
         left = np.maximum(0, 1 - (np.linalg.norm(rows - x, axis=1) / reach) ** 2)

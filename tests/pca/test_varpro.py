@@ -43,7 +43,7 @@ def solve(algorithm, samples, rounds, **options):
 
 
 @pytest.mark.parametrize("ranks", [(2,) * 10, (2, 0, 1, 2, 1) * 2], ids=["alike", "unequal"])
-@pytest.mark.parametrize("seed", [8, 10, 11])
+@pytest.mark.parametrize("seed", [10, 11, 13])
 def test_takes_the_steps_of_the_reference(x64, ranks, seed):
     """On noise with few samples, where some trials are rejected long before the end."""
     rng = np.random.default_rng(5)

@@ -48,11 +48,11 @@ def quasi_newton(samples, shared, ranks, rounds, memory=10, reach=0.5):
     step, refused = 0.0, 0
     for _ in range(rounds):
         value, gradient = value_and_gradient(moments, trial, ranks)
-        product = sum(
+        products = [
             (np.eye(len(s)) - projector(best_local(s, trial, rank))) @ s @ trial
             for s, rank in zip(moments, ranks, strict=True)
-        ) / len(moments)
-        scale = np.linalg.norm(product)
+        ]
+        scale = np.mean(np.linalg.norm(products, axis=(1, 2)))
         points.append(trial)
         values.append(value)
         slope, change = 0.0, 0.0
