@@ -54,7 +54,8 @@ class Standardization(eqx.Module):
 
         Args:
             samples: `jaxfed.Clients` of samples in any layout, those of `from_source` among them,
-                whose samples go on being read when they are needed; or rows `(..., features)`.
+                whose samples go on being read when they are needed; or rows `(..., features)`, in
+                which NaN stands for a missing entry and stays.
             client: whose rows they are, where each client has a mean of its own.
 
         Returns:
@@ -85,7 +86,8 @@ class Standardization(eqx.Module):
     def _applied(self, samples: Any, client: int | None, *, inverse: bool) -> Any:
         if isinstance(samples, Clients):
             return self._of_clients(samples, inverse)
-        rows = checked_array("samples", samples, f"... {self.mean.shape[-1]}", finite=True)
+        axes = f"... {self.mean.shape[-1]}"
+        rows = checked_array("samples", samples, axes, finite=True, missing=True)
         return of_client(self, self.mean, client)._moved(rows, inverse).astype(rows.dtype)
 
     def _of_clients(self, clients: Clients, inverse: bool) -> Clients:
