@@ -281,9 +281,10 @@ def test_missing_entries_are_kept_if_that_is_asked_for(tmp_path, suffix):
 def test_a_missing_entry_is_no_missing_client(tmp_path, suffix):
     path = tmp_path / f"all.{suffix}"
     table = pd.DataFrame({"site": ["t", "s", "t"], "x": [1.0, np.nan, 3.0], "y": 2.0})
-    write = {"csv": lambda: table.to_csv(path, index=False)}.get(
-        suffix, lambda: table.to_parquet(path)
-    )
+
+    def write():
+        table.to_csv(path, index=False) if suffix == "csv" else table.to_parquet(path)
+
     write()
     wanted = [np.array([[np.nan, 2]]), np.array([[1, 2], [3, 2]])]
     read = read_folder(path, client_column="site", missing="mask")

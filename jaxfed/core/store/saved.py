@@ -10,8 +10,9 @@ The layout is that of `jaxfed.core.store.arrays`, of the kind `jaxfed.solution`.
     remarks      what to know before relying on the result, sentences
 
 The arrays are `shared` and `local` where such a part is one array, `shared.encoder` and the like
-where it is a tree of them, `history_NAME`, and `preprocessing.mean` and `preprocessing.scale` where
-samples were standardized. The command line adds entries that `load` ignores, such as the clients'
+where it is a tree of them, `history_NAME`, `preprocessing.mean` and `preprocessing.scale` where
+samples were standardized, and `imputation.mean` and the like where missing entries were completed.
+The command line adds entries that `load` ignores, such as the clients'
 names. A later layout has another number, and `load` goes on
 reading this one.
 """
@@ -27,6 +28,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from jaxfed._checks import check_count, check_instance, checked_path
+from jaxfed.core.clients.imputation import Imputation
 from jaxfed.core.clients.standardization import Standardization
 from jaxfed.core.common.printing import columns, in_bytes
 from jaxfed.core.contract.algorithm import Personalized
@@ -34,7 +36,7 @@ from jaxfed.core.store import arrays as files
 
 KIND = "jaxfed.solution"
 PARTS = Personalized._fields
-PREPROCESSING = "preprocessing"
+BEFORE = {"preprocessing": Standardization, "imputation": Imputation}  # the fit, in this order
 HISTORY = "history_"
 KNOWN = ("versions", "algorithm", "clients", "rounds", "status", "remarks")
 STATUSES = ("round_limit", "converged", "diverged", "stopped")  # the names of `jaxfed.Status`
@@ -56,6 +58,7 @@ class Saved(NamedTuple):
         versions: of Python, jaxfed and the packages that computed, by name.
         remarks: what to know before relying on the result, as `Solution.remarks` has it.
         preprocessing: what the samples went through before the fit, if `save` was told.
+        imputation: what completed them after that, if `save` was told.
     """
 
     result: Personalized
@@ -67,6 +70,7 @@ class Saved(NamedTuple):
     versions: dict[str, str]
     remarks: tuple[str, ...] = ()
     preprocessing: Standardization | None = None
+    imputation: Imputation | None = None
 
     def summary(self) -> str:
         """What ran, how it ended and what it cost, in two columns of text."""
@@ -122,7 +126,8 @@ def _content(run: Saved) -> tuple[dict[str, Any], dict[str, Any]]:
     arrays: dict[str, Any] = {HISTORY + name: values for name, values in run.history.items()}
     for name in PARTS:
         arrays |= files.named(name, _arrays_of(getattr(run.result, name)))
-    arrays |= files.named(PREPROCESSING, run.preprocessing)
+    for name in BEFORE:
+        arrays |= files.named(name, getattr(run, name))
     return {name: getattr(run, name) for name in KNOWN}, arrays
 
 
@@ -153,8 +158,11 @@ def load(path: str | os.PathLike[str], *, like: Personalized | None = None) -> S
     try:
         header, arrays = files.read(place, KIND)
         known = _known(header)
-        units = [x for path, x in arrays.items() if path.startswith(PREPROCESSING)]
-        preprocessing = Standardization(*units) if units else None
+        before = {
+            name: kind(*map(jnp.asarray, found))
+            for name, kind in BEFORE.items()
+            if (found := [x for path, x in arrays.items() if path.startswith(f"{name}.")])
+        }
     except OSError:
         raise
     except Exception as error:  # of every kind, by what the header lacks
@@ -170,7 +178,7 @@ def load(path: str | os.PathLike[str], *, like: Personalized | None = None) -> S
             parts[name] = eqx.combine(files.rebuilt(name, part, _arrays_of(whole)), whole)
     history = {k.removeprefix(HISTORY): x for k, x in arrays.items() if k.startswith(HISTORY)}
     result = Personalized(**parts)
-    return Saved(result=result, history=history, preprocessing=preprocessing, **known)
+    return Saved(result=result, history=history, **before, **known)
 
 
 def _known(header: Mapping[str, Any]) -> dict[str, Any]:
