@@ -37,6 +37,15 @@ UNITS = [
         "none",
     ),
 ]
+IMPUTE = option(
+    "--impute",
+    [int],
+    "complete missing entries (NaN, empty cells, NA) by a model with so many shared and local "
+    "components, more than are wanted if in doubt; default: refuse them",
+    None,
+    nargs=2,
+    metavar=("SHARED", "LOCAL"),
+)
 BITS = option(
     "--bits", int, "2 to 8 bits for each entry of a message; default: all", None, metavar="B"
 )
@@ -80,11 +89,35 @@ def share_of(arguments: argparse.Namespace) -> float:
     return share
 
 
-def read_samples(arguments: argparse.Namespace) -> tuple[list[np.ndarray], list[str]]:
-    """Read the samples of each client, and the clients' names."""
-    return data.read_folder(
-        arguments.data, client_column=arguments.client_column, max_bytes=arguments.max_bytes
+def read_samples(
+    arguments: argparse.Namespace, *, incomplete: bool = False
+) -> tuple[list[np.ndarray], list[str]]:
+    """Read the samples of each client, and the clients' names.
+
+    Args:
+        arguments: values of the options.
+        incomplete: whether entries may be missing, which are NaN.
+
+    Raises:
+        ValueError: for missing entries that may not be, and a sample without any entry.
+    """
+    tables, names = data.read_folder(
+        arguments.data,
+        client_column=arguments.client_column,
+        missing="mask",
+        max_bytes=arguments.max_bytes,
     )
+    for name, table in zip(names, tables, strict=True):
+        missing = np.isnan(table)
+        bad = missing.all(axis=1) if incomplete else missing.any(axis=1)
+        if bad.any():
+            wanted = "some entry" if incomplete else "every entry"
+            todo = "" if incomplete else "; jaxfed fit ... --impute completes missing entries"
+            raise ValueError(
+                f"--data: wanted {wanted} of each sample, {name} has "
+                f"{missing[bad][0].sum()} of {table.shape[1]} missing in row {np.argmax(bad)}{todo}"
+            )
+    return tables, names
 
 
 def channel_of(arguments: argparse.Namespace) -> channel.Channel:

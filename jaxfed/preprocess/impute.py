@@ -14,6 +14,7 @@ from jaxfed.core.clients.samples import Rows, check_rows
 from jaxfed.core.common.printing import is_known
 from jaxfed.linalg.division import ratio
 
+ROUNDS = 50  # enough for completed entries, and second moments, to stay as they are
 # The least noise of a feature, in units of the mean over features. Features that hardly vary would
 # otherwise decide over all others by their tiny noise, which is estimated from the same samples.
 LEAST_NOISE = 0.5

@@ -81,7 +81,7 @@ class Problem(NamedTuple):
     """What a command fits, made from its options and files."""
 
     algorithm: Algorithm
-    clients: Clients  # the clients of this process, usually all
+    clients: Clients  # the clients of this process, usually all, as they are fitted
     names: list[str]  # their names
     message: str  # printed before the run
     key: Key[Array, ""]  # randomness of the run
@@ -91,6 +91,7 @@ class Problem(NamedTuple):
     options: Mapping[str, Any] = {}  # more arguments of `jaxfed.fit`
     page: Mapping[str, Any] = {}  # more arguments of `jaxfed.report.html`
     preprocessing: Standardization | None = None  # what the samples went through
+    imputed: Solution | None = None  # the run that completed them after that
 
 
 def run(
@@ -156,7 +157,7 @@ def run(
         "how the run ended": name_of(solution.status).replace("_", " "),
         **findings.quantities,
         **far,
-        **_traffic(start, solution),
+        **_traffic(problem.imputed, start, solution),
     }
     rows = [{"quantity": name, "value": value} for name, value in quantities.items()]
     print()
@@ -168,15 +169,17 @@ def run(
     if arguments.report:
         others[REPORT] = report.html(
             solution,
-            problem.clients,
             names=problem.names,
             title=f"jaxfed fit {arguments.algorithm}, {arguments.data.absolute().name}",
             seconds=seconds,
             table=rows,
             pictures={text: findings.figures[name] for name, text in findings.captions.items()},
-            **problem.page,
+            **{"clients": problem.clients, **problem.page},
         )
-    entries = solution.entries(preprocessing=problem.preprocessing)
+    entries = solution.entries(
+        preprocessing=problem.preprocessing,
+        imputation=None if problem.imputed is None else problem.imputed.result.local,
+    )
     arrays = {**entries, "names": problem.names, **findings.arrays}
     summary = {"seconds": seconds, **findings.summary, "table": rows}
     _report.finish(folder, arguments, arrays, summary, others)
