@@ -8,7 +8,7 @@ client Flower starts a process, which takes seconds to import JAX if there is no
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -166,7 +166,8 @@ def client_app(
 
     Args:
         make_algorithm: the algorithm, from Flower's run configuration; the same as the server's.
-        make_data: from Flower's node configuration, `Clients` that are this one client alone.
+        make_data: from Flower's node configuration, `Clients` that are this one client alone;
+            called anew in each run.
             `partition-id` there is the client's id, a whole number of at least 0; all differ.
         channel: what messages go through; the same as the server's.
         warm_start: a result to start from, from the node configuration, with this client's own
@@ -188,8 +189,12 @@ def client_app(
     flwr = require("flwr.clientapp", extra="flower")
     app = flwr.ClientApp()
 
-    # A worker and other engines answer many messages in one process.
-    @cache
+    # A worker and other engines answer many messages in one process. The next run has data of its
+    # own, which may be newer.
+    @lru_cache(maxsize=1)
+    def nodes_of(run: int) -> Callable[[str, str], Node]:
+        return cache(node)
+
     def node(run_config: str, node_config: str) -> Node:
         own = json.loads(node_config)
         if "partition-id" not in own:
@@ -200,17 +205,17 @@ def client_app(
         return Node(int(own["partition-id"]), algorithm, make_data(own), wire, start, states)
 
     @precise()
-    def answer(asked: Packet, run_config: Config, node_config: Config) -> Packet:
+    def answer(asked: Packet, run: int, run_config: Config, node_config: Config) -> Packet:
         # Another process, for a message or a run, would compile everything again.
         enable_compilation_cache()
         configs = (run_config, node_config)
-        made = node(*(json.dumps(dict(config), sort_keys=True) for config in configs))
+        made = nodes_of(run)(*(json.dumps(dict(config), sort_keys=True) for config in configs))
         return made.answer(asked)
 
     @app.train()
     def train(message: Any, context: Any) -> Any:
-        answered = answer(packet_of(message), context.run_config, context.node_config)
-        return reply_of(answered, message)
+        configs = (context.run_config, context.node_config)
+        return reply_of(answer(packet_of(message), context.run_id, *configs), message)
 
     app.answer = answer  # for `jaxfed.deploy.worker`, which has no messages of Flower's
     return app
