@@ -104,18 +104,15 @@ def read_samples(
     tables, names = data.read_folder(
         arguments.data,
         client_column=arguments.client_column,
-        missing="mask",
+        missing="mask" if incomplete else "refuse",
         max_bytes=arguments.max_bytes,
     )
     for name, table in zip(names, tables, strict=True):
-        missing = np.isnan(table)
-        bad = missing.all(axis=1) if incomplete else missing.any(axis=1)
-        if bad.any():
-            wanted = "some entry" if incomplete else "every entry"
-            todo = "" if incomplete else "; jaxfed fit ... --impute completes missing entries"
+        empty = np.isnan(table).all(axis=1)
+        if empty.any():
             raise ValueError(
-                f"--data: wanted {wanted} of each sample, {name} has "
-                f"{missing[bad][0].sum()} of {table.shape[1]} missing in row {np.argmax(bad)}{todo}"
+                f"--data: wanted some entry of each sample, {name} has none in row "
+                f"{np.argmax(empty)} (from 0)"
             )
     return tables, names
 

@@ -85,8 +85,10 @@ def as_samples(
 
 def instead(missing: bool | None) -> str:
     """What the error about a missing entry adds, where there is a choice."""
+    if missing is None:
+        return ""
     return (
-        "" if missing is None else '; missing="mask" takes NaN and empty cells for missing entries'
+        '; missing="mask" (jaxfed fit ... --impute) takes NaN and empty cells for missing entries'
     )
 
 

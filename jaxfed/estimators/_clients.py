@@ -18,7 +18,7 @@ from jaxfed.core.contract.algorithm import Algorithm
 from jaxfed.core.run.fit import fit
 from jaxfed.core.run.solution import Solution
 from jaxfed.estimators._arrays import checked, checked_labels, checked_samples
-from jaxfed.estimators._completion import Completion, check_impute, check_observed
+from jaxfed.estimators._completion import Completion, check_impute
 from jaxfed.estimators._groups import Group, Known, groups_of, other_type, warn
 from jaxfed.estimators._normal import Learned, Normal, noise_outside, principal
 from jaxfed.estimators._stream import check_forgetting, summary, taken_in
@@ -291,11 +291,10 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         check_impute(self.impute)
         self._n_features_out, least = self._sizes()
         # Later samples have as many features as the first ones, or are refused for that.
+        least = max(least, sum(self.impute or ()))
         wanted = {"ensure_min_samples": 2, "ensure_min_features": least} if first else {}
         incomplete = (self.impute if first else self._completion) is not None
         X = checked_samples(self, X, incomplete, reset=first, **wanted)
-        if first:
-            check_observed(X)
         if groups is None:
             warn("got none, so all samples are treated as one client's", method)
         return X, np.zeros(len(X), int) if groups is None else checked_labels(groups, X)

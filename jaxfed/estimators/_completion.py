@@ -38,8 +38,13 @@ class Completion(NamedTuple):
             key: randomness of the run.
 
         Raises:
-            ValueError: for more components than features.
+            ValueError: for samples and features of which nothing was observed.
         """
+        for axis, what in enumerate(("feature", "sample")):
+            empty = np.isnan(X).all(axis=axis)
+            if empty.any():
+                wanted = f"X: wanted an observed entry of every {what}"
+                raise ValueError(f"{wanted}, got none of {what} {np.argmax(empty)}")
         origin = np.nanmean(X, axis=0) if center else np.zeros(X.shape[1])
         present, places = np.unique(labels, return_inverse=True)
         tables = [X[places == i] - origin for i in range(len(present))]
@@ -84,17 +89,10 @@ class Completion(NamedTuple):
         each = jax.tree.map(
             lambda x, y: jnp.concatenate([x, y[None]])[jnp.asarray(chosen)], own, anybody
         )
-
-        def behind(x: Array, value: float) -> Array:
-            last = jnp.full_like(x[:, :1], value)
-            return jnp.concatenate([x, last], axis=1)
-
+        # The ones have mean and noise one, and neither loadings nor variances of these.
+        ones = zip(jax.tree.leaves(each), (1.0, 0.0, 1.0, 0.0, 0.0), strict=True)
         return Imputation(
-            mean=behind(each.mean, 1.0),
-            loadings=behind(each.loadings, 0.0),
-            noise=behind(each.noise, 1.0),
-            mean_variance=behind(each.mean_variance, 0.0),
-            loadings_variance=behind(each.loadings_variance, 0.0),
+            *(jnp.concatenate([x, jnp.full_like(x[:, :1], one)], axis=1) for x, one in ones)
         )
 
 
@@ -107,21 +105,6 @@ def check_impute(given: object) -> None:
     ranks: Any = given if isinstance(given, tuple | list) else ()
     if given is not None and (len(ranks) != 2 or not all(is_whole(x) and x > 0 for x in ranks)):
         raise refuse("impute", "None or two numbers of components, (shared, local)", given)
-
-
-def check_observed(X: Table) -> None:
-    """Refuse samples and features of which nothing was observed.
-
-    Raises:
-        ValueError: naming the first of them.
-    """
-    for axis, what in enumerate(("feature", "sample")):
-        empty = np.isnan(X).all(axis=axis)
-        if empty.any():
-            raise ValueError(
-                f"X: wanted an observed entry of every {what}, got none of {what} "
-                f"{np.argmax(empty)}"
-            )
 
 
 def _places(X: Table, labels: np.ndarray | None) -> Int[np.ndarray, " n"]:

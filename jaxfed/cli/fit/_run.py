@@ -119,7 +119,7 @@ def run(
         return prepare(arguments)
 
     problem = together.read(ready)
-    problem = problem._replace(algorithm=_robust(arguments, problem.algorithm))
+    problem = problem._replace(algorithm=robust(arguments, problem.algorithm))
     clients = together.spread(problem.clients, backend)
     for algorithm in (problem.start, problem.algorithm):
         if algorithm is not None:
@@ -185,7 +185,7 @@ def run(
     _report.finish(folder, arguments, arrays, summary, others)
 
 
-def _robust(arguments: argparse.Namespace, algorithm: Algorithm) -> Algorithm:
+def robust(arguments: argparse.Namespace, algorithm: Algorithm) -> Algorithm:
     """The algorithm, with a robust aggregate if there are to be groups."""
     groups = getattr(arguments, "groups", None)
     if groups is None:

@@ -141,11 +141,17 @@ def prepare(arguments: argparse.Namespace, *, entry: Entry) -> _run.Problem:
     if process := jax.process_index():
         split_key = jax.random.fold_in(split_key, process)
     split = read(arguments, split_key)
+    shape, features = arguments.image_shape, split.train[0].shape[1]
+    if shape is not None and shape[0] * shape[1] != features:
+        raise ValueError(
+            f"--image-shape: {shape[0]}x{shape[1]} is {shape[0] * shape[1]} pixels, the data have "
+            f"{features} features"
+        )
     fitted = None
     if arguments.impute is not None:
         incomplete = Clients.from_samples(split.train, missing="mask")
         imputed = fit(
-            Impute(*arguments.impute),
+            _run.robust(arguments, Impute(*arguments.impute)),
             incomplete,
             rounds=ROUNDS,
             key=jax.random.fold_in(split_key, 1),
@@ -154,12 +160,6 @@ def prepare(arguments: argparse.Namespace, *, entry: Entry) -> _run.Problem:
         fitted = imputed.result.local.moments(incomplete)
         split = _completed(split, imputed)
     clients = Clients.from_samples(split.train)
-    shape = arguments.image_shape
-    if shape is not None and shape[0] * shape[1] != clients.features:
-        raise ValueError(
-            f"--image-shape: {shape[0]}x{shape[1]} is {shape[0] * shape[1]} pixels, the data have "
-            f"{clients.features} features"
-        )
     return _run.Problem(
         algorithm,
         clients if fitted is None else fitted,
