@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from jaxfed import testing as testing
     from jaxfed.core.clients.clients import Clients as Clients
     from jaxfed.core.clients.energies import EnergyWarning as EnergyWarning
+    from jaxfed.core.clients.samples import IncompleteSamples as IncompleteSamples
     from jaxfed.core.clients.samples import Samples as Samples
     from jaxfed.core.common.processes import ProcessError as ProcessError
     from jaxfed.core.contract.algorithm import Algorithm as Algorithm
@@ -98,6 +99,7 @@ _PLACES = {
     "EarlyStopping": "jaxfed.core.run.callbacks:EarlyStopping",
     "Checkpoint": "jaxfed.core.store.checkpoint:Checkpoint",
     "Clients": "jaxfed.core.clients.clients:Clients",
+    "IncompleteSamples": "jaxfed.core.clients.samples:IncompleteSamples",
     "Samples": "jaxfed.core.clients.samples:Samples",
     "EnergyWarning": "jaxfed.core.clients.energies:EnergyWarning",
     "enable_compilation_cache": "jaxfed.core.run.compiling:enable_compilation_cache",

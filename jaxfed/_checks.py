@@ -199,7 +199,13 @@ def checked_path(argument: str, given: object) -> Path:
 
 
 def checked_array(
-    argument: str, given: Any, axes: str, *, finite: bool = False, whole: bool = True
+    argument: str,
+    given: Any,
+    axes: str,
+    *,
+    finite: bool = False,
+    missing: bool = False,
+    whole: bool = True,
 ) -> Array:
     """Real numbers as a JAX array with at least one entry; integers become floats.
 
@@ -209,6 +215,7 @@ def checked_array(
         axes: names of its axes, such as `"clients features rank"`; a number is the axis's length,
             `"..."` stands for any number of axes.
         finite: whether NaN and infinity are refused.
+        missing: whether NaN is accepted all the same.
         whole: whether integers are accepted.
     """
     kind = "real" if whole else "floating-point"
@@ -221,8 +228,10 @@ def checked_array(
         raise refuse(argument, f"{wanted}, with at least one entry", given)
     if not jnp.issubdtype(array.dtype, jnp.floating):
         array = array.astype(float)
-    if finite and not isinstance(array, Tracer) and not np.isfinite(np.asarray(array)).all():
-        raise ValueError(f"{argument}: wanted finite numbers, got NaN or infinity")
+    if finite and not isinstance(array, Tracer):
+        values = np.asarray(array)
+        if (np.isinf(values) if missing else ~np.isfinite(values)).any():
+            raise ValueError(f"{argument}: wanted finite numbers, got NaN or infinity")
     return jnp.asarray(array)
 
 

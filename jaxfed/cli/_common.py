@@ -37,6 +37,15 @@ UNITS = [
         "none",
     ),
 ]
+IMPUTE = option(
+    "--impute",
+    [int],
+    "complete missing entries (NaN, empty cells, NA) by a model with so many shared and local "
+    "components, more than are wanted if in doubt; default: refuse them",
+    None,
+    nargs=2,
+    metavar=("SHARED", "LOCAL"),
+)
 BITS = option(
     "--bits", int, "2 to 8 bits for each entry of a message; default: all", None, metavar="B"
 )
@@ -80,11 +89,32 @@ def share_of(arguments: argparse.Namespace) -> float:
     return share
 
 
-def read_samples(arguments: argparse.Namespace) -> tuple[list[np.ndarray], list[str]]:
-    """Read the samples of each client, and the clients' names."""
-    return data.read_folder(
-        arguments.data, client_column=arguments.client_column, max_bytes=arguments.max_bytes
+def read_samples(
+    arguments: argparse.Namespace, *, incomplete: bool = False
+) -> tuple[list[np.ndarray], list[str]]:
+    """Read the samples of each client, and the clients' names.
+
+    Args:
+        arguments: values of the options.
+        incomplete: whether entries may be missing, which are NaN.
+
+    Raises:
+        ValueError: for missing entries that may not be, and a sample without any entry.
+    """
+    tables, names = data.read_folder(
+        arguments.data,
+        client_column=arguments.client_column,
+        missing="mask" if incomplete else "refuse",
+        max_bytes=arguments.max_bytes,
     )
+    for name, table in zip(names, tables, strict=True):
+        empty = np.isnan(table).all(axis=1)
+        if empty.any():
+            raise ValueError(
+                f"--data: wanted some entry of each sample, {name} has none in row "
+                f"{np.argmax(empty)} (from 0)"
+            )
+    return tables, names
 
 
 def channel_of(arguments: argparse.Namespace) -> channel.Channel:

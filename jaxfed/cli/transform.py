@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> None:
     folder = Folder(arguments.out)
     folder.check([], force=arguments.force)
     fitted = Fitted.read(arguments.result)
-    tables, names = read_samples(arguments)
+    tables, names = read_samples(arguments, incomplete=fitted.saved.imputation is not None)
     rows, scores, anomalies = [], [], []
     for name, table in zip(names, tables, strict=True):
         is_new = name not in fitted.names
@@ -49,7 +49,8 @@ def run(arguments: argparse.Namespace) -> None:
                 f"--data: wanted clients that took part in the fit, got {name}; --personalize "
                 "learns local components from its samples"
             )
-        table = np.asarray(fitted.units_of(name, table).transform(table))
+        missing = int(np.isnan(table).sum())
+        table = fitted.completed(name, table)
         model, client = _components(fitted, name, table)
         scores.append(np.asarray(pca.transform(model, table, client=client)))
         anomalies.append(np.asarray(pca.anomaly_score(model, table, client=client)))
@@ -59,6 +60,7 @@ def run(arguments: argparse.Namespace) -> None:
                 "client": name,
                 "samples": len(table),
                 "known": "no" if is_new else "yes",
+                "missing entries": missing,
                 "residual (% of their energy)": 100 * anomalies[-1].sum() / max(energy, 1e-30),
             }
         )
@@ -104,10 +106,25 @@ class Fitted:
         # In a run of several processes, each writes the local components of its own clients.
         clients = len(names) if local is None else len(local)
         units = saved.preprocessing
-        if np.shape(names) != (clients,) or units.mean.shape != (clients, features):
+        means = [each.mean for each in (units, saved.imputation) if each is not None]
+        shapes = {mean.shape for mean in means}
+        if np.shape(names) != (clients,) or shapes != {(clients, features)}:
             raise ValueError(f"{path}: its names and means are not those of its clients")
         Standardize(*choices)  # refuses what the options never are
         return cls(saved, names, units, choices)
+
+    def completed(self, name: str, table: np.ndarray) -> np.ndarray:
+        """Return a client's samples in the units of the fit, completed as they were for it."""
+        missing, models = np.isnan(table).sum(), self.saved.imputation
+        if missing and name not in self.names:
+            raise ValueError(
+                f"--data: wanted samples without missing entries of {name}, which took no part in "
+                f"the fit, got {missing} missing"
+            )
+        rows = self.units_of(name, table).transform(table)
+        if missing and models is not None:
+            rows = models.transform(rows, client=self.names.index(name))
+        return np.asarray(rows)
 
     def units_of(self, name: str, table: np.ndarray) -> Standardization:
         """Return what a client's samples are to go through, chosen as it was for the fit."""

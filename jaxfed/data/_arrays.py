@@ -38,7 +38,11 @@ def load_numpy(path: Path, names: Sequence[str] | None, max_bytes: int) -> dict[
 
 
 def load_one(
-    path: Path, max_bytes: int, one: str, names: Sequence[str] | None = None
+    path: Path,
+    max_bytes: int,
+    one: str,
+    names: Sequence[str] | None = None,
+    missing: bool | None = None,
 ) -> Float[np.ndarray, "n d"]:
     """The samples in a file of a folder that holds `one` array; `names` may select it."""
     entries = load_numpy(path, names, max_bytes)
@@ -47,11 +51,19 @@ def load_one(
             f"{path}: holds the arrays {listing(entries)}; in a folder each file is {one}"
         )
     (array,) = entries.values()
-    return as_samples(array, str(path))
+    return as_samples(array, str(path), missing)
 
 
-def as_samples(array: np.ndarray, where: str) -> Float[np.ndarray, "n d"]:
-    """A table of finite real numbers, converted to native floats; others are refused."""
+def as_samples(
+    array: np.ndarray, where: str, missing: bool | None = None
+) -> Float[np.ndarray, "n d"]:
+    """A table of finite real numbers, converted to native floats; others are refused.
+
+    Args:
+        array: the numbers.
+        where: what they are called.
+        missing: whether NaN will do, for missing entries; None where it never can.
+    """
     if array.dtype.kind not in "biuf":
         raise ValueError(f"{where}: wanted real numbers, got {array.dtype}")
     if array.ndim != 2:
@@ -60,13 +72,24 @@ def as_samples(array: np.ndarray, where: str) -> Float[np.ndarray, "n d"]:
         raise ValueError(f"{where}: is empty, shape {array.shape}")
     wide = array.dtype.kind == "f" and array.dtype.itemsize >= 8
     array = array.astype(np.float64 if wide else np.float32)
-    if not np.isfinite(array).all():
-        row, column = np.argwhere(~np.isfinite(array))[0]
+    wrong = np.isinf(array) if missing else ~np.isfinite(array)
+    if wrong.any():
+        row, column = np.argwhere(wrong)[0]
+        todo = instead(missing) if np.isnan(array[row, column]) else ""
         raise ValueError(
             f"{where}: the value in row {row}, column {column} (from 0) is "
-            f"{array[row, column]}, wanted finite numbers"
+            f"{array[row, column]}, wanted finite numbers{todo}"
         )
     return array
+
+
+def instead(missing: bool | None) -> str:
+    """What the error about a missing entry adds, where there is a choice."""
+    if missing is None:
+        return ""
+    return (
+        '; missing="mask" (jaxfed fit ... --impute) takes NaN and empty cells for missing entries'
+    )
 
 
 def of_one_type(arrays: dict[str, Any]) -> list[Any]:

@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxfed._names import caller
 from jaxfed._optional import require
+from jaxfed.data._arrays import instead
 from jaxfed.data._files import allowed, check_size, existing, listing, reading
 
 TABLES = (".csv", ".parquet")
@@ -25,7 +26,7 @@ _NAMELESS = re.compile(r"(Unnamed: \d+(\.\d+)?)?")
 
 
 def load_table(
-    path: Path, max_bytes: int, client_column: str | None = None
+    path: Path, max_bytes: int, client_column: str | None = None, missing: bool | None = None
 ) -> tuple[list[str], list[Column]]:
     """Column names and columns of one table, with values as in the file.
 
@@ -35,7 +36,7 @@ def load_table(
         case ".csv":
             return _load_csv(path, client_column)
         case ".parquet":
-            return _load_parquet(path, max_bytes, client_column)
+            return _load_parquet(path, max_bytes, client_column, missing)
     raise ValueError(f"{path}: wanted a .csv or .parquet file")
 
 
@@ -107,7 +108,7 @@ def _load_csv(path: Path, client_column: str | None) -> tuple[list[str], list[Co
 
 
 def _load_parquet(
-    path: Path, max_bytes: int, client_column: str | None
+    path: Path, max_bytes: int, client_column: str | None, missing: bool | None
 ) -> tuple[list[str], list[Column]]:
     arrow = require("pyarrow", extra="data")
     parquet = require("pyarrow.parquet", extra="data")
@@ -121,8 +122,11 @@ def _load_parquet(
         table = arrow.Table.from_batches(batches, file.schema_arrow)
     table, columns = table.select(places_in(path, table.schema, client_column)), []
     for name, column in zip(table.column_names, table.columns, strict=True):
-        if column.null_count:
-            raise ValueError(f"{path}: column {name!r} has {column.null_count} missing values")
+        if column.null_count and (not missing or name == client_column):
+            todo = "" if name == client_column else instead(missing)
+            raise ValueError(
+                f"{path}: column {name!r} has {column.null_count} missing values{todo}"
+            )
         columns.append(column.to_numpy())
     return table.column_names, columns
 
@@ -135,19 +139,30 @@ def _is_number(cell: str) -> bool:
     return True
 
 
-def as_numbers(columns: list[Column], names: list[str], path: Path) -> np.ndarray:
-    """The columns as one array of numbers."""
+def as_numbers(
+    columns: list[Column], names: list[str], path: Path, missing: bool | None = None
+) -> np.ndarray:
+    """The columns as one array of numbers.
+
+    Args:
+        columns: with cells as in the file.
+        names: of the columns.
+        path: of the file.
+        missing: whether cells that stand for a missing number become NaN; None where none can.
+    """
     converted = []
     for name, column in zip(names, columns, strict=True):
         values = np.asarray(column)
         if values.dtype.kind == "U":
-            bad = next((k for k, cell in enumerate(column) if not _is_number(cell)), None)
+            cells = ["nan" if missing and cell in _MISSING else cell for cell in column]
+            bad = next((k for k, cell in enumerate(cells) if not _is_number(cell)), None)
             if bad is not None:
+                todo = instead(missing) if cells[bad] in _MISSING else ""
                 raise ValueError(
                     f"{path}: column {name!r}, row {bad} (from 0, below any header) is "
-                    f"{column[bad]!r}, not a number"
+                    f"{cells[bad]!r}, not a number{todo}"
                 )
-            values = values.astype(np.float64)
+            values = np.asarray(cells).astype(np.float64)
         if values.dtype.kind not in "biuf":
             raise ValueError(f"{path}: column {name!r} holds {values.dtype}, not numbers")
         converted.append(values)

@@ -3,18 +3,19 @@
 Readers of clients return `(arrays, names)`: one `(n_i, d)` array per client and its name, in
 natural order (`client2` before `client10`). Integers and booleans become float32; if any file
 holds float64, all arrays become float64. Malformed input is never repaired silently but refused
-with the file's name and the reason: missing values, text instead of a number, pickled objects,
-files with different features.
+with the file's name and the reason: missing entries unless asked for (`missing="mask"`), text
+instead of a number, pickled objects, files with different features.
 """
 
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from jaxtyping import Float, Shaped
 
-from jaxfed._checks import check_texts
+from jaxfed._checks import check_name, check_texts
 from jaxfed.data._arrays import ARRAYS, as_samples, load_numpy, load_one, of_one_type
 from jaxfed.data._files import (
     MAX_BYTES,
@@ -32,10 +33,15 @@ from jaxfed.data._pictures import PICTURES, read_pictures
 from jaxfed.data._tables import TABLES, as_numbers, load_table
 
 ClientArrays = tuple[list[Float[np.ndarray, "n_i d"]], list[str]]
+Missing = Literal["refuse", "mask"]
 
 
 def read_folder(
-    path: StrPath, *, client_column: str | None = None, max_bytes: int = MAX_BYTES
+    path: StrPath,
+    *,
+    client_column: str | None = None,
+    missing: Missing = "refuse",
+    max_bytes: int = MAX_BYTES,
 ) -> ClientArrays:
     """Read the clients of a folder or a file in any supported format.
 
@@ -46,6 +52,9 @@ def read_folder(
     Args:
         path: a folder with one file for each client, or one file that holds all of them.
         client_column: the column of a single table that names each row's client.
+        missing: `"mask"` keeps NaN, empty cells, `NA` and the like as NaN, which
+            `jaxfed.Clients.from_samples` takes for entries that were not observed; `"refuse"`
+            refuses them.
         max_bytes: memory limit of a compressed file or a picture once unpacked; never less than
             the file's own size.
 
@@ -74,11 +83,11 @@ def read_folder(
         raise ValueError(f"{path}: formats are mixed, e.g. {examples}; keep one format a folder")
     (format_name,) = present
     if format_name in ("csv", "parquet"):
-        return read_table(path, client_column=client_column, max_bytes=max_bytes)
+        return read_table(path, client_column=client_column, missing=missing, max_bytes=max_bytes)
     if client_column is not None:
         raise ValueError(f"{path}: client_column={client_column!r} is for tables")
     if format_name == "arrays":
-        return read_arrays(path, max_bytes=max_bytes)
+        return read_arrays(path, missing=missing, max_bytes=max_bytes)
     images = read_pictures(present["images"], color=False, max_bytes=max_bytes)
     return images, stems(present["images"])
 
@@ -88,6 +97,7 @@ def read_arrays(
     *,
     names: Sequence[str] | None = None,
     same_features: bool = True,
+    missing: Missing = "refuse",
     max_bytes: int = MAX_BYTES,
 ) -> ClientArrays:
     """Read clients from `.npy` and `.npz` files.
@@ -101,6 +111,7 @@ def read_arrays(
         names: which arrays of an `.npz` file to read; all by default.
         same_features: whether all arrays must have the same number of features, which views of
             the same samples need not.
+        missing: whether NaN is refused or kept, as in `read_folder`.
         max_bytes: memory limit of an `.npz` file once unpacked; never less than its own size.
 
     Returns:
@@ -112,6 +123,7 @@ def read_arrays(
     """
     path = checked_source("path", path, max_bytes)
     check_texts("names", () if names is None else names)
+    masked = _masked(missing)
     if not path.is_dir():
         entries = load_numpy(existing(path), names, max_bytes)
         if len(entries) == 1:
@@ -124,19 +136,25 @@ def read_arrays(
                     f"{path}: holds one array of shape {array.shape}; for all clients in one "
                     "file it must be (clients, samples, features)"
                 )
-        arrays = {name: as_samples(array, f"{path}: {name}") for name, array in entries.items()}
+        arrays = {
+            name: as_samples(array, f"{path}: {name}", masked) for name, array in entries.items()
+        }
         labels = list(arrays)
     else:
         arrays, files = {}, files_in(path, ARRAYS)
         for file in files:
             one = "one client with one array, choose it by names=[...]"
-            arrays[file.name] = load_one(file, max_bytes, one, names)
+            arrays[file.name] = load_one(file, max_bytes, one, names, masked)
         labels = stems(files)
     return _alike(arrays, path, same_features=same_features), labels
 
 
 def read_table(
-    path: StrPath, *, client_column: str | None = None, max_bytes: int = MAX_BYTES
+    path: StrPath,
+    *,
+    client_column: str | None = None,
+    missing: Missing = "refuse",
+    max_bytes: int = MAX_BYTES,
 ) -> ClientArrays:
     """Read clients from `.csv` or `.parquet` tables, features in columns.
 
@@ -151,6 +169,7 @@ def read_table(
     Args:
         path: a folder of tables or one table.
         client_column: the column that names each row's client.
+        missing: whether missing entries are refused or kept as NaN, as in `read_folder`.
         max_bytes: memory limit of a `.parquet` file once unpacked; never less than its own size.
 
     Returns:
@@ -161,7 +180,7 @@ def read_table(
         ImportError: if a `.parquet` file is read and pyarrow is not installed.
         ValueError: if a table is ragged, not numeric, incomplete, or does not match the others.
     """
-    path = checked_source("path", path, max_bytes)
+    path, masked = checked_source("path", path, max_bytes), _masked(missing)
     files = files_of(path, TABLES)
     if len({file.suffix.lower() for file in files}) > 1:
         raise ValueError(f"{path}: holds .csv and .parquet files; keep one format a folder")
@@ -171,10 +190,10 @@ def read_table(
                 f"{path}: client_column={client_column!r} is for one table, "
                 f"but the folder holds {len(files)}"
             )
-        return _by_client(files[0], client_column, max_bytes)
+        return _by_client(files[0], client_column, max_bytes, masked)
     if not path.is_dir():
         raise ValueError(f"{path}: one table holds all clients, name their client_column")
-    tables = {file.name: (file, *load_table(file, max_bytes)) for file in files}
+    tables = {file.name: (file, *load_table(file, max_bytes, missing=masked)) for file in files}
     first, columns, _ = next(iter(tables.values()))
     arrays = {}
     # Different numbers of columns are found below, with the numbers in the message.
@@ -184,7 +203,7 @@ def read_table(
                 f"{path}: {first.name} and {name} have different columns, "
                 f"{listing(columns)} against {listing(other)}"
             )
-        arrays[name] = as_samples(as_numbers(cells, other, file), str(file))
+        arrays[name] = as_samples(as_numbers(cells, other, file, masked), str(file), masked)
     return _alike(arrays, path), stems(files)
 
 
@@ -269,9 +288,15 @@ def _alike(
     return of_one_type(arrays)
 
 
-def _by_client(path: Path, client_column: str, max_bytes: int) -> ClientArrays:
+def _masked(missing: str) -> bool:
+    """Whether missing entries are kept."""
+    check_name("missing", missing, ("refuse", "mask"))
+    return missing == "mask"
+
+
+def _by_client(path: Path, client_column: str, max_bytes: int, masked: bool) -> ClientArrays:
     """The rows of one table, grouped by client."""
-    names, columns = load_table(path, max_bytes, client_column)
+    names, columns = load_table(path, max_bytes, client_column, masked)
     if names.count(client_column) != 1:
         raise ValueError(
             f"{path}: wanted one column {client_column!r}, the columns are {listing(names, 20)}"
@@ -284,6 +309,6 @@ def _by_client(path: Path, client_column: str, max_bytes: int) -> ClientArrays:
     features = names[:place] + names[place + 1 :]
     if not features:
         raise ValueError(f"{path}: has no column besides {client_column!r}")
-    samples = as_samples(as_numbers(columns, features, path), str(path))
+    samples = as_samples(as_numbers(columns, features, path, masked), str(path), masked)
     clients = sorted(set(owners.tolist()), key=natural)
     return [samples[owners == client] for client in clients], clients

@@ -8,7 +8,7 @@ for each answer of a client, which takes seconds to import JAX unless there is a
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -168,8 +168,9 @@ def client_app(
     Args:
         make_algorithm: returns the algorithm, given Flower's run configuration; the same as the
             server's.
-        make_data: returns `Clients` with this client alone, given Flower's node configuration. Its
-            `partition-id` is the client's id, a unique non-negative integer.
+        make_data: returns `Clients` with this client alone, given Flower's node configuration;
+            called anew in each run. Its `partition-id` is the client's id, a unique non-negative
+            integer.
         channel: channels of the messages; the same as the server's.
         warm_start: returns a result to start from, given the node configuration, with this client's
             local part without an axis of clients.
@@ -190,8 +191,12 @@ def client_app(
     flwr = require("flwr.clientapp", extra="flower")
     app = flwr.ClientApp()
 
-    # A worker, like other engines, answers many messages in one process.
-    @cache
+    # A worker, like other engines, answers many messages in one process. The next run has its own
+    # data, which may be newer.
+    @lru_cache(maxsize=1)
+    def nodes_of(run: int) -> Callable[[str, str], Node]:
+        return cache(node)
+
     def node(run_config: str, node_config: str) -> Node:
         own = json.loads(node_config)
         if "partition-id" not in own:
@@ -202,17 +207,17 @@ def client_app(
         return Node(int(own["partition-id"]), algorithm, make_data(own), wire, start, states)
 
     @precise()
-    def answer(asked: Packet, run_config: Config, node_config: Config) -> Packet:
+    def answer(asked: Packet, run: int, run_config: Config, node_config: Config) -> Packet:
         # Without the cache, a new process for a message or a run would compile everything again.
         enable_compilation_cache()
         configs = (run_config, node_config)
-        made = node(*(json.dumps(dict(config), sort_keys=True) for config in configs))
+        made = nodes_of(run)(*(json.dumps(dict(config), sort_keys=True) for config in configs))
         return made.answer(asked)
 
     @app.train()
     def train(message: Any, context: Any) -> Any:
-        answered = answer(packet_of(message), context.run_config, context.node_config)
-        return reply_of(answered, message)
+        configs = (context.run_config, context.node_config)
+        return reply_of(answer(packet_of(message), context.run_id, *configs), message)
 
     app.answer = answer  # for `jaxfed.deploy.worker`, which does not use Flower's messages
     return app

@@ -132,7 +132,7 @@ def _answer(app: str, asked: Packet, context: Any, idle: float) -> Packet:
             return _ask({**run, **_surroundings()}, asked, idle)
         except OSError as error:
             LOG.warning("no worker answers, so this process does: %s", error)
-    return pkgutil.resolve_name(app).answer(asked, run_config, node_config)
+    return pkgutil.resolve_name(app).answer(asked, context.run_id, run_config, node_config)
 
 
 def _ask(run: Mapping[str, Any], asked: Packet, idle: float) -> Packet:
@@ -224,7 +224,8 @@ def _answer_one(run: Mapping[str, Any], head: str, body: bytes) -> tuple[bytes, 
     """Nothing, and the answer's head and body; or an exception's name, its words, and nothing."""
     try:
         app = pkgutil.resolve_name(run["app"])
-        answer = app.answer(Packet.read(head, body), run["run_config"], run["node_config"])
+        configs = run["run_config"], run["node_config"]
+        answer = app.answer(Packet.read(head, body), run["run"], *configs)
         return b"", answer.head.encode(), answer.body
     except Exception as error:
         LOG.exception("no answer")

@@ -13,10 +13,12 @@ def checked(given: Any, **wanted: Any) -> np.ndarray:
     return check(given, **wanted)
 
 
-def checked_samples(estimator: Any, given: Any, **wanted: Any) -> np.ndarray:
+def checked_samples(estimator: Any, given: Any, incomplete: bool, **wanted: Any) -> np.ndarray:
     """`sklearn.utils.validation.validate_data` for samples in single or double precision."""
     check: Any = validation.validate_data
-    return check(estimator, given, dtype=[np.float64, np.float32], **wanted)
+    finite = "allow-nan" if incomplete else True
+    types = [np.float64, np.float32]
+    return check(estimator, given, dtype=types, ensure_all_finite=finite, **wanted)
 
 
 def checked_labels(groups: Any, X: Any) -> np.ndarray:

@@ -1,27 +1,28 @@
 """The base class of the PCA estimators."""
 
 import abc
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple, Self, TypeAlias, final
 
 import jax
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Array, Float, Key
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
 from jaxfed import aggregation
 from jaxfed._checks import check_flag, check_whole
-from jaxfed._names import caller
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.contract.algorithm import Algorithm
 from jaxfed.core.run.fit import fit
 from jaxfed.core.run.solution import Solution
 from jaxfed.estimators._arrays import checked, checked_labels, checked_samples
-from jaxfed.estimators._normal import Normal, noise_outside, principal
+from jaxfed.estimators._completion import Completion, check_impute
+from jaxfed.estimators._groups import Group, Known, groups_of, other_type, warn
+from jaxfed.estimators._normal import Learned, Normal, noise_outside, principal
 from jaxfed.estimators._stream import check_forgetting, summary, taken_in
+from jaxfed.preprocess import Impute
 
 # Whatever scikit-learn converts: arrays, lists, data frames.
 ArrayOrFrame: TypeAlias = Any
@@ -29,19 +30,12 @@ Table = Float[np.ndarray, "n d"]
 Basis = Float[np.ndarray, "d _r"]
 
 
-class Learned(NamedTuple):
-    """The result of a run."""
+class Parted(NamedTuple):
+    """Centred samples, and whose they are."""
 
-    shared: Basis  # also used for samples of unknown clients
-    local: Float[np.ndarray, "m d r2"]
-    beside: bool  # whether clients have local components beside the shared ones, or instead
-
-
-class Group(NamedTuple):
-    """The rows of one client, and its distribution; None for an unknown client."""
-
-    rows: Int[np.ndarray, " n"]
-    law: Normal | None
+    X: Table  # NaN for missing entries
+    completed: Table
+    groups: list[Group]
 
 
 class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator, abc.ABC):
@@ -65,6 +59,7 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
     robust: bool = False
     center: bool
     forgetting: float | None
+    impute: tuple[int, int] | None
     tol: float | None = None
     random_state: Any
     n_features_in_: int
@@ -104,10 +99,15 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
             ValueError: if parameters, samples or groups are invalid.
         """
         X, labels = self._checked(X, groups, first=True, method="fit")
+        self._seen = self._solution = self._completion = None
+        if self.impute is not None:
+            # To expected moments: completed samples vary less than those behind them.
+            self._go_on(X, labels)
+            self._seen = self._solution = None
+            return self
         self.groups_, places = np.unique(labels, return_inverse=True)
         self.mean_ = X.mean(axis=0) if self.center else np.zeros(X.shape[1])
         tables = [X[places == i] - self.mean_ for i in range(len(self.groups_))]
-        self._seen = self._solution = None
         clients = Clients.from_samples(tables)
         self._describe(self._run(clients, tables), clients, tables, np.concatenate(tables))
         return self
@@ -122,6 +122,7 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         at most `rounds` rounds, on means and second moments of all samples, each client's matrix
         `(d + 1, d + 1)`: new samples count as `forgetting` says. Clients may be new, and those
         without new samples stay. `fit` keeps no moments: the next call is a first one again.
+        Missing entries are completed by what the first call learned.
 
         Args:
             X: new samples as rows, `(n, d)`.
@@ -136,14 +137,11 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         """
         seen = getattr(self, "_seen", None)
         X, labels = self._checked(X, groups, first=seen is None, method="partial_fit")
-        if seen is not None and (fault := self._other_type(labels)):
-            raise ValueError(f"groups: {fault}")
-        seen = taken_in(seen, X, labels, self.forgetting, self.center)
-        now = summary(seen, self.center)
-        solution = self._run(now.clients, now.tables, getattr(self, "_solution", None))
-        self.groups_, self.mean_ = now.labels, now.mean
-        self._seen, self._solution = seen, solution
-        self._describe(solution, now.clients, now.tables, now.together)
+        if seen is not None and (fault := other_type(self.groups_, labels)):
+            raise ValueError(fault)
+        if seen is None:
+            self._seen = self._solution = self._completion = None
+        self._go_on(X, labels)
         return self
 
     @final
@@ -165,7 +163,7 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         Raises:
             ValueError: if samples or groups are invalid.
         """
-        X, parts = self._parted(X, groups)
+        _, X, parts = self._parted(X, groups)
         scores = np.zeros((len(X), self._n_features_out), X.dtype)
         for rows, law in parts:
             basis = (self._new_law(X[rows]) if law is None else law).basis
@@ -200,7 +198,7 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         if X.shape[1] != self._n_features_out:
             raise ValueError(f"X: wanted {self._n_features_out} scores a row, got {X.shape[1]}")
         found = np.zeros((len(X), self.n_features_in_), X.dtype)
-        for rows, law in self._laws_of(X, groups):
+        for rows, law in self._groups_of(X, groups):
             if law is None:
                 (label, *_) = checked_labels(groups, X)[rows]
                 raise ValueError(
@@ -219,7 +217,7 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         A client's samples are normally distributed, with their covariance within its components
         and the variance `noise_variance_` in all other directions. For a client that was not in
         `fit`, each half of its samples (every other row) is scored with components learned from
-        the other half.
+        the other half. Of samples with missing entries it is the likelihood of the others.
 
         Args:
             X: samples as rows, `(n, d)`.
@@ -231,13 +229,15 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         Raises:
             ValueError: if samples or groups are invalid.
         """
-        X, parts = self._parted(X, groups)
+        X, completed, parts = self._parted(X, groups)
         found = np.zeros(len(X))
         for rows, law in parts:
             # Scoring samples with components learned from them would favour high ranks.
             halves = [rows] if law is not None or len(rows) < 2 else [rows[::2], rows[1::2]]
             for i, half in enumerate(halves):
-                other = law or (self._law if len(rows) < 2 else self._new_law(X[halves[1 - i]]))
+                other = law or self._law
+                if law is None and len(rows) > 1:
+                    other = self._new_law(completed[halves[1 - i]])
                 found[half] = other.log_likelihood(X[half])
         return found
 
@@ -265,9 +265,9 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         """
         check_is_fitted(self)
         labels = checked_labels(groups, X)
-        if fault := self._other_type(labels):
-            raise ValueError(f"groups: {fault}")
-        X, parts = self._parted(X, groups)
+        if fault := other_type(self.groups_, labels):
+            raise ValueError(fault)
+        _, X, parts = self._parted(X, groups)
         new = {labels[rows[0]]: self._new_law(X[rows]) for rows, law in parts if law is None}
         # As in `fit`, labels are sorted and everything else follows their order.
         known = dict(zip(self.groups_, self._laws, strict=True)) | new
@@ -288,29 +288,50 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         check_flag("center", self.center)
         check_flag("robust", self.robust)
         check_forgetting(self.forgetting)
+        check_impute(self.impute)
         self._n_features_out, least = self._sizes()
         # Later samples have as many features as the first ones, or are refused for that.
+        least = max(least, sum(self.impute or ()))
         wanted = {"ensure_min_samples": 2, "ensure_min_features": least} if first else {}
-        X = checked_samples(self, X, reset=first, **wanted)
+        incomplete = (self.impute if first else self._completion) is not None
+        X = checked_samples(self, X, incomplete, reset=first, **wanted)
         if groups is None:
-            _warn("got none, so all samples are treated as one client's", method)
+            warn("got none, so all samples are treated as one client's", method)
         return X, np.zeros(len(X), int) if groups is None else checked_labels(groups, X)
+
+    def _go_on(self, X: Table, labels: np.ndarray) -> None:
+        """Learn components from moments, of new samples and of those before."""
+        if self._seen is None and self.impute is not None:
+            impute = self._aggregated(Impute(*self.impute), len(np.unique(labels)))
+            self._completion = Completion.learned(X, labels, impute, self.center, self._key())
+        seen = taken_in(self._seen, X, labels, self.forgetting, self.center, self._completion)
+        now = summary(seen, self.center)
+        solution = self._run(now.clients, now.tables, self._solution)
+        self.groups_, self.mean_ = now.labels, now.mean
+        self._seen, self._solution = seen, solution
+        self._describe(solution, now.clients, now.tables, now.together)
+
+    def _key(self) -> Key[Array, ""]:
+        return jax.random.key(check_random_state(self.random_state).randint(2**31 - 1))
+
+    def _aggregated(self, algorithm: Algorithm, clients: int) -> Algorithm:
+        """The algorithm, with a robust aggregate if one is wanted."""
+        if not self.robust:
+            return algorithm
+        if clients < 3:
+            raise ValueError(f"robust: wanted three clients or more, got {clients}")
+        return aggregation.Robust(algorithm, groups=clients)
 
     def _run(
         self, clients: Clients, tables: list[Table], before: Solution | None = None
     ) -> Solution:
         """Learn components, from those of a solution if there is one."""
-        key = jax.random.key(check_random_state(self.random_state).randint(2**31 - 1))
-        options: dict[str, Any] = {"rounds": int(self.rounds), "key": key, "tol": self.tol}
+        options: dict[str, Any] = {"rounds": int(self.rounds), "key": self._key(), "tol": self.tol}
         if before is not None:
             return before.update(clients, **options)
-        if self.robust and len(tables) < 3:
-            raise ValueError(f"robust: wanted three clients or more, got {len(tables)}")
 
         def run(algorithm: Algorithm, **more: Any) -> Solution:
-            if self.robust:
-                algorithm = aggregation.Robust(algorithm, groups=len(tables))
-            return fit(algorithm, clients, **(options | more))
+            return fit(self._aggregated(algorithm, len(tables)), clients, **(options | more))
 
         return self._solved(run, tables)
 
@@ -359,42 +380,20 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         basis = self._basis(principal(self._new_components(table), [table]))
         return Normal.fitted(basis, table, self.noise_variance_)
 
-    def _parted(self, X: ArrayOrFrame, groups: ArrayOrFrame | None) -> tuple[Table, list[Group]]:
-        """The centred samples, and their groups."""
+    def _parted(self, X: ArrayOrFrame, groups: ArrayOrFrame | None) -> Parted:
         check_is_fitted(self)
-        X = checked_samples(self, X, reset=False)
-        return X - self.mean_.astype(X.dtype), list(self._laws_of(X, groups))
+        X = checked_samples(self, X, self._completion is not None, reset=False)
+        completed, mean = X, self.mean_.astype(X.dtype)
+        if self._completion is not None:
+            labels = None if groups is None else checked_labels(groups, X)
+            completed = self._completion.completed(X, labels)
+        return Parted(X - mean, completed - mean, self._groups_of(X, groups))
 
-    def _other_type(self, labels: np.ndarray) -> str:
-        """The error for labels of another type than in `fit`: 0 and "0" are different labels."""
-        wanted, got = (
-            "numbers" if each.dtype.kind in "biuf" else "names" for each in (self.groups_, labels)
-        )
-        return "" if wanted == got else f"wanted {wanted}, as in fit, got {got}"
+    def _groups_of(self, X: Table, groups: ArrayOrFrame | None) -> list[Group]:
+        has_own = self.local_components_.shape[1] > 0
+        return groups_of(X, groups, Known(self.groups_, self._laws, self._law, has_own))
 
-    def _laws_of(self, X: Table, groups: ArrayOrFrame | None) -> Iterator[Group]:
-        if groups is None:
-            if len(self.groups_) > 1 and self.local_components_.shape[1]:
-                text = (
-                    f"got none, so samples belong to none of the {len(self.groups_)} clients and "
-                    "have no local scores"
-                )
-                _warn(text, "transform", "score")
-            yield Group(np.arange(len(X)), self._law)
-            return
-        labels, places = np.unique(checked_labels(groups, X), return_inverse=True)
-        if fault := self._other_type(labels):
-            message = f"groups: {fault}, so all samples belong to clients that were not in fit"
-            warnings.warn(message, stacklevel=caller())
-        known = dict(zip(self.groups_, self._laws, strict=True))
-        for i, label in enumerate(labels):
-            yield Group(np.flatnonzero(places == i), known.get(label))
-
-
-def _warn(what: str, *methods: str) -> None:
-    requests = ", ".join(f"set_{method}_request(groups=True)" for method in methods)
-    warnings.warn(
-        f"groups: {what}; pass the label of each row's client. Pipelines and searches pass them on "
-        f"after sklearn.set_config(enable_metadata_routing=True) and the estimator's {requests}",
-        stacklevel=caller(),
-    )
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = self.impute is not None
+        return tags

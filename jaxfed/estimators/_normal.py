@@ -6,6 +6,14 @@ import numpy as np
 from jaxtyping import Float
 
 
+class Learned(NamedTuple):
+    """The components that a run has found."""
+
+    shared: Float[np.ndarray, "d _r"]  # also used for samples of unknown clients
+    local: Float[np.ndarray, "m d r2"]
+    beside: bool  # whether clients have local components beside the shared ones, or instead
+
+
 class Normal(NamedTuple):
     """A centred normal distribution with any covariance within the span of components.
 
@@ -28,15 +36,22 @@ class Normal(NamedTuple):
         return cls(basis, (vectors * np.maximum(values, noise)) @ vectors.T, noise)
 
     def log_likelihood(self, samples: Float[np.ndarray, "n d"]) -> Float[np.ndarray, " n"]:
-        """The log-likelihood of each sample."""
-        features, rank = self.basis.shape
-        scores = samples @ self.basis
-        # The covariance is block diagonal: one block within the span, a multiple of I outside it.
-        left = np.maximum(np.sum(samples**2, axis=1) - np.sum(scores**2, axis=1), 0)
-        _, log_det = np.linalg.slogdet(self.within)
-        log_det += (features - rank) * np.log(self.noise)
-        near = np.sum(scores * np.linalg.solve(self.within, scores.T).T, axis=1)
-        return -(features * np.log(2 * np.pi) + log_det + near + left / self.noise) / 2
+        """The log-likelihood of what was observed of each sample; NaN stands for the rest."""
+        rank = self.basis.shape[1]
+        observed = ~np.isnan(samples)
+        known = np.where(observed, samples, 0).astype(float)
+        # Over the observed features, the covariance is that of scores plus noise: B K Bᵀ + ψ I.
+        covariance = self.within - self.noise * np.eye(rank)
+        products = self.basis[:, :, None] * self.basis[:, None, :]
+        gram = (observed @ products.reshape(-1, rank**2)).reshape(-1, rank, rank)
+        matrix = self.noise * np.eye(rank) + gram @ covariance
+        weights = np.linalg.solve(matrix, (known @ self.basis)[:, :, None])[:, :, 0]
+        scores = weights @ covariance
+        left = np.sum((known - observed * (scores @ self.basis.T)) ** 2, axis=1)
+        entries = observed.sum(axis=1)
+        log_det = (entries - rank) * np.log(self.noise) + np.linalg.slogdet(matrix)[1]
+        near = np.sum(weights * scores, axis=1)
+        return -(entries * np.log(2 * np.pi) + log_det + near + left / self.noise) / 2
 
 
 def noise_outside(

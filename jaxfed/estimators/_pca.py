@@ -10,7 +10,8 @@ from jaxfed import pca
 from jaxfed._checks import check_name
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
 from jaxfed.core.run.solution import Solution
-from jaxfed.estimators._clients import ClientPCA, Learned, Table
+from jaxfed.estimators._clients import ClientPCA, Table
+from jaxfed.estimators._normal import Learned
 from jaxfed.linalg import Moment
 from jaxfed.pca.likelihood import joint_moment, precision
 
@@ -40,6 +41,7 @@ class PersonalizedPCA(ClientPCA):
         robust: bool = False,
         center: bool = True,
         forgetting: float | None = None,
+        impute: tuple[int, int] | None = None,
         random_state: Any = None,
     ):
         """Set the estimator up.
@@ -58,11 +60,15 @@ class PersonalizedPCA(ClientPCA):
             center: whether the mean of all samples is subtracted.
             forgetting: the share, in (0, 1], of the new samples in each `partial_fit`; None
                 forgets nothing, so that every sample counts the same.
+            impute: numbers of shared and local components of the model that completes missing
+                entries (NaN), see `jaxfed.preprocess.Impute`; None refuses them. Samples of clients
+                that were not in `fit` are completed as those of anybody.
             random_state: a seed or a `numpy.random.RandomState`.
         """
         self.shared_rank, self.local_rank, self.rounds = shared_rank, local_rank, rounds
         self.start, self.shrinkage, self.robust = start, shrinkage, robust
-        self.center, self.forgetting, self.random_state = center, forgetting, random_state
+        self.center, self.forgetting, self.impute = center, forgetting, impute
+        self.random_state = random_state
 
     def _sizes(self):
         scores = self.shared_rank + self.local_rank
@@ -107,6 +113,7 @@ class FederatedPCA(ClientPCA):
         tol: float | None = 1e-6,
         center: bool = True,
         forgetting: float | None = None,
+        impute: tuple[int, int] | None = None,
         random_state: Any = None,
     ):
         """Set the estimator up.
@@ -119,10 +126,14 @@ class FederatedPCA(ClientPCA):
             center: whether the mean of all samples is subtracted.
             forgetting: the share, in (0, 1], of the new samples in each `partial_fit`; None
                 forgets nothing, so that every sample counts the same.
+            impute: numbers of shared and local components of the model that completes missing
+                entries (NaN), see `jaxfed.preprocess.Impute`; None refuses them. Samples of clients
+                that were not in `fit` are completed as those of anybody.
             random_state: a seed or a `numpy.random.RandomState`.
         """
         self.n_components, self.rounds, self.tol = n_components, rounds, tol
-        self.center, self.forgetting, self.random_state = center, forgetting, random_state
+        self.center, self.forgetting, self.impute = center, forgetting, impute
+        self.random_state = random_state
 
     def _sizes(self):
         return self.n_components, self.n_components
@@ -159,6 +170,7 @@ class HierarchicalPCA(ClientPCA):
         robust: bool = False,
         center: bool = True,
         forgetting: float | None = None,
+        impute: tuple[int, int] | None = None,
         random_state: Any = None,
     ):
         """Set the estimator up.
@@ -175,11 +187,15 @@ class HierarchicalPCA(ClientPCA):
             center: whether the mean of all samples is subtracted.
             forgetting: the share, in (0, 1], of the new samples in each `partial_fit`; None
                 forgets nothing, so that every sample counts the same.
+            impute: numbers of shared and local components of the model that completes missing
+                entries (NaN), see `jaxfed.preprocess.Impute`; None refuses them. Samples of clients
+                that were not in `fit` are completed as those of anybody.
             random_state: a seed or a `numpy.random.RandomState`.
         """
         self.n_components, self.noise_variance = n_components, noise_variance
         self.prior_variance, self.rounds, self.robust = prior_variance, rounds, robust
-        self.center, self.forgetting, self.random_state = center, forgetting, random_state
+        self.center, self.forgetting, self.impute = center, forgetting, impute
+        self.random_state = random_state
 
     def _sizes(self):
         return self.n_components, self.n_components + 1

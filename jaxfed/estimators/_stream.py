@@ -9,6 +9,7 @@ from jaxtyping import Float
 
 from jaxfed._checks import check_number
 from jaxfed.core.clients.clients import Clients
+from jaxfed.estimators._completion import Completion
 from jaxfed.linalg import Moment
 from jaxfed.stream import Forgetting
 
@@ -44,7 +45,12 @@ def check_forgetting(given: object) -> None:
 
 
 def taken_in(
-    seen: Seen | None, X: Table, labels: np.ndarray, forgetting: float | None, center: bool
+    seen: Seen | None,
+    X: Table,
+    labels: np.ndarray,
+    forgetting: float | None,
+    center: bool,
+    completion: Completion | None,
 ) -> Seen:
     """The samples so far and new ones.
 
@@ -54,18 +60,24 @@ def taken_in(
         labels: the client of each row.
         forgetting: the share of the new samples; None forgets nothing.
         center: whether means matter.
+        completion: what completes samples; None for complete ones.
     """
     rule = Forgetting(forgetting)
     if seen is None:
         origin = X.mean(axis=0) if center else np.zeros(X.shape[1])
+        if completion is not None:
+            origin = completion.origin
         known = labels[:0]
     else:
         origin, known = seen.origin, seen.labels
     present, places = np.unique(labels, return_inverse=True)
     known = np.concatenate([known, np.setdiff1d(present, known)])
     number = {label: place for place, label in enumerate(known.tolist())}
-    rows = np.column_stack([X - origin, np.ones(len(X))])
-    newer = Clients.from_samples([rows[places == i] for i in range(len(present))])
+    if completion is None:
+        rows = np.column_stack([X - origin, np.ones(len(X))])
+        newer = Clients.from_samples([rows[places == i] for i in range(len(present))])
+    else:
+        newer = completion.moments(X, labels)
     ids = jnp.asarray([number[label] for label in present.tolist()], jnp.int32)
     newer = Clients(newer.data, ids, newer.weights)
     return Seen(origin, known, rule.update(None if seen is None else seen.moments, newer))

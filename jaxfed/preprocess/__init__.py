@@ -1,8 +1,8 @@
 """Units, means and missing entries: what clients' samples need before an algorithm takes them."""
 
 from jaxfed import _names
+from jaxfed.core.clients.imputation import Imputation as Imputation
 from jaxfed.core.clients.standardization import Standardization as Standardization
-from jaxfed.preprocess.imputation import Imputation as Imputation
 from jaxfed.preprocess.impute import Impute as Impute
 from jaxfed.preprocess.standardize import Standardize as Standardize
 

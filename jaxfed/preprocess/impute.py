@@ -9,11 +9,12 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from jaxfed.contract import Algorithm, Bases, HasBases, check_count
+from jaxfed.core.clients.imputation import Imputation
 from jaxfed.core.clients.samples import Rows, check_rows
 from jaxfed.core.common.printing import is_known
 from jaxfed.linalg.division import ratio
-from jaxfed.preprocess.imputation import Imputation
 
+ROUNDS = 50  # enough for completed entries, and second moments, to stay as they are
 # The least noise of a feature, in units of the mean over features. Features that hardly vary would
 # otherwise decide over all others by their tiny noise, which is estimated from the same samples.
 LEAST_NOISE = 0.5

@@ -242,6 +242,67 @@ def test_columns_may_be_called_what_looks_like_a_missing_value(tmp_path):
     check(read_table(tmp_path), [A], ["a"], dtype=np.float64)
 
 
+GAPS = np.array([[np.nan, 1], [2, np.nan], [4, 5]])
+
+
+def write_gaps(folder, suffix):
+    """A client's samples in which two entries are missing."""
+    path = folder / f"a.{suffix}"
+    if suffix == "npy":
+        np.save(path, GAPS)
+    elif suffix == "npz":
+        np.savez(path, x=GAPS)
+    elif suffix == "parquet":
+        pd.DataFrame({"x": pd.array([None, 2, 4], "Int64"), "y": GAPS[:, 1]}).to_parquet(path)
+    else:
+        path.write_text("x,y\n,1\n2, NA\n4,5\n")
+    return path
+
+
+@pytest.mark.parametrize("suffix", ["npy", "npz", "csv", "parquet"])
+def test_missing_entries_are_kept_if_that_is_asked_for(tmp_path, suffix):
+    write_gaps(tmp_path, suffix)
+    check(read_folder(tmp_path, missing="mask"), [GAPS], ["a"], np.float64)
+    read = read_table if suffix in ("csv", "parquet") else read_arrays
+    check(read(tmp_path, missing="mask"), [GAPS], ["a"], np.float64)
+    with pytest.raises(ValueError, match=rf'a\.{suffix}: .*; missing="mask" .* takes NaN and'):
+        read_folder(tmp_path)
+    with pytest.raises(ValueError, match=r"^missing: wanted"):
+        read_folder(tmp_path, missing="drop")
+    # Views have no such choice.
+    write_gaps(tmp_path, suffix).rename(tmp_path / f"b.{suffix}")
+    write_gaps(tmp_path, suffix)
+    with pytest.raises(ValueError, match=rf"a\.{suffix}: ") as caught:
+        read_views(tmp_path)
+    assert "missing=" not in str(caught.value)
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_a_missing_entry_is_no_missing_client(tmp_path, suffix):
+    path = tmp_path / f"all.{suffix}"
+    table = pd.DataFrame({"site": ["t", "s", "t"], "x": [1.0, np.nan, 3.0], "y": 2.0})
+
+    def write():
+        table.to_csv(path, index=False) if suffix == "csv" else table.to_parquet(path)
+
+    write()
+    wanted = [np.array([[np.nan, 2]]), np.array([[1, 2], [3, 2]])]
+    read = read_folder(path, client_column="site", missing="mask")
+    check(read, wanted, ["s", "t"], np.float64)
+    table.loc[0, "site"] = None
+    write()
+    with pytest.raises(ValueError, match=r"column 'site' has (empty cells|1 missing values)$"):
+        read_folder(path, client_column="site", missing="mask")
+
+
+@pytest.mark.parametrize("cell", ["inf", "four"])
+def test_what_is_no_number_is_not_missing(tmp_path, cell):
+    (tmp_path / "a.csv").write_text(f"x,y\n1,2\n,{cell}\n")
+    with pytest.raises(ValueError, match=rf"a\.csv: .*{cell}") as caught:
+        read_folder(tmp_path, missing="mask")
+    assert "missing=" not in str(caught.value)
+
+
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
 def test_one_table_with_a_client_column(tmp_path, suffix):
     table = pd.DataFrame({"x": A[:, 0], "site": ["s10", "s9", "s10"], "y": A[:, 1]})

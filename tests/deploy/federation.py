@@ -33,7 +33,7 @@ class Federation:
         self.channel = jf.channel.lossless() if channel is None else channel
         self.app = flower.client_app(
             lambda config: algorithm,
-            lambda config: alone(clients, config["partition-id"]),
+            lambda config: alone(self.clients, config["partition-id"]),
             channel=self.channel,
             folder=folder / "nodes",
         )

@@ -24,7 +24,7 @@ class LocalGrid(Grid):
             100 + i: (app, config)
             for i, (app, config) in enumerate(zip(apps, node_configs, strict=True))
         }
-        self.run_config, self.trouble = run_config, trouble
+        self.run_config, self.trouble, self.run_id = run_config, trouble, 1
         self.seen = []  # all that the server has received, as it was on the wire
         self.sent = []
         self._names = itertools.count()
@@ -36,7 +36,7 @@ class LocalGrid(Grid):
 
     @property
     def run(self):
-        return SimpleNamespace(run_id=1)
+        return SimpleNamespace(run_id=self.run_id)
 
     def create_message(self, *args, **kwargs):
         raise NotImplementedError
@@ -75,7 +75,7 @@ class LocalGrid(Grid):
         if node not in self.nodes:
             return
         app, config = self.nodes[node]
-        context = Context(1, node, dict(config), RecordDict(), dict(self.run_config))
+        context = Context(self.run_id, node, dict(config), RecordDict(), dict(self.run_config))
         try:
             replies = [app(message, context)]
         except Exception as error:  # as Flower's own process does

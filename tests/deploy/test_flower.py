@@ -1,10 +1,13 @@
 """Federations over Flower, within this process: all that the real engine does but its processes."""
 
+import numpy as np
 import pytest
+
+import jaxfed as jf
 
 pytest.importorskip("flwr")
 from tests.deploy.federation import Federation, check_equal
-from tests.examples import CLIENTS, GOOD, family, first_example
+from tests.examples import CLIENTS, GOOD, draw_samples, family, first_example
 
 
 @first_example
@@ -13,3 +16,14 @@ def test_every_algorithm_is_bit_equal_to_fit(name, tmp_path):
     clients = family(algorithm).draw()
     federation = Federation(tmp_path, algorithm, clients, order=(3, 1, 0, 4, 2))
     check_equal(federation, federation.run(2), federation.fit(2))
+
+
+def test_the_next_run_reads_the_newest_data(tmp_path):
+    """In one process with the same configurations, as of engines that keep theirs."""
+    algorithm = jf.pca.PerPCA(2, 2, step_size=0.05)
+    federation = Federation(tmp_path, algorithm, draw_samples())
+    federation.run(2)
+    federation.clients = draw_samples(seed=7)
+    federation.grid.run_id = 2
+    saved = federation.run(2, out="newer")
+    np.testing.assert_array_equal(saved.result.shared, federation.fit(2).result.shared)

@@ -38,7 +38,7 @@ from types import SimpleNamespace
 from jaxfed.deploy.messages import Packet
 
 
-def answer(asked, run_config, node_config):
+def answer(asked, run, run_config, node_config):
     words = dict(asked.words)
     if "dies" in words and not Path(words["dies"]).exists():
         Path(words["dies"]).touch()
@@ -346,15 +346,15 @@ client = jf.deploy.flower.client_app(
 answer = client.answer
 
 
-def dying(asked, run_config, node_config):
+def dying(asked, run, run_config, node_config):
     flag = Path(f"{node_config['data']}-{asked.words.get('round')}")
     dies = node_config["partition-id"] == 2 and asked.words.get("round") in (2, 3)
     if dies and not flag.exists():
         flag.touch()
         if asked.words["round"] == 2:
-            answer(asked, run_config, node_config)  # its state is on the disk
+            answer(asked, run, run_config, node_config)  # its state is on the disk
         os.kill(os.getpid(), 9)
-    return answer(asked, run_config, node_config)
+    return answer(asked, run, run_config, node_config)
 
 
 client.answer = dying

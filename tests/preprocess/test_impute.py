@@ -330,3 +330,35 @@ def test_bad_input_is_refused():
     some = without((0, slice(None), 3))
     found = fitted(np.asarray(some.data.values))[1].result.local.transform(some)
     assert np.isfinite(np.asarray(found.data.values)).all()
+
+
+def test_a_solution_is_saved_with_it_and_completes_new_rows(tmp_path):
+    _, gaps = draw(0.3)
+    clients = jf.Clients.from_samples(1000 + 10 * gaps, missing="mask")
+    units = solve(Standardize("own", "common"), clients, rounds=1).result.local
+    clients = units.transform(clients)
+    models = jf.fit(Impute(2, 1), clients, rounds=5, key=jax.random.key(0)).result.local
+    solution = solve(jf.pca.OneShot(2, 1), models.moments(clients), rounds=1)
+    solution.save(tmp_path / "result.npz", preprocessing=units, imputation=models)
+    saved = jf.load(tmp_path / "result.npz")
+    chex.assert_trees_all_equal((saved.preprocessing, saved.imputation), (units, models))
+    rows = saved.preprocessing.transform(1000 + 10 * gaps[3], client=3)
+    completed = saved.imputation.transform(rows, client=3)
+    wanted = models.transform(clients).data.values[3]
+    chex.assert_trees_all_close(completed, wanted, atol=1e-6)
+    solution.save(tmp_path / "result.npz", imputation=models)
+    saved = jf.load(tmp_path / "result.npz")
+    assert saved.preprocessing is None and saved.imputation is not None
+    with pytest.raises(ValueError, match=r"^imputation: wanted a jaxfed\.preprocess\.Imputation"):
+        solution.save(tmp_path / "result.npz", imputation=units)
+
+
+def test_rows_may_be_incomplete_and_not_infinite():
+    _, gaps = draw(0.3)
+    clients, solution = fitted(gaps, rounds=2)
+    units = solve(Standardize("own"), clients, rounds=1).result.local
+    row = gaps[0][np.isnan(gaps[0]).any(axis=1)][0]
+    np.testing.assert_array_equal(np.isnan(units.transform(row, client=0)), np.isnan(row))
+    for model in (units, solution.result.local):
+        with pytest.raises(ValueError, match=r"^samples: wanted finite numbers"):
+            model.transform(np.append(row[:-1], np.inf), client=0)

@@ -58,8 +58,9 @@ class Together(NamedTuple):
             return cls(1, 0, arguments.out)
         if arguments.backend not in ("vmap", "shard"):
             raise ValueError(f"--backend: wanted shard with --processes, got {arguments.backend}")
-        if arguments.report:
-            raise ValueError("--report: is for one process, which has all clients' samples")
+        for name in ("report", "impute"):
+            if getattr(arguments, name):
+                raise ValueError(f"--{name}: is for one process, which has all clients' samples")
         for name in ("center", "scale"):
             if getattr(arguments, name) == "common":
                 raise ValueError(f"--{name}: wanted none or own with --processes, got common")

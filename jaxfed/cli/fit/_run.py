@@ -81,7 +81,7 @@ class Problem(NamedTuple):
     """What a command fits, made from its options and files."""
 
     algorithm: Algorithm
-    clients: Clients  # the clients of this process, usually all
+    clients: Clients  # the clients of this process, usually all, as they are fitted
     names: list[str]  # their names
     message: str  # printed before the run
     key: Key[Array, ""]  # randomness of the run
@@ -91,6 +91,7 @@ class Problem(NamedTuple):
     options: Mapping[str, Any] = {}  # more arguments of `jaxfed.fit`
     page: Mapping[str, Any] = {}  # more arguments of `jaxfed.report.html`
     preprocessing: Standardization | None = None  # what the samples went through
+    imputed: Solution | None = None  # the run that completed them after that
 
 
 def run(
@@ -118,7 +119,7 @@ def run(
         return prepare(arguments)
 
     problem = together.read(ready)
-    problem = problem._replace(algorithm=_robust(arguments, problem.algorithm))
+    problem = problem._replace(algorithm=robust(arguments, problem.algorithm))
     clients = together.spread(problem.clients, backend)
     for algorithm in (problem.start, problem.algorithm):
         if algorithm is not None:
@@ -156,7 +157,7 @@ def run(
         "how the run ended": name_of(solution.status).replace("_", " "),
         **findings.quantities,
         **far,
-        **_traffic(start, solution),
+        **_traffic(problem.imputed, start, solution),
     }
     rows = [{"quantity": name, "value": value} for name, value in quantities.items()]
     print()
@@ -168,21 +169,23 @@ def run(
     if arguments.report:
         others[REPORT] = report.html(
             solution,
-            problem.clients,
             names=problem.names,
             title=f"jaxfed fit {arguments.algorithm}, {arguments.data.absolute().name}",
             seconds=seconds,
             table=rows,
             pictures={text: findings.figures[name] for name, text in findings.captions.items()},
-            **problem.page,
+            **{"clients": problem.clients, **problem.page},
         )
-    entries = solution.entries(preprocessing=problem.preprocessing)
+    entries = solution.entries(
+        preprocessing=problem.preprocessing,
+        imputation=None if problem.imputed is None else problem.imputed.result.local,
+    )
     arrays = {**entries, "names": problem.names, **findings.arrays}
     summary = {"seconds": seconds, **findings.summary, "table": rows}
     _report.finish(folder, arguments, arrays, summary, others)
 
 
-def _robust(arguments: argparse.Namespace, algorithm: Algorithm) -> Algorithm:
+def robust(arguments: argparse.Namespace, algorithm: Algorithm) -> Algorithm:
     """The algorithm, with a robust aggregate if there are to be groups."""
     groups = getattr(arguments, "groups", None)
     if groups is None:

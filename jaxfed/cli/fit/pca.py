@@ -16,6 +16,7 @@ from jaxfed.cli._command import Command
 from jaxfed.cli._common import (
     BACKEND,
     COLUMN,
+    IMPUTE,
     SAMPLES,
     UNITS,
     files,
@@ -32,7 +33,8 @@ from jaxfed.core.contract.algorithm import Algorithm, Personalized
 from jaxfed.core.run.fit import fit
 from jaxfed.core.run.solution import Solution
 from jaxfed.pca.fitted import side_by_side
-from jaxfed.preprocess import Standardization, Standardize
+from jaxfed.preprocess import Impute, Standardization, Standardize
+from jaxfed.preprocess.impute import ROUNDS
 
 PICTURES = ("components.png", "convergence.png")
 WARM_STARTS = ("projector", "spectrum")
@@ -83,6 +85,7 @@ def _command(name: str, entry: Entry) -> Command:
             COLUMN,
             held_out("share of each client's samples to test on; 0 for none", 0.2),
             *UNITS,
+            IMPUTE,
             option("--image-shape", _shape, shape, None, metavar="HxW"),
             *BACKEND,
         ],
@@ -116,7 +119,7 @@ def _shape(text: str) -> tuple[int, int]:
 
 
 class Split(NamedTuple):
-    """The clients' samples, standardized as the options say."""
+    """The clients' samples, standardized as the options say; NaN for missing entries."""
 
     names: list[str]  # of the clients
     train: list[Float[np.ndarray, "n_i d"]]  # to learn from
@@ -124,6 +127,8 @@ class Split(NamedTuple):
     held_out: list[Float[np.ndarray, "k_i d"]]
     units: Standardization  # what was subtracted, and what they were divided by
     choices: tuple[str, str]  # `--center` and `--scale`
+    imputed: Solution | None = None  # the run that completed the samples
+    missing: float = 0.0  # share of the entries of training samples that were missing
 
 
 def prepare(arguments: argparse.Namespace, *, entry: Entry) -> _run.Problem:
@@ -137,36 +142,52 @@ def prepare(arguments: argparse.Namespace, *, entry: Entry) -> _run.Problem:
     if process := jax.process_index():
         split_key = jax.random.fold_in(split_key, process)
     split = read(arguments, split_key)
-    clients = Clients.from_samples(split.train)
-    shape = arguments.image_shape
-    if shape is not None and shape[0] * shape[1] != clients.features:
+    shape, features = arguments.image_shape, split.train[0].shape[1]
+    if shape is not None and shape[0] * shape[1] != features:
         raise ValueError(
             f"--image-shape: {shape[0]}x{shape[1]} is {shape[0] * shape[1]} pixels, the data have "
-            f"{clients.features} features"
+            f"{features} features"
         )
+    fitted = None
+    if arguments.impute is not None:
+        incomplete = Clients.from_samples(split.train, missing="mask")
+        imputed = fit(
+            _run.robust(arguments, Impute(*arguments.impute)),
+            incomplete,
+            rounds=ROUNDS,
+            key=jax.random.fold_in(split_key, 1),
+        )
+        # Not to completed samples, which vary less than those behind them.
+        fitted = imputed.result.local.moments(incomplete)
+        split = _completed(split, imputed)
+    clients = Clients.from_samples(split.train)
     return _run.Problem(
         algorithm,
-        clients,
+        clients if fitted is None else fitted,
         split.names,
         f"{len(clients)} clients, {clients.features} features, {sum(map(len, split.train))} "
         f"samples to learn from and {sum(map(len, split.held_out))} held out.",
         key,
         partial(_evaluated, clients=clients, split=split, shape=shape),
         start,
-        page={"image_shape": shape},
+        page={"image_shape": shape, "clients": clients},
         preprocessing=split.units,
+        imputed=split.imputed,
     )
 
 
 def read(arguments: argparse.Namespace, key: Key[Array, ""]) -> Split:
     """Read, split and standardize the samples that `--data` names."""
-    arrays, names = read_samples(arguments)
+    # Not an option of all that read samples.
+    incomplete = getattr(arguments, "impute", None) is not None
+    arrays, names = read_samples(arguments, incomplete=incomplete)
     share = share_of(arguments)
     train, held_out = arrays, []
     if share > 0:
         train, held_out = data.train_test_split(arrays, share, key=key)
     # Of training samples alone, so that held-out samples have no influence.
-    algorithm, clients = Standardize(arguments.center, arguments.scale), Clients.from_samples(train)
+    algorithm = Standardize(arguments.center, arguments.scale)
+    clients = Clients.from_samples(train, missing="mask" if incomplete else "refuse")
     units = fit(algorithm, clients, rounds=1, key=key).result.local
 
     # With NumPy, since JAX would compile a division for each number of samples; either every
@@ -177,6 +198,24 @@ def read(arguments: argparse.Namespace, key: Key[Array, ""]) -> Split:
         for tables in (train, held_out)
     )
     return Split(names, train, held_out, units, (arguments.center, arguments.scale))
+
+
+def _completed(split: Split, imputed: Solution) -> Split:
+    """Complete all samples."""
+
+    def complete(tables: list[Float[np.ndarray, "n_i d"]]) -> list[Float[np.ndarray, "n_i d"]]:
+        if not tables:
+            return []
+        clients = Clients.from_samples(tables, missing="mask")
+        values = np.asarray(imputed.result.local.transform(clients).data.values)
+        return [rows[: len(table)] for rows, table in zip(values, tables, strict=True)]
+
+    return split._replace(
+        train=complete(split.train),
+        held_out=complete(split.held_out),
+        imputed=imputed,
+        missing=float(np.mean(np.isnan(np.concatenate(split.train)))),
+    )
 
 
 def _evaluated(
@@ -197,6 +236,8 @@ def _evaluated(
         "in local components (% of the training energy)": 100 * float(train.local),
         "misalignment of the local components": _evaluate.theta(result),
     }
+    if split.imputed is not None:
+        quantities["missing entries, completed (% of training samples)"] = 100 * split.missing
     samples = dict(zip(split.names, map(len, split.train), strict=True))
     figures = _figures(solution, split, shape)
     return _run.Findings(quantities, figures, {"units": split.choices}, {"samples": samples})

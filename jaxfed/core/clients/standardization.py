@@ -52,7 +52,7 @@ class Standardization(eqx.Module):
 
         Args:
             samples: `jaxfed.Clients` with samples in any layout, or rows `(..., features)`. Samples
-                of `from_source` are still read only when needed.
+                of `from_source` are still read only when needed. NaN, a missing entry, stays NaN.
             client: position of the client whose rows these are, if clients have their own means.
 
         Returns:
@@ -84,7 +84,8 @@ class Standardization(eqx.Module):
     def _applied(self, samples: Any, client: int | None, *, inverse: bool) -> Any:
         if isinstance(samples, Clients):
             return self._of_clients(samples, inverse)
-        rows = checked_array("samples", samples, f"... {self.mean.shape[-1]}", finite=True)
+        axes = f"... {self.mean.shape[-1]}"
+        rows = checked_array("samples", samples, axes, finite=True, missing=True)
         return of_client(self, self.mean, client)._moved(rows, inverse).astype(rows.dtype)
 
     def _of_clients(self, clients: Clients, inverse: bool) -> Clients:

@@ -2,6 +2,7 @@
 
 import html
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,7 @@ from jaxtyping import Array, Int, Key, PyTree, UInt32
 from jaxfed._checks import check_instance, refuse
 from jaxfed._versions import versions
 from jaxfed.core.clients.clients import Clients
+from jaxfed.core.clients.imputation import Imputation
 from jaxfed.core.clients.standardization import Standardization
 from jaxfed.core.common.printing import columns, is_known
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
@@ -140,7 +142,11 @@ class Solution(eqx.Module):
         return found
 
     def save(
-        self, path: str | os.PathLike[str], *, preprocessing: Standardization | None = None
+        self,
+        path: str | os.PathLike[str],
+        *,
+        preprocessing: Standardization | None = None,
+        imputation: Imputation | None = None,
     ) -> None:
         """Write the result and the history to a file for `jaxfed.load`.
 
@@ -149,31 +155,40 @@ class Solution(eqx.Module):
                 of `jaxfed.core.store.saved`.
             preprocessing: the standardization of the clients' samples before the fit, such as
                 `solution.result.local` of `jaxfed.preprocess.Standardize`.
+            imputation: what completed them after that, such as `solution.result.local` of
+                `jaxfed.preprocess.Impute`.
 
         Raises:
-            ValueError: if `path` is not a path, `preprocessing` is something else, or this is the
-                solution of several runs, or traced.
+            ValueError: if `path` is not a path, `preprocessing` or `imputation` is something else,
+                or this is the solution of several runs, or traced.
             OSError: if the file cannot be written.
         """
-        saved.write(path, self._whole("save", preprocessing))
+        before = {"preprocessing": preprocessing, "imputation": imputation}
+        saved.write(path, self._whole("save", before))
 
-    def entries(self, *, preprocessing: Standardization | None = None) -> dict[str, np.ndarray]:
+    def entries(
+        self,
+        *,
+        preprocessing: Standardization | None = None,
+        imputation: Imputation | None = None,
+    ) -> dict[str, np.ndarray]:
         """Return what `save` writes, by name, to store it in a larger file.
 
         Args:
             preprocessing: as for `save`.
+            imputation: as for `save`.
 
         Raises:
             ValueError: as `save`.
         """
-        return saved.entries(self._whole("entries", preprocessing))
+        before = {"preprocessing": preprocessing, "imputation": imputation}
+        return saved.entries(self._whole("entries", before))
 
-    def _whole(self, asked: str, preprocessing: Standardization | None) -> saved.Saved:
-        if preprocessing is not None:
-            wanted = "a jaxfed.preprocess.Standardization"
-            check_instance("preprocessing", preprocessing, Standardization, wanted)
-        run = self._saved(asked)
-        return run._replace(remarks=self.remarks(), preprocessing=preprocessing)
+    def _whole(self, asked: str, before: Mapping[str, Any]) -> saved.Saved:
+        for name, kind in saved.BEFORE.items():
+            if before[name] is not None:
+                check_instance(name, before[name], kind, f"a jaxfed.preprocess.{kind.__name__}")
+        return self._saved(asked)._replace(remarks=self.remarks(), **before)
 
     def _saved(self, asked: str) -> saved.Saved:
         if not self._is_one:

@@ -10,9 +10,10 @@ The layout is that of `jaxfed.core.store.arrays`, of the kind `jaxfed.solution`.
     remarks      what to know before relying on the result, as sentences
 
 The arrays are `shared` and `local` if such a part is one array, `shared.encoder` and the like if it
-is a tree of arrays, `history_NAME`, and `preprocessing.mean` and `preprocessing.scale` if samples
-were standardized. The command line adds entries that `load` ignores, such as the clients' names. A
-later layout will have another number, and `load` will still read this one.
+is a tree of arrays, `history_NAME`, `preprocessing.mean` and `preprocessing.scale` if samples
+were standardized, and `imputation.mean` and the like if missing entries were filled in. The command
+line adds entries that `load` ignores, such as the clients' names. A later layout will have another
+number, and `load` will still read this one.
 """
 
 import os
@@ -26,6 +27,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from jaxfed._checks import check_count, check_instance, checked_path
+from jaxfed.core.clients.imputation import Imputation
 from jaxfed.core.clients.standardization import Standardization
 from jaxfed.core.common.printing import columns, in_bytes
 from jaxfed.core.contract.algorithm import Personalized
@@ -33,7 +35,7 @@ from jaxfed.core.store import arrays as files
 
 KIND = "jaxfed.solution"
 PARTS = Personalized._fields
-PREPROCESSING = "preprocessing"
+BEFORE = {"preprocessing": Standardization, "imputation": Imputation}  # the fit, in this order
 HISTORY = "history_"
 KNOWN = ("versions", "algorithm", "clients", "rounds", "status", "remarks")
 STATUSES = ("round_limit", "converged", "diverged", "stopped")  # the names of `jaxfed.Status`
@@ -55,6 +57,7 @@ class Saved(NamedTuple):
         versions: of Python, jaxfed and the packages used, by name.
         remarks: what to know before relying on the result; see `Solution.remarks`.
         preprocessing: the standardization before the fit, if `save` was given one.
+        imputation: the model that filled in missing entries, if `save` was given one.
     """
 
     result: Personalized
@@ -66,6 +69,7 @@ class Saved(NamedTuple):
     versions: dict[str, str]
     remarks: tuple[str, ...] = ()
     preprocessing: Standardization | None = None
+    imputation: Imputation | None = None
 
     def summary(self) -> str:
         """Describe the run, how it ended and what it cost, in two columns of text."""
@@ -121,7 +125,8 @@ def _content(run: Saved) -> tuple[dict[str, Any], dict[str, Any]]:
     arrays: dict[str, Any] = {HISTORY + name: values for name, values in run.history.items()}
     for name in PARTS:
         arrays |= files.named(name, _arrays_of(getattr(run.result, name)))
-    arrays |= files.named(PREPROCESSING, run.preprocessing)
+    for name in BEFORE:
+        arrays |= files.named(name, getattr(run, name))
     return {name: getattr(run, name) for name in KNOWN}, arrays
 
 
@@ -152,8 +157,11 @@ def load(path: str | os.PathLike[str], *, like: Personalized | None = None) -> S
     try:
         header, arrays = files.read(place, KIND)
         known = _known(header)
-        units = [x for path, x in arrays.items() if path.startswith(PREPROCESSING)]
-        preprocessing = Standardization(*units) if units else None
+        before = {
+            name: kind(*map(jnp.asarray, found))
+            for name, kind in BEFORE.items()
+            if (found := [x for path, x in arrays.items() if path.startswith(f"{name}.")])
+        }
     except OSError:
         raise
     except Exception as error:  # its kind depends on what the header lacks
@@ -169,7 +177,7 @@ def load(path: str | os.PathLike[str], *, like: Personalized | None = None) -> S
             parts[name] = eqx.combine(files.rebuilt(name, part, _arrays_of(whole)), whole)
     history = {k.removeprefix(HISTORY): x for k, x in arrays.items() if k.startswith(HISTORY)}
     result = Personalized(**parts)
-    return Saved(result=result, history=history, preprocessing=preprocessing, **known)
+    return Saved(result=result, history=history, **before, **known)
 
 
 def _known(header: Mapping[str, Any]) -> dict[str, Any]:

@@ -81,7 +81,8 @@ class Imputation(eqx.Module):
             check_learned_from(self.mean, samples)
             data = samples.layout.mapped(self._completed_rows, complete=True)
             return eqx.tree_at(lambda c: c.data, samples, data)
-        rows = checked_array("samples", samples, f"... {self.mean.shape[-1]}")
+        axes = f"... {self.mean.shape[-1]}"
+        rows = checked_array("samples", samples, axes, finite=True, missing=True)
         own, table = of_client(self, self.mean, client), rows.reshape(-1, rows.shape[-1])
         with precise():
             return _completed(own, table).reshape(rows.shape).astype(rows.dtype)

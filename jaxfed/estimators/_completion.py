@@ -1,0 +1,113 @@
+"""Completes the missing entries of the samples that estimators take."""
+
+from typing import Any, NamedTuple, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, Key
+
+from jaxfed._checks import is_whole, refuse
+from jaxfed.core.clients.clients import Clients
+from jaxfed.core.contract.algorithm import Algorithm, Personalized
+from jaxfed.core.run.fit import fit
+from jaxfed.preprocess import Imputation
+from jaxfed.preprocess.impute import ROUNDS
+
+Table = Float[np.ndarray, "n d"]
+
+
+class Completion(NamedTuple):
+    """What completes samples: models of clients, and one of anybody for all others."""
+
+    labels: np.ndarray  # of the clients
+    origin: Float[np.ndarray, " d"]  # subtracted from samples before
+    models: Personalized
+
+    @classmethod
+    def learned(
+        cls, X: Table, labels: np.ndarray, impute: Algorithm, center: bool, key: Key[Array, ""]
+    ) -> Self:
+        """Learn it.
+
+        Args:
+            X: samples as rows.
+            labels: the client of each row.
+            impute: `jaxfed.preprocess.Impute`, or one with a robust aggregate.
+            center: whether the mean of what was observed is subtracted.
+            key: randomness of the run.
+
+        Raises:
+            ValueError: for samples and features of which nothing was observed.
+        """
+        for axis, what in enumerate(("feature", "sample")):
+            empty = np.isnan(X).all(axis=axis)
+            if empty.any():
+                wanted = f"X: wanted an observed entry of every {what}"
+                raise ValueError(f"{wanted}, got none of {what} {np.argmax(empty)}")
+        origin = np.nanmean(X, axis=0) if center else np.zeros(X.shape[1])
+        present, places = np.unique(labels, return_inverse=True)
+        tables = [X[places == i] - origin for i in range(len(present))]
+        clients = Clients.from_samples(tables, missing="mask")
+        return cls(present, origin, fit(impute, clients, rounds=ROUNDS, key=key).result)
+
+    def completed(self, X: Table, labels: np.ndarray | None) -> Table:
+        """Samples with conditional means in place of missing entries.
+
+        Args:
+            X: samples as rows.
+            labels: the client of each row; None where nobody is told.
+        """
+        if not np.isnan(X).any():
+            return X
+        places = _places(X, labels)
+        models, clients = self._models(labels), self._clients(X, places)
+        found = np.empty_like(X)
+        for i, values in enumerate(np.asarray(models.transform(clients).data.values)):
+            found[places == i] = values[: np.sum(places == i), :-1]
+        return np.where(np.isnan(X), found + self.origin.astype(X.dtype), X)
+
+    def moments(self, X: Table, labels: np.ndarray) -> Clients:
+        """The clients' expected second moments of (sample - origin, 1)."""
+        return self._models(labels).moments(self._clients(X, _places(X, labels)))
+
+    def _clients(self, X: Table, places: Int[np.ndarray, " n"]) -> Clients:
+        """Samples with a one behind each, which is never missing."""
+        rows = np.column_stack([X - self.origin, np.ones(len(X))])
+        tables = [rows[places == i] for i in range(places.max() + 1)]
+        return Clients.from_samples(tables, missing="mask")
+
+    def _models(self, labels: np.ndarray | None) -> Imputation:
+        """A model of each label in order, for samples with ones behind them."""
+        known = {label: place for place, label in enumerate(self.labels.tolist())}
+        if labels is None:  # the only client's, if there is one
+            chosen = [0 if len(known) == 1 else -1]
+        else:
+            chosen = [known.get(label, -1) for label in np.unique(labels).tolist()]
+        anybody, own = self.models
+        # That of anybody is the last one.
+        each = jax.tree.map(
+            lambda x, y: jnp.concatenate([x, y[None]])[jnp.asarray(chosen)], own, anybody
+        )
+        # The ones have mean and noise one, and neither loadings nor variances of these.
+        ones = zip(jax.tree.leaves(each), (1.0, 0.0, 1.0, 0.0, 0.0), strict=True)
+        return Imputation(
+            *(jnp.concatenate([x, jnp.full_like(x[:, :1], one)], axis=1) for x, one in ones)
+        )
+
+
+def check_impute(given: object) -> None:
+    """Refuse what is neither None nor two numbers of components.
+
+    Raises:
+        ValueError: for anything else.
+    """
+    ranks: Any = given if isinstance(given, tuple | list) else ()
+    if given is not None and (len(ranks) != 2 or not all(is_whole(x) and x > 0 for x in ranks)):
+        raise refuse("impute", "None or two numbers of components, (shared, local)", given)
+
+
+def _places(X: Table, labels: np.ndarray | None) -> Int[np.ndarray, " n"]:
+    if labels is None:
+        return np.zeros(len(X), int)
+    return np.unique(labels, return_inverse=True)[1]

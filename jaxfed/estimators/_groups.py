@@ -1,0 +1,62 @@
+"""Whose the rows are: the clients' labels, and what to say where they are not told."""
+
+import warnings
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Int
+
+from jaxfed._names import caller
+from jaxfed.estimators._arrays import checked_labels
+from jaxfed.estimators._normal import Normal
+
+
+class Group(NamedTuple):
+    """The rows of one client, and its distribution; None for an unknown client."""
+
+    rows: Int[np.ndarray, " n"]
+    law: Normal | None
+
+
+class Known(NamedTuple):
+    """The clients that were in `fit` or `personalize`."""
+
+    labels: np.ndarray
+    laws: Sequence[Normal]
+    anybody: Normal  # the distribution of samples whose client is not told
+    has_own: bool  # whether clients have local components
+
+
+def groups_of(X: np.ndarray, groups: Any, known: Known) -> list[Group]:
+    """The rows of each client, with warnings where clients are not told or all are unknown."""
+    if groups is None:
+        if len(known.labels) > 1 and known.has_own:
+            text = (
+                f"got none, so samples belong to none of the {len(known.labels)} clients and have "
+                "no local scores"
+            )
+            warn(text, "transform", "score")
+        return [Group(np.arange(len(X)), known.anybody)]
+    labels, places = np.unique(checked_labels(groups, X), return_inverse=True)
+    if fault := other_type(known.labels, labels):
+        message = f"{fault}, so all samples belong to clients that were not in fit"
+        warnings.warn(message, stacklevel=caller())
+    laws = dict(zip(known.labels, known.laws, strict=True))
+    return [Group(np.flatnonzero(places == i), laws.get(label)) for i, label in enumerate(labels)]
+
+
+def other_type(known: np.ndarray, labels: np.ndarray) -> str:
+    """The error for labels of another type than in `fit`: 0 and "0" are different labels."""
+    wanted, got = ("numbers" if each.dtype.kind in "biuf" else "names" for each in (known, labels))
+    return "" if wanted == got else f"groups: wanted {wanted}, as in fit, got {got}"
+
+
+def warn(what: str, *methods: str) -> None:
+    """Warn that groups are not told, and say how pipelines and searches pass them on."""
+    requests = ", ".join(f"set_{method}_request(groups=True)" for method in methods)
+    warnings.warn(
+        f"groups: {what}; pass the label of each row's client. Pipelines and searches pass them on "
+        f"after sklearn.set_config(enable_metadata_routing=True) and the estimator's {requests}",
+        stacklevel=caller(),
+    )

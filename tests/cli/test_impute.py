@@ -1,0 +1,120 @@
+"""`jaxfed fit ... --impute`: files with missing entries, and new ones for what was learned."""
+
+import jax
+import numpy as np
+import pytest
+
+import jaxfed as jf
+from jaxfed.cli import main
+from tests.cli.command_line import RANKS, fit, loaded, refused, run, value, written
+
+IMPUTE = ["--impute", "2", "2"]
+
+
+def with_gaps(folder):
+    """The clients of `written` with every fifth entry missing, the first of a row never."""
+    rng = np.random.default_rng(1)
+    for path in written(folder).glob("*.npy"):
+        samples = np.load(path)
+        missing = rng.random(samples.shape) < 0.2
+        missing[:, 0] = False
+        np.save(path, np.where(missing, np.nan, samples))
+    return folder
+
+
+def tables(folder):
+    return [np.load(folder / f"client{i}.npy") for i in range(8)]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return with_gaps(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module")
+def learned(data, tmp_path_factory):
+    out = tmp_path_factory.mktemp("learned") / "out"
+    options = [*RANKS, *IMPUTE, "--held-out", 0, "--center", "--scale", "energy", "--report"]
+    assert fit("oneshot", data, out, *options) == 0
+    return out
+
+
+def test_components_are_learned_of_the_completed_moments(data, learned):
+    _, summary = loaded(learned)
+    given = tables(data)
+    share = np.mean(np.isnan(np.concatenate(given)))
+    np.testing.assert_allclose(value(summary, "missing entries"), 100 * share, rtol=1e-6)
+    saved = jf.load(learned / "result.npz")
+    clients = saved.preprocessing.transform(jf.Clients.from_samples(given, missing="mask"))
+    moments = saved.imputation.moments(clients)
+    key = jax.random.key(0)
+    wanted = jf.fit(jf.pca.OneShot(2, 2), moments, rounds=1, key=key).result
+    distance = jf.metrics.projector_distance(saved.result.shared, wanted.shared)
+    np.testing.assert_allclose(distance, 0, atol=1e-4)
+    # Fifty rounds of the imputation are sent too: a frame, a number and three rows in each.
+    assert value(summary, "bits sent") > 50 * 32 * (9 * 2 + 1 + 3 * 9)
+    assert "components" in (learned / "report.html").read_text()
+
+
+def test_new_rows_are_completed_as_those_of_the_fit(data, learned, tmp_path, capsys):
+    command = ["transform", str(learned), "--data", str(data), "--out"]
+    assert main([*command, str(tmp_path / "scores")]) == 0
+    arrays, summary = loaded(tmp_path / "scores")
+    saved = jf.load(learned / "result.npz")
+    for i in (0, 5):
+        rows = saved.preprocessing.transform(tables(data)[i], client=i)
+        rows = saved.imputation.transform(rows, client=i)
+        wanted = jf.pca.transform(saved, rows, client=i)
+        np.testing.assert_allclose(arrays["scores"][arrays["client"] == i], wanted, atol=1e-5)
+        assert summary["table"][i]["missing entries"] == np.isnan(tables(data)[i]).sum()
+    (tmp_path / "new").mkdir()
+    np.save(tmp_path / "new" / "stranger.npy", tables(data)[0])
+    capsys.readouterr()
+    command = ["transform", learned, "--data", tmp_path / "new", "--personalize", "--out"]
+    assert "without missing entries of stranger" in refused(
+        capsys, run(*command, tmp_path / "other")
+    )
+
+
+def test_missing_entries_are_refused_unless_asked_for(data, learned, tmp_path, capsys):
+    said = refused(capsys, fit("oneshot", data, tmp_path / "out", *RANKS))
+    assert "client0.npy: the value in row 0, column " in said and "--impute" in said
+    # What was learned of complete samples completes none.
+    assert fit("oneshot", written(tmp_path), tmp_path / "full", *RANKS) == 0
+    assert jf.load(tmp_path / "full" / "result.npz").imputation is None
+    capsys.readouterr()
+    command = ["transform", tmp_path / "full", "--data", data, "--out", tmp_path / "scores"]
+    assert "--impute" in refused(capsys, run(*command))
+    np.save(tmp_path / "client3.npy", np.full((4, 9), np.nan))
+    said = refused(capsys, fit("oneshot", tmp_path, tmp_path / "none", *RANKS, *IMPUTE))
+    assert "wanted some entry of each sample, client3 has none in row 0" in said
+    options = [*RANKS, *IMPUTE, "--processes", "--backend", "shard"]
+    said = refused(capsys, fit("oneshot", data, tmp_path / "out", *options))
+    assert "--impute: is for one process" in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["perpca", *RANKS],
+        ["perpca-gradient", *RANKS],
+        ["local", "--rank", 2],
+        ["pooled", "--rank", 2],
+        ["hierarchical", "--rank", 2, "--noise-variance", 0.5, "--prior-variance", 0.1],
+        ["adaptive", "--rank", 2, "--noise-variance", 0.5],
+        ["empirical-bayes", "--rank", 2, "--noise-variance", 0.5],
+        ["local-probabilistic", "--rank", 2, "--noise-variance", 0.5],
+        ["global-probabilistic", "--rank", 2, "--noise-variance", 0.5],
+        ["block-lanczos", "--rank", 2],
+        ["subspace-iteration", "--rank", 2],
+        ["local-power", "--rank", 2],
+        ["faps", "--rank", 2],
+    ],
+    ids=lambda command: command[0],
+)
+def test_every_algorithm_takes_them(data, tmp_path, command):
+    rounds = [] if command[0] in ("local", "pooled") else ["--rounds", 2]
+    assert fit(command[0], data, tmp_path / "out", *command[1:], *IMPUTE, *rounds) == 0
+    _, summary = loaded(tmp_path / "out")
+    assert 0 < value(summary, "error on held-out") < 100
