@@ -187,6 +187,7 @@ class _Spread(NamedTuple):
 def _spread(rows: Rows, shares: Shares) -> _Spread:
     """The coordinate-wise median of groups, and their median distance from it."""
     center = weighted_quantile(rows, shares, 0.5)
-    lengths = jnp.linalg.norm(jax.lax.stop_gradient(rows - center), axis=1)
-    scale = weighted_quantile(lengths[:, None], shares, 0.5)[0]
-    return _Spread(center, jnp.where(scale > 0, scale, 1))
+    squares = jnp.sum((rows - center) ** 2, axis=1)
+    typical = weighted_quantile(squares[:, None], shares, 0.5)[0]
+    # Before the root, which has no derivative at zero.
+    return _Spread(center, jnp.sqrt(jnp.where(typical > 0, typical, 1)))
