@@ -151,7 +151,7 @@ class AJIVE(Algorithm, DifferentiatedThrough, HasRemarks):
             signal_rank: number of directions of a view that are not noise, joint and individual
                 ones together; one number for all views or one per view.
             individual_rank: number of a view's individual directions, one for all views or one per
-                view. None means those above the view's threshold, at most its signal rank.
+                view. By default those above the view's threshold, at most its signal rank.
 
         Raises:
             ValueError: if a rank is not a positive whole number; an individual rank may be 0 for

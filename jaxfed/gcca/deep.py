@@ -114,7 +114,7 @@ class DeepMaxVar(Algorithm, DifferentiatedThrough):
             optimizer: optimizer of the inner steps; clients keep its state from round to round.
             rank: number of components of the common representation, and of a network's outputs.
             inner_epochs: passes of a client over its view in each round.
-            batch_size: entities in each step; None for all of them.
+            batch_size: entities in each step; by default all of them.
             step_size: factor on the optimizer's updates.
             proximal: weight of the server's own last representation relative to the mean score.
                 Positive values slow the iteration down; the authors use zero.

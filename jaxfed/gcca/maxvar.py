@@ -156,7 +156,7 @@ class MaxVar(Algorithm, DifferentiatedThrough, HasBases):
                 once. Exact maps do not depend on their start; their derivatives need distinct
                 singular values, and are zero in the directions of equal ones.
             inner_steps: gradient steps of a client in each round.
-            batch_size: entities in each step, drawn without replacement; None for all of them.
+            batch_size: entities in each step, drawn without replacement; by default all of them.
             memory: blocks of `rank` columns that the server keeps of earlier rounds, with exact
                 maps, to find the best representation within their span; it keeps as many for their
                 products. 0 is the authors' iteration; 4 brings nearly all of the gain.

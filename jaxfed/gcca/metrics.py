@@ -225,10 +225,10 @@ def bits_per_variable(
     Args:
         rounds: number of rounds, without the exchange before them.
         bits: bits per entry of a round's messages.
-        entries: entries of a message, each message having a 32-bit scale. None leaves out the
-            scale, as the paper does, and for messages in full precision.
-        start_bits: bits per entry of the messages before the rounds. None for the defaults, 8
-            with compressors and 32 in full precision; 32 in the paper.
+        entries: entries of a message, which also has a 32-bit scale. None leaves out the scale, as
+            the paper does; use it for messages in full precision too.
+        start_bits: bits per entry of the messages before the rounds. By default 8 with
+            compressors and 32 in full precision; 32 in the paper.
 
     Raises:
         ValueError: if `rounds` is negative, or bits or entries are not positive.

@@ -44,7 +44,7 @@ class MVLSA(OneExchange):
 
         Args:
             rank: number of components of the common representation.
-            view_rank: rank to which each view is truncated; None for twice `rank`, if views allow.
+            view_rank: rank to which each view is truncated; by default twice `rank` if possible.
 
         Raises:
             ValueError: if a rank is not a positive whole number.

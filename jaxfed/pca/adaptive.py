@@ -108,11 +108,11 @@ class AdaptivePCA(PersonalizedPCA):
             rank: number of components of each client, less than the number of features.
             noise_variance: variance s of the noise in each feature.
             prior_variance: initial variance σ², at least ξ/(2D).
-            hyper_prior: ξ. None means D v / 6 with v = s (1 + s) / n, the variance with which n
+            hyper_prior: ξ. By default D v / 6 with v = s (1 + s) / n, the variance with which n
                 samples determine a component.
             spread: how the variance is updated: the `"closed_form"` minimizer; a `"log"` step, in
                 log σ²; or a `"gradient"` step in σ as in the paper, which takes σ²/(2 η D) rounds.
-            spread_step_size: η of the steps. None means 1/D for `"log"` (Newton's is 2/D) and ξ/D²
+            spread_step_size: η of the steps. By default 1/D for `"log"` (Newton's is 2/D) and ξ/D²
                 for `"gradient"`.
             dimension: D. `"subspace"` means r(d - r); `"frame"` means d·r as in the paper, which
                 also counts rotations within the subspace. Alignment removes these, so `"frame"`

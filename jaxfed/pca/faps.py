@@ -96,7 +96,8 @@ class FAPS(Accelerated, HoldsBasis):
             rank: number of components p.
             penalty: the first \(\beta_i\), as a multiple of \(|A_i|_2^2\).
             penalty_growth: relative increase of \(\beta_i\) after any five rounds in which the
-                client's and the server's subspaces have come no nearer (25); None for no increase.
+                client's and the server's subspaces have come no nearer (25); None for no
+                increase.
             local_solver: when the local iteration stops. `"fixed"`: after `local_steps`.
                 `"relative_change"` (26): once a step changes the basis by at most `local_tol` of
                 its norm, as printed. `"sufficient_decrease"` (14): once the local KKT violation has

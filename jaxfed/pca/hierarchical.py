@@ -72,21 +72,18 @@ class HierarchicalPCA(PersonalizedPCA):
             rank: number of components of each client, less than the number of features.
             noise_variance: variance s of the noise in each feature; the latent variance is one.
             prior_variance: variance σ² of the clients' components around the shared ones.
-            step_size: step size of the local components. None means 1 / (c λ + 1/σ²) with the
+            step_size: step size of the local components. By default 1 / (c λ + 1/σ²) with the
                 client's precision c = n / (s (1 + s)) and largest eigenvalue λ; steps up to twice
                 that are stable.
-            global_step_size: step size of the shared components. None means σ²; steps up to three
+            global_step_size: step size of the shared components. By default σ²; steps up to three
                 times that are stable.
-            solver: how components are updated.
-
-                * `"gradient"`: gradient steps.
-                * `"eigenvectors"`: alternates between the best local components, top eigenvectors
-                  of c S_i + VVᵀ/σ², and the best shared ones, top eigenvectors of the mean U_iU_iᵀ.
-                  It takes an order of magnitude fewer rounds and no step size, but an
-                  eigendecomposition per client and round.
-                * `"quasi_newton"`: the best local components, and limited-memory BFGS for the
-                  shared ones. It takes still fewer rounds if the prior is tight. It needs every
-                  client in each round and `likelihood="exact"`, and sends one more number.
+            solver: how components are updated. `"gradient"` takes gradient steps. `"eigenvectors"`
+                alternates between the best local components, top eigenvectors of c S_i + VVᵀ/σ²,
+                and the best shared ones, top eigenvectors of the mean U_iU_iᵀ. It takes an order of
+                magnitude fewer rounds and no step size, but an eigendecomposition per client and
+                round. `"quasi_newton"` takes the best local components, and limited-memory BFGS for
+                the shared ones. It takes still fewer rounds if the prior is tight. It needs every
+                client in each round and `likelihood="exact"`, and sends one more number.
             likelihood: `"exact"`, or `"half"` for the gradient as printed in Fact 1, which is too
                 small by a factor of two. That solves the problem with half the prior variance, with
                 steps half as long.

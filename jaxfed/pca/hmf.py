@@ -132,13 +132,13 @@ class HMF(Algorithm, HasBases, HasRemarks):
             shared_rank: number of shared components.
             local_rank: number of each client's local components.
             step_size: one step size for all gradient steps, as in the paper. It has to be below one
-                and below about one over the largest eigenvalue of any YᵀY. None means step sizes
+                and below about one over the largest eigenvalue of any YᵀY. By default steps are
                 relative to the curvature: the largest such eigenvalue of any client for the shared
                 components, the client's own eigenvalue for its local components, and one for
                 scores, because components have unit length. A client of small scale then learns
                 its local factors as fast as the others.
             penalty: weight β of the penalty that keeps components nearly orthonormal; solutions do
-                not depend on it. 0 disables it. None means a tenth of the curvature above.
+                not depend on it. 0 disables it. By default a tenth of the curvature above.
 
         Raises:
             ValueError: if a rank is not a positive whole number, the step size is not positive and

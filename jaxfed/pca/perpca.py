@@ -113,26 +113,23 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
             shared_rank: number of shared components.
             local_rank: number of local components, one number for all clients or one per client
                 (in the order of the clients' ids).
-            step_size: step size of the gradient steps. None means one over the largest eigenvalue
+            step_size: step size of the gradient steps. By default one over the largest eigenvalue
                 of any client's second moment (estimated from below with 32 features or more). The
                 `"tangent"` variant converges for step sizes up to two over that eigenvalue.
-            variant: the step of a client.
-
-                * `"tangent"` (choice 1 of Algorithm 2): a step along the tangent part of the
-                  gradient; the client does not retract its copy of the shared components. Its fixed
-                  points are the stationary points of the objective.
-                * `"polar"` (choice 2): a step along `S [U, V]`, retracted as a whole. It converges
-                  for any step size, but on noisy data its fixed point is off the stationary points,
-                  more so for large steps.
-                * `"power"`: `V <- GR((I - UUᵀ) S V)` and `U <- GR(mean (I - VVᵀ) S U)`, without a
-                  step size, so a client of another scale does not slow the others. This is the
-                  step of `"tangent"` with the inverses of VᵀSV and of the mean of UᵀSU as step
-                  sizes, and has the same fixed points. With all clients in every round the
-                  objective never rises: power iteration lowers neither the energy in V nor
-                  `tr(UᵀBU)`, where B is the mean of (I - VVᵀ) S (I - VVᵀ). That trace is a lower
-                  bound on the energy that U adds to V, with equality at the old U. The step
-                  depends little on earlier rounds: a round of few clients returns what suits
-                  these, and coarse compression (3 bits) can make it diverge.
+            variant: the step of a client. `"tangent"` (choice 1 of Algorithm 2) is a step along the
+                tangent part of the gradient; the client does not retract its copy of the shared
+                components. Its fixed points are the stationary points of the objective. `"polar"`
+                (choice 2) is a step along `S [U, V]`, retracted as a whole. It converges for any
+                step size, but on noisy data its fixed point is off the stationary points, more so
+                for large steps. `"power"` sets `V <- GR((I - UUᵀ) S V)` and
+                `U <- GR(mean (I - VVᵀ) S U)`, without a step size, so a client of another scale
+                does not slow the others. This is the step of `"tangent"` with the inverses of VᵀSV
+                and of the mean of UᵀSU as step sizes, and has the same fixed points. With all
+                clients in every round the objective never rises: power iteration lowers neither
+                the energy in V nor `tr(UᵀBU)`, where B is the mean of (I - VVᵀ) S (I - VVᵀ). That
+                trace is a lower bound on the energy that U adds to V, with equality at the old U.
+                The step depends little on earlier rounds: after a round with few clients the
+                components fit mainly these, and coarse compression (3 bits) can make it diverge.
             retraction: `"polar"` or `"qr"` (with positive diagonal of R). The joint step of
                 `variant="polar"` always uses the polar factor.
             start: where to start without a warm start. `"local_first"`: first each client's top
