@@ -18,7 +18,7 @@ def far_clients(
 
     Returns:
         Ids of the clients whose group was at more than three times the median distance. With fewer
-        groups than clients, most clients of such a group may be honest.
+        groups than clients, most clients of a far group may be honest.
 
     Raises:
         ValueError: if the solution is that of another algorithm.

@@ -63,14 +63,14 @@ class GeometricMedian(Rule):
 class Biweight(Rule):
     """A mean whose weights fall with the distance, to zero at a multiple of the median distance.
 
-    It takes a fixed number of reweighted means, from the geometric median. Groups far from the
+    It repeats a reweighted mean a fixed number of times, from the geometric median. Groups far from the
     others do not count at all, whereas a median still moves by a bounded amount. Groups within the
     usual spread count almost equally, so that little is lost if no group is bad. It tolerates any
     share of bad groups below one half.
 
-    Lies no longer than the differences between honest groups are not far. But if the liars agree,
-    groups differ more in the direction of the lie than they would by chance in any direction. In
-    that direction the median replaces the weighted mean, if the two differ by more than that mean's
+    Lies within the spread of honest groups are not far away. But if the liars agree, groups differ
+    more in the direction of the lie than they would by chance in any direction. In that direction
+    the median replaces the weighted mean, if the two differ by more than that mean's
     standard error. If honest groups differ most in few directions, this costs some efficiency.
 
     Source: Beaton & Tukey (1974) for the weights; Maronna, Martin & Yohai (2006), Robust

@@ -1,4 +1,4 @@
-"""Descriptions of commands, the source of parsers and of the options of `--config` files."""
+"""Descriptions of commands, which define the parsers and the options of `--config` files."""
 
 import argparse
 import tomllib

@@ -54,9 +54,9 @@ class PersonalizedPCA(ClientPCA):
                 `"projector"` the opposite. `"better"` runs both and keeps the result that explains
                 more of the variance, or the larger shared part if there is no clear difference.
             shrinkage: remove the noise from the second moments first.
-            robust: aggregate messages with `jaxfed.aggregation.Robust`, each of at least three
-                clients on its own, so that a few faulty ones do little harm. The mean of all
-                samples remains a plain mean.
+            robust: aggregate messages with `jaxfed.aggregation.Robust`, each client as a group of
+                its own, so that a few faulty clients do little harm. This needs at least three
+                clients. The mean of all samples remains a plain mean.
             center: whether to subtract the mean of all samples.
             forgetting: the share, in (0, 1], of the new samples in each `partial_fit`; None forgets
                 nothing, so that all samples count equally.
@@ -181,9 +181,9 @@ class HierarchicalPCA(ClientPCA):
             prior_variance: variance of clients' components around the shared ones; None to learn
                 it.
             rounds: number of rounds.
-            robust: aggregate messages with `jaxfed.aggregation.Robust`, each of at least three
-                clients on its own, so that a few faulty ones do little harm. The mean of all
-                samples remains a plain mean.
+            robust: aggregate messages with `jaxfed.aggregation.Robust`, each client as a group of
+                its own, so that a few faulty clients do little harm. This needs at least three
+                clients. The mean of all samples remains a plain mean.
             center: whether to subtract the mean of all samples.
             forgetting: the share, in (0, 1], of the new samples in each `partial_fit`; None forgets
                 nothing, so that all samples count equally.

@@ -76,7 +76,7 @@ class MVLSA(OneExchange):
         return First(Gather(data.left), data.observed)
 
     def server_init(self, key, first: First, like, start) -> Scores:
-        """Return the leading left singular vectors of all views' `(views, entities, k)`."""
+        """Combine the views' bases, `(views, entities, k)`, to the common representation."""
         root, bases = root_of(first.observed), first.scores
         together = bases.transpose(1, 0, 2).reshape(bases.shape[1], -1)
         return divided(svd(divided(together, root))[0][:, : self.rank], root)

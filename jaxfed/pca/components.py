@@ -187,8 +187,8 @@ def first_components(
 ) -> Rows:
     """Return orthonormal rows to start from, whose span is near that of the top eigenvectors.
 
-    This is subspace iteration: a few products, where `top_components` and `best_local` decompose a
-    matrix. The first k rows are the result for rank k; inactive rows are zero.
+    This is subspace iteration. It takes a few products, whereas `top_components` and `best_local`
+    decompose a matrix. The first k rows are the result for rank k; inactive rows are zero.
 
     Args:
         moment: the second moment.

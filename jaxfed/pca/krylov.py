@@ -119,7 +119,7 @@ class BlockLanczos(Accelerated):
         self.memory = memory
 
     def _products(self, rounds: int) -> int:
-        return min(rounds, 16)  # it converges in far fewer rounds than runs allow
+        return min(rounds, 16)  # it converges in far fewer rounds than a run allows
 
     def _blocks(self, features: int) -> int:
         wanted = max(6, COLUMNS // self.rank) if self.memory is None else self.memory

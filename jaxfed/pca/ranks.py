@@ -70,7 +70,7 @@ def suggest_ranks(
     r"""Fit personalized PCA over a grid of ranks and suggest a pair.
 
     Shi & Kontar recommend small ranks with a small reconstruction error and a misalignment
-    \(\theta\) that is still large. This function makes that a rule:
+    \(\theta\) that is still large. This function turns that into a rule:
 
     1. Each component costs a price in explained energy: the candidate is the pair with the
        smallest `error + price * (shared_rank + local_rank)`. The price is `min_gain` plus the share
@@ -100,7 +100,7 @@ def suggest_ranks(
         local_ranks: numbers of local components to try.
         key: random key, for the choice of held-out samples and the runs.
         rounds: rounds of each fit.
-        held_out: share of each client's samples that is held out for the errors, rounded down to
+        held_out: share of each client's samples to hold out and compute errors on, rounded down to
             whole samples. If it is 0, the data are second moments, or no client has that many
             samples, errors are computed on the fitted data.
         min_gain: share of the energy that a component must explain beyond noise.

@@ -60,7 +60,7 @@ def shrink(moment: Moment, rank: int) -> Moment:
     least = jnp.finfo(values.dtype).eps * moment.trace + jnp.finfo(values.dtype).tiny
 
     def estimate(noise, _):
-        # The noise is the mean of the other eigenvalues, corrected for the share in the signal.
+        # The mean of the other eigenvalues, corrected for the noise within the signal.
         signal = values > edge * noise
         kept = signal.sum()
         left = moment.trace - jnp.sum(jnp.where(signal, values, 0))

@@ -55,8 +55,8 @@ class Standardize(Algorithm):
 
     * `center="common"` subtracts the mean of all samples, `"own"` each client's own mean;
     * `scale="common"` divides each feature by its standard deviation over all samples, about the
-      mean that is subtracted (the common mean with `center="none"`). Differences between client
-      means count if they stay in the data. `"own"` divides by each client's own standard
+      mean that is subtracted (the common mean with `center="none"`), so differences between
+      client means count only if they stay in the data. `"own"` divides by each client's own standard
       deviations about its mean. `"energy"` divides all features of a client by one number, so that
       the mean square of its entries becomes one.
 

@@ -117,7 +117,7 @@ class Forgetting(eqx.Module):
         return Clients(data, jnp.asarray(union.ids), weights / weights.sum())
 
     def _summaries(self, newer: Clients) -> Moment:
-        """Return the new samples' moments in the kept form, with a leading client axis."""
+        """Return the new samples' moments in the stored form, with a leading client axis."""
         with precise():
             found = newer.layout.over_parts(partial(_summaries, rank=self.rank))
         return in_order(layout_of(found), parts_of(found))
@@ -176,7 +176,7 @@ def _summaries(data: Samples | Moment, *, rank: int | None) -> Moment:
 
 
 def _summary(data: Samples | Moment, *, rank: int | None) -> Moment:
-    """Return ONE client's moment in the kept form."""
+    """Return ONE client's moment in the stored form."""
     moment = data if isinstance(data, Moment) else Moment.from_samples(data.values, data.count)
     if rank is None:
         return moment.densified()

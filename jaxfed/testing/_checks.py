@@ -153,7 +153,7 @@ def check_gradients(case: Case) -> None:
     products = jax.tree.map(lambda g, u: jnp.nansum(g * u), gradient, direction)
     exact = float(sum(jax.tree.leaves(products)))
     size = sum(float(jnp.abs(x)) for x in jax.tree.leaves(products))
-    # Richardson extrapolation from two step sizes removes the error of second order.
+    # Richardson extrapolation from two step sizes removes the second-order error.
     near, far = ((value(h) - value(-h)) / (2 * h) for h in (1e-5, 2e-5))
     differences = (4 * near - far) / 3
     if not abs(differences - exact) <= 1e-5 * max(abs(differences), size):

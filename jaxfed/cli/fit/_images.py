@@ -188,7 +188,7 @@ def _held_out_loss(arguments: argparse.Namespace, algorithm: Trained, images: Im
 
 def _convergence(solution: Solution) -> Any:
     """Plot the losses over the rounds."""
-    # Besides the loss, an objective contains the prior's term, which is of another size.
+    # Besides the loss, an objective contains the prior's term, of another magnitude.
     objective = "loss" if "loss" in solution.history else "objective"
     curves = [x for x in (objective, "held_out_loss") if x in solution.history]
     return plot.convergence(solution.history, curves, label="squared error of an image")
