@@ -63,10 +63,10 @@ class GeometricMedian(Rule):
 class Biweight(Rule):
     """A mean whose weights fall with the distance, to zero at a multiple of the median distance.
 
-    It repeats a reweighted mean a fixed number of times, from the geometric median. Groups far from the
-    others do not count at all, whereas a median still moves by a bounded amount. Groups within the
-    usual spread count almost equally, so that little is lost if no group is bad. It tolerates any
-    share of bad groups below one half.
+    It repeats a reweighted mean a fixed number of times, from the geometric median. Groups far from
+    the others do not count at all, whereas they still move a median by a bounded amount. Groups
+    within the usual spread count almost equally, so that little is lost if no group is bad. It
+    tolerates any share of bad groups below one half.
 
     Lies within the spread of honest groups are not far away. But if the liars agree, groups differ
     more in the direction of the lie than they would by chance in any direction. In that direction

@@ -63,7 +63,7 @@ class Eigensolver(Algorithm, DifferentiatedThrough):
 
     @abc.abstractmethod
     def _products(self, rounds: int) -> int:
-        """Return about how many products with the client's matrix `rounds` rounds take."""
+        """Estimate the number of products with the client's matrix in so many rounds."""
 
     @final
     def check(self, clients, start) -> None:

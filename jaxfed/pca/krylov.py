@@ -161,7 +161,7 @@ class BlockLanczos(Accelerated):
         """Multiply the block by the client's matrix."""
         product = data.moment.mv(downlink)
         # Only the server knows the components, and its objective replaces this one in the history.
-        # The energy in the block is free; an error would take another pass over the samples.
+        # The energy in the block costs nothing; the error would take another pass over the samples.
         return Sum(product), local, {"objective": jnp.sum(downlink * product)}
 
     def server_step(self, key, server: Memory, uplink: Frame) -> tuple[Memory, Diagnostics]:

@@ -49,16 +49,16 @@ class Standardize(Algorithm):
     Clients' weights are ignored, except that clients of weight zero are left out. Missing entries
     do not count.
 
-    `solution.result.local` is a `Standardization` for each client, which transforms the clients.
-    `solution.result.shared` is one for samples of unknown clients, or None if it depends on the
+    `solution.result.local` is a `Standardization` for each client; its `transform` standardizes
+    them. `solution.result.shared` is one for samples of unknown clients, or None if it depends on the
     client; `jaxfed.personalize` computes it for new clients.
 
     * `center="common"` subtracts the mean of all samples, `"own"` each client's own mean;
     * `scale="common"` divides each feature by its standard deviation over all samples, about the
       mean that is subtracted (the common mean with `center="none"`), so differences between
-      client means count only if they stay in the data. `"own"` divides by each client's own standard
-      deviations about its mean. `"energy"` divides all features of a client by one number, so that
-      the mean square of its entries becomes one.
+      client means count only if they stay in the data. `"own"` divides by each client's own
+      standard deviations about its mean. `"energy"` divides all features of a client by one number,
+      so that the mean square of its entries becomes one.
 
     Features that are constant up to rounding, and clients without energy, are divided by one.
 

@@ -92,7 +92,7 @@ class Forgetting(eqx.Module):
         Returns:
             All clients of both, known clients first. A client without new samples keeps its moment
             and its weight; use `take` to remove clients that are gone for good. Clients with new
-            samples have the weight that they have among `newer`, relative to the mean there.
+            samples get their weight in `newer`, relative to the mean weight there.
 
         Raises:
             ValueError: if clients hold neither samples nor moments, or their data are read block by

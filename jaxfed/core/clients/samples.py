@@ -178,7 +178,7 @@ def in_buckets(
     bucket: float | None,
     kind: type[Rows] = Samples,
 ) -> Rows | Buckets:
-    """Put clients' samples into one array, or several that keep padding within a factor."""
+    """Put clients' samples into one array, or into several that limit padding to a factor."""
     groups = [np.arange(len(sizes))] if bucket is None else grouped(sizes, float(bucket))
     parts = []
     for own in groups:
