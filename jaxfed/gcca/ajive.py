@@ -235,8 +235,8 @@ class AJIVE(Algorithm, DifferentiatedThrough, HasRemarks):
             ValueError: always.
         """
         raise ValueError(
-            "adjoint: wanted an algorithm whose rounds converge for an implicit derivative, and "
-            "AJIVE has learned all it will after one; adjoint.unrolled() is exact"
+            "adjoint: wanted an algorithm of converging rounds for an implicit derivative, got "
+            "AJIVE, which needs only one round; use adjoint.unrolled(), which is exact"
         )
 
     def remarks(self, result: Personalized, history: Mapping[str, np.ndarray]) -> tuple[str, ...]:

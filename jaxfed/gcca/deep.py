@@ -58,8 +58,8 @@ class DeepMaxVar(Algorithm, DifferentiatedThrough):
     it is CuteMaxVar-Deep.
 
     The loss of a batch is half the mean squared distance between the network's outputs and
-    \(\sqrt L\, G\), an unbiased estimate of the view's term of the objective. This scale does not
-    matter to Adam; other optimizers' step sizes then do not depend on L. The order of entities in
+    \(\sqrt L\, G\), an unbiased estimate of the view's term of the objective. On this scale, which
+    does not matter to Adam, good step sizes do not depend on L. The order of entities in
     batches is drawn once. Every round starts with the first batch of an epoch. If the batch size
     does not divide the number of entities, the last batch is filled up with the first entities.
 

@@ -332,8 +332,8 @@ def check_views(
     data = clients.data if isinstance(clients, Clients) else clients
     if isinstance(clients, Clients) and not clients.layout.in_memory:
         raise ValueError(
-            f"{name}: wanted views in memory, as of Views.from_arrays or Views.from_sparse: each "
-            "is one table of all entities, and sources are read by whole clients"
+            f"{name}: wanted views in memory, as of Views.from_arrays or Views.from_sparse, since "
+            "each is one table of all entities, got clients that are read block by block"
         )
     if not isinstance(data, View | SparseView):
         kind = type(data).__name__
@@ -361,7 +361,7 @@ def check_all_seen(clients: ClientsLike, start: Start) -> None:
     seen = np.asarray(observed).any(axis=-2)
     if not seen.all():
         raise ValueError(
-            "clients: wanted every entity seen by some client, got none of the entity at index "
+            "clients: wanted every entity seen by some client, got none for the entity at index "
             f"{np.argwhere(~seen)[0][-1]}"
         )
 

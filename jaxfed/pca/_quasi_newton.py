@@ -249,7 +249,7 @@ def refuse_implicit(algorithm: Algorithm, refused: bool) -> Algorithm:
     if refused:
         raise ValueError(
             f"adjoint: wanted {type(algorithm).__name__} with another solver for an implicit "
-            "derivative, since a quasi-Newton server's state is no point, got 'quasi_newton'"
+            "derivative, since a quasi-Newton server also keeps steps, got 'quasi_newton'"
         )
     return algorithm
 

@@ -276,8 +276,9 @@ class EmpiricalBayesPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
             return ()
         left, assumed = history["residual_variance"][-1], float(self.noise_variance)
         return (
-            "The learned spread is at its lower limit: the clients are alike, or noise_variance "
-            f"({assumed:.3g}) is too large; the components leave {left:.3g} in each other feature.",
+            "The learned prior variance is at its lower limit: the clients are alike, or "
+            f"noise_variance ({assumed:.3g}) is too large; the components leave a variance of "
+            f"{left:.3g} per remaining feature.",
         )
 
     def through(self) -> Algorithm:

@@ -116,7 +116,7 @@ def complete(fitted: Fitted, samples: Tables, *, client: int | None = None) -> F
     """Fill in missing entries of samples from their client's components.
 
     The scores of a sample are the least-squares solution on its observed entries, the shortest one
-    if there are several. For its own samples, a converged `HMF` implies the same values.
+    if there are several. For the samples it was fitted to, a converged `HMF` has the same values.
 
     Args:
         fitted: a solution, its result, or what `jaxfed.load` returned.

@@ -66,9 +66,9 @@ class BlockLanczos(Accelerated):
     r"""Principal components of all samples together by block Lanczos iteration.
 
     This is the default for federated PCA. A round costs as much as one of `SubspaceIteration`, but
-    the number of rounds is only about the square root of its number. There is nothing to tune. For
-    singular values \(\xi^{1-i}\) with \(\xi = 1.01\) and ten components, 14 rounds are as accurate
-    as about 340 rounds of subspace iteration.
+    the number of rounds grows only like the square root of its number. There is nothing to tune.
+    For singular values \(\xi^{1-i}\) with \(\xi = 1.01\) and ten components, 14 rounds are as
+    accurate as about 340 rounds of subspace iteration.
 
     The server keeps `memory` blocks. When they are full, it continues from the best half of their
     span (a thick restart: eigenvectors of \(T\), recombined exactly and without a message). New

@@ -118,7 +118,7 @@ def check_settings(rank: int, noise_variance: Number, step_size: Number | None) 
 
 
 def check_proper_rank(rank: int, clients: ClientsLike) -> None:
-    """Raise a `ValueError` if PCA cannot use the data, or not fewer components than features."""
+    """Raise a `ValueError` if PCA cannot use the data, or `rank` is not below the features."""
     check_fits("rank", rank, clients)
     if rank == clients.features:
         raise ValueError(f"rank: wanted less than the {clients.features} features, got {rank}")

@@ -77,7 +77,7 @@ class Uplink(NamedTuple):
     """Means over ONE client's samples."""
 
     gradient: Float[Array, "features shared_rank"]  # of the squared error by the loadings
-    curvature: Float[Array, ""]  # upper bound for the squared error by a feature's loadings
+    curvature: Float[Array, ""]  # of the squared error by a feature's loadings; an upper bound
     error: Row  # expected squared error of the observed entries
     spread: Spread
 
@@ -96,9 +96,9 @@ class Impute(Algorithm, HasBases):
 
     `solution.result.local` is an `Imputation` for each client. Its `transform` imputes samples, and
     its `moments` are expected second moments, which every PCA algorithm accepts.
-    `solution.result.shared` is an imputation for samples of unknown clients; `jaxfed.personalize`
-    computes it for new clients. Whether entries are missing must not depend on their values.
-    Clients need not have observed every feature.
+    `jaxfed.personalize` computes those of new clients. `solution.result.shared` is one for samples
+    of unknown clients. Whether entries are missing must not depend on their values. Clients need
+    not have observed every feature.
 
     The posterior variances of local parts use \(E[t t^T] = I\) as the second moment of the scores
     of a client's samples. Noise is at least half of its mean over features, and the variances a and

@@ -50,8 +50,8 @@ class Standardize(Algorithm):
     do not count.
 
     `solution.result.local` is a `Standardization` for each client; its `transform` standardizes
-    them. `solution.result.shared` is one for samples of unknown clients, or None if it depends on the
-    client; `jaxfed.personalize` computes it for new clients.
+    them, and `jaxfed.personalize` computes those of new clients. `solution.result.shared` is one
+    for samples of unknown clients, or None if it depends on the client.
 
     * `center="common"` subtracts the mean of all samples, `"own"` each client's own mean;
     * `scale="common"` divides each feature by its standard deviation over all samples, about the
