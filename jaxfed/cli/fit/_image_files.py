@@ -34,8 +34,8 @@ def read(arguments: argparse.Namespace) -> Images:
         side = round(features**0.5)
         if side**2 != features:
             raise ValueError(
-                f"--image-shape: wanted that of the images, which have {features} values and so are "
-                "not square and gray"
+                f"--image-shape: wanted that of the images, which have {features} values and so "
+                "are not square and gray"
             )
         shape = (side, side, 1)
     if np.prod(shape) != features:
