@@ -1,9 +1,9 @@
-"""Aggregates that a minority of faulty, broken or lying clients cannot move far.
+"""Aggregates that a minority of faulty or malicious clients cannot move far.
 
-`Robust(algorithm, rule, groups=...)` is the algorithm with its means replaced: clients fall into
-groups, the server receives the mean of each group, and a rule brings these together. A rule that
-tolerates a share of bad groups tolerates as many bad clients as there are such groups.
-`client_influence` tells which client moved a result most.
+`Robust(algorithm, rule, groups=...)` is the algorithm with its means replaced: clients are divided
+into groups, the server receives the mean of each group, and a rule combines these means. A rule
+that tolerates a share of bad groups tolerates as many bad clients as there are such groups.
+`client_influence` shows which client moved a result most.
 """
 
 from jaxfed import _names

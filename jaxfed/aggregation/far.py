@@ -1,4 +1,4 @@
-"""Which clients were far from the aggregate of a robust run."""
+"""Find the clients that were far from the aggregate of a robust run."""
 
 import numpy as np
 from jaxtyping import Array, Int
@@ -10,18 +10,18 @@ from jaxfed.core.run.solution import Solution
 def far_clients(
     solution: Solution, ids: Int[Array | np.ndarray, " clients"]
 ) -> Int[np.ndarray, " far"]:
-    """The clients in groups that were far from the aggregate in the last round.
+    """Return the clients in groups that were far from the aggregate in the last round.
 
     Args:
-        solution: of a `Robust` algorithm.
-        ids: of the clients of the run.
+        solution: solution of a `Robust` algorithm.
+        ids: ids of the run's clients.
 
     Returns:
         Ids of the clients whose group was at more than three times the median distance. With fewer
-        groups than clients, most of a listed group may be honest.
+        groups than clients, most clients of a far group may be honest.
 
     Raises:
-        ValueError: for a solution of another algorithm.
+        ValueError: if the solution is that of another algorithm.
     """
     if not isinstance(solution.algorithm, Robust):
         name = type(solution.algorithm).__name__

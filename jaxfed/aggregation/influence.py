@@ -1,4 +1,4 @@
-"""How far each client has moved a result: the result without it, or a derivative by its weight."""
+"""How far each client moved a result: by runs without it, or by a derivative with its weight."""
 
 from collections.abc import Callable
 
@@ -18,7 +18,7 @@ from jaxfed.linalg.precision import data_matmul
 
 Of = Callable[[Personalized], Float[Array, " numbers"]]
 Weights = Float[Array, " clients"]
-# In which a projector's change is estimated, where it is a derivative.
+# Random directions for estimating a projector's change with a derivative.
 DIRECTIONS = 32
 
 
@@ -31,41 +31,41 @@ def client_influence(
     rounds: int | None = 10,
     adjoint: Adjoint | None = None,
 ) -> Float[Array, " clients"]:
-    """How much the result changes without each client, whose weight the others take over.
+    """Compute how much the result changes without each client, whose weight the others take over.
 
     By default, further rounds are run from the solution without each client in turn, and compared
-    with as many rounds of all clients. So the solution need not have converged, and may be one that
-    a client has taken over. Clients whose influence is far above the others' are named after a few
-    rounds already; the changes themselves want more. For m clients they take m² steps of a client
-    for each round.
+    with as many rounds of all clients. So the solution need not have converged, and may even be one
+    that a client has taken over. A few rounds are enough to find clients whose influence is far
+    above the others'; the changes themselves need more. For m clients, each round takes m² client
+    steps.
 
-    With `rounds=None` it is the change to first order in the weights, by implicit derivatives: one
-    adjoint solve for each number of `of`, however many clients there are. The solution must have
-    converged. A derivative describes the neighbourhood of the result alone: it understates clients
-    that have moved the result far, and it is zero for a client whose own components are orthogonal
-    to the shared ones.
+    With `rounds=None`, the change is computed to first order in the weights, by implicit
+    derivatives: one adjoint solve for each number of `of`, however many clients there are. The
+    solution must have converged. A derivative describes only the neighbourhood of the result: it
+    understates clients that have moved the result far, and it is zero for a client whose own
+    components are orthogonal to the shared ones.
 
     Args:
-        solution: of a run of the clients.
-        clients: those of the run.
-        key: of the rounds; by a derivative it draws directions too.
-        of: what of the result matters, which may not depend on how bases are turned. By default
-            the projector P onto the shared components; by a derivative, its change is estimated
-            from random combinations of its entries.
-        rounds: further rounds without each client; None for a derivative.
-        adjoint: how the run is differentiated where `rounds` is None; by default
+        solution: solution of a run of the clients.
+        clients: the clients of the run.
+        key: random key for the rounds, or for the random directions of a derivative.
+        of: function of the result to compare, which must not depend on the rotation of bases. By
+            default the projector P onto the shared components; with a derivative, its change is
+            estimated from random combinations of its entries.
+        rounds: number of further rounds without each client; None for a derivative.
+        adjoint: how to differentiate the run if `rounds` is None; by default
             `jaxfed.adjoint.implicit()`.
 
     Returns:
-        The root of the mean square change of the numbers; by default ‖P - P_i‖ in the Frobenius
-        norm, for the projectors P with all clients and P_i without one.
+        The root mean square change of the numbers; by default ‖P - P_i‖ in the Frobenius norm, for
+        the projectors P with all clients and P_i without one.
 
     Raises:
-        ValueError: for arguments of another type, clients that are not as many as those of the run,
-            a single client, an adjoint beside `rounds`, and, without `of`, a shared part that is
-            not one matrix.
+        ValueError: if an argument has another type, the number of clients differs from that of the
+            run, there is only one client, an adjoint is given together with `rounds`, or `of` is
+            missing and the shared part is not one matrix.
 
-    Source: Cook & Weisberg (1982), Residuals and influence in regression, Section 5.2, for few
+    Source: Cook & Weisberg (1982), Residuals and influence in regression, Section 5.2, for a few
     steps from the solution without a case; Koh & Liang (2017), Understanding black-box predictions
     via influence functions, for the first-order effect.
     """
@@ -111,7 +111,7 @@ def _weighted(
     key: Key[Array, ""],
     **options,
 ) -> Personalized:
-    """The result of rounds with other weights."""
+    """Return the result of rounds with other weights."""
     weighted = eqx.tree_at(lambda c: c.weights, clients, weights)
     return rollout(algorithm, weighted, key=key, warm_start=start, **options).result
 
@@ -137,24 +137,24 @@ def _without_each(
             return _distance(every.shared, without.shared)
         return jnp.sqrt(jnp.mean((of(without) - of(every)) ** 2))
 
-    # One after the other, since each has the states of all clients.
+    # One after the other, since each needs the states of all clients.
     return jax.lax.map(change, jnp.arange(len(clients)))
 
 
 def _distance(
     basis: Float[Array, "features rank"], other: Float[Array, "features rank"]
 ) -> Float[Array, ""]:
-    """Of the projectors onto two subspaces of the same dimension, exact where it is small."""
+    """Return the distance of the projectors onto two subspaces, accurate if it is small."""
     left = other - data_matmul(basis, data_matmul(basis.T, other))
     return jnp.sqrt(2 * jnp.sum(left**2))
 
 
 def _projected(key: Key[Array, ""], shared: Float[Array, "features rank"]) -> Of:
-    """Numbers of which the mean square change estimates that of the projector."""
+    """Return numbers whose mean square change estimates that of the projector."""
     pairs = jax.random.normal(key, (2, DIRECTIONS, len(shared)), shared.dtype)
 
     def numbers(result: Personalized) -> Float[Array, " numbers"]:
-        # For independent normal a and b, aᵀ X b has the variance ‖X‖².
+        # For independent normal a and b, aᵀ X b has variance ‖X‖².
         first, second = pairs @ result.shared
         return jnp.sum(first * second, axis=1)
 

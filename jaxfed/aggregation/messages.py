@@ -1,4 +1,4 @@
-"""Messages that go to groups of clients, and the robust aggregates that take the place of means."""
+"""Messages to groups of clients, and the robust aggregates that replace means."""
 
 from typing import Any, Literal, NamedTuple
 
@@ -22,9 +22,9 @@ from jaxfed.core.contract.reduction import (
 )
 from jaxfed.linalg._factor import matmul
 
-# A step for curvatures up to this multiple of the median one; see `Robust`.
+# The largest allowed curvature, as a multiple of the median one; see `Robust`.
 CURVATURE = 2.0
-# Numbers in the matrices that the server holds of all groups.
+# Maximum of numbers in the matrices of all groups that the server holds.
 LARGEST = 2**29
 
 
@@ -32,7 +32,7 @@ Kind = Literal["mean", "sum", "max"]
 
 
 class _Grouped(eqx.Module):
-    """A part of a message: what each group sends, and after its reduction what all have sent."""
+    """A part of a message: what each group sends, and after reduction what all groups have sent."""
 
     value: Any
     kind: Kind = eqx.field(static=True)
@@ -47,12 +47,12 @@ class Message(NamedTuple):
     """A message whose means and sums are sent to the client's group."""
 
     parts: PyTree
-    weight: PyTree  # a one, of which the server receives what groups weigh
-    participants: PyTree  # a one, of which it receives how many clients of a group take part
+    weight: PyTree  # a one, reduced to the groups' weights
+    participants: PyTree  # a one, reduced to the groups' numbers of participants
 
 
 class Received(NamedTuple):
-    """A message with aggregates in place of the sums of groups."""
+    """A message with aggregates in place of the groups' sums."""
 
     message: PyTree
     distances: Shares  # of the groups from the aggregate, in units of the median one
@@ -63,19 +63,19 @@ class Sender(NamedTuple):
 
     group: Int[Array, ""]
     groups: int
-    masked: bool  # to all of them, zeros to all others than its own
+    masked: bool  # whether to send zeros to all other groups
 
     def sent(self, message: PyTree, finite: Bool[Array, ""], *, first: bool, name: str) -> PyTree:
-        """The message with its means and sums sent to the client's group.
+        """Return the message with its means and sums sent to the client's group.
 
         Args:
-            message: of an algorithm.
+            message: message of an algorithm.
             finite: whether the client takes part.
-            first: whether it is that before the rounds.
-            name: of the algorithm.
+            first: whether it is the message before the rounds.
+            name: name of the algorithm.
 
         Raises:
-            ValueError: for a part that has no robust form.
+            ValueError: if a part has no robust form.
         """
         if not jax.tree.leaves(message):
             return message
@@ -127,20 +127,20 @@ class Sender(NamedTuple):
 
 
 def aggregated(received: Message, rule: Rule, groups: int) -> Received:
-    """The message with aggregates in place of the sums of groups."""
+    """Replace the groups' sums by aggregates."""
     nodes, structure = jax.tree.flatten(received.parts, is_leaf=_is_grouped)
     grouped = [i for i, node in enumerate(nodes) if _is_grouped(node)]
     if not grouped:
         return Received(received.parts, jnp.zeros(groups))
     total = received.participants if received.weight is None else received.weight
-    # Groups without participants do not count. Lossy channels may leave others less than zero.
+    # Groups without participants do not count. A lossy channel may make others negative.
     there = total > 1e-3 * total.max()
     shares = jnp.where(there, total, 0) / jnp.where(there, total, 0).sum()
 
     def means(node: Any) -> Rows:
         mass: Any = received.participants if node.kind == "sum" else received.weight
         rows = node.value.reshape(groups, -1)
-        # Both are masked before they are divided: derivatives of what does not count are zero.
+        # Mask both before dividing, so that derivatives of masked entries are zero.
         return jnp.where(there[:, None], rows, 0) / jnp.where(there, mass, 1)[:, None]
 
     def in_median(lengths: Shares) -> Shares:
@@ -153,7 +153,7 @@ def aggregated(received: Message, rule: Rule, groups: int) -> Received:
         if node.kind == "max":
             value = jnp.minimum(CURVATURE * center, rows.max(0))
         else:
-            # Further away than this no rule tells groups apart, and squares of larger numbers
+            # Beyond this distance no rule can tell groups apart, and squares of larger numbers
             # overflow.
             most = float(jnp.finfo(rows.dtype).max) ** 0.3
             scaled = jnp.clip((rows - center) / scale, -most, most)
@@ -185,7 +185,7 @@ class _Spread(NamedTuple):
 
 
 def _spread(rows: Rows, shares: Shares) -> _Spread:
-    """The coordinate-wise median of groups, and their median distance from it."""
+    """Return the coordinate-wise median of groups, and their median distance from it."""
     center = weighted_quantile(rows, shares, 0.5)
     squares = jnp.sum((rows - center) ** 2, axis=1)
     typical = weighted_quantile(squares[:, None], shares, 0.5)[0]

@@ -18,7 +18,7 @@ from jaxfed.core.contract.bases import Bases
 from jaxfed.core.contract.fixed_point import DifferentiatedThrough, HasBases
 from jaxfed.core.contract.remarks import HasRemarks
 
-# Groups at more than this multiple of the median distance from the aggregate are listed as far.
+# Groups at more than this multiple of the median distance from the aggregate count as far.
 FAR = 3.0
 
 
@@ -40,27 +40,27 @@ class Server(NamedTuple):
 class Robust(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
     """An algorithm whose means over clients are replaced by a robust aggregate of group means.
 
-    A bare array of a message, a mean, becomes the aggregate of the groups' means, and a `Sum` the
-    aggregate of their means times the number of participants. Each part of a message is aggregated
-    by itself, since what clients differ by in one part would hide small lies in another. A part
-    that is named a `Mean` stays one.
+    A bare array in a message, which is a mean, becomes the aggregate of the groups' means, and a
+    `Sum` the aggregate of their means times the number of participants. Each part of a message is
+    aggregated on its own, since large differences between clients in one part would hide small lies
+    in another. A part wrapped in `Mean` remains a plain mean.
 
-    Second moments, as those of a start, and other symmetric matrices and `Gram` products are means
-    too. They travel as upper triangles, of which the server holds those of all groups. A `Max`
-    before the rounds, as of curvatures, becomes twice the median over groups if that is smaller.
-    What else there may be in a message, such as `Gather`, has no robust form here and is refused.
+    Second moments, such as those of a start, other symmetric matrices and `Gram` products are means
+    too. They are sent as upper triangles, and the server holds those of all groups. A `Max` before
+    the rounds, such as that of curvatures, becomes twice the median over groups if that is smaller.
+    Other parts of a message, such as `Gather`, have no robust form and are refused.
 
-    Groups are fixed: a client's is its id modulo their number. Every bad client spoils its group,
-    so there must be more than twice as many groups as bad clients; with as many groups as clients
-    each is alone. The server sees the means of groups: with fewer groups, each hides its members
-    better. Messages are larger than the algorithm's by one or two numbers.
+    Groups are fixed: a client's group is its id modulo their number. Every bad client spoils its
+    group, so there must be more than twice as many groups as bad clients. With as many groups as
+    clients, each client is alone in its group. The server sees the groups' means: fewer groups hide
+    their members better. Messages are one or two numbers longer than the algorithm's.
 
-    A client whose message is not finite counts as absent, and the run goes on; the history's
-    `not_finite` is the share of such clients by weight.
+    A client whose message is not finite counts as absent, and the run continues; `not_finite` in
+    the history is the share of such clients by weight.
 
-    No aggregate can recognise a client that moves its data within the spread of honest ones.
-    Objectives in the history are plain means of what the clients report; a client whose message is
-    not finite adds 0 to them.
+    No aggregate can recognise a client that moves its data within the spread of honest clients.
+    Objectives in the history are plain means of what clients report; a client whose message is not
+    finite adds 0 to them.
     """
 
     algorithm: Algorithm
@@ -79,15 +79,15 @@ class Robust(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
         """Set up the algorithm.
 
         Args:
-            algorithm: sends means or sums in its rounds.
-            rule: aggregates the groups' means; by default `Biweight()`.
+            algorithm: algorithm that sends means or sums in its rounds.
+            rule: rule that aggregates the groups' means; by default `Biweight()`.
             groups: number of groups, at least 3.
-            masked: send the sums of all groups, of which all but the client's own are zero, so that
-                `jaxfed.channel.secure_sum` can hide who sends what. Messages are `groups` times as
-                large.
+            masked: send sums for all groups, all zero except the client's own, so that
+                `jaxfed.channel.secure_sum` can hide which client sent what. Messages are `groups`
+                times as large.
 
         Raises:
-            ValueError: for an argument of another type, or fewer than three groups.
+            ValueError: if an argument has another type, or there are fewer than three groups.
         """
         check_instance("algorithm", algorithm, Algorithm, "an algorithm")
         rule = Biweight() if rule is None else rule
@@ -98,17 +98,17 @@ class Robust(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
 
     @property
     def needs_everybody(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Whether every client must take part in each round: if the algorithm needs it."""
+        """Whether every client must take part in each round, as the algorithm says."""
         return self.algorithm.needs_everybody
 
     @property
     def energy_weighted(self) -> bool:
-        """Whether a client's influence grows with the energy of its samples: it is bounded."""
+        """False: the influence of every client is bounded."""
         return False
 
     def check(self, clients, start) -> None:
-        """Raise a `ValueError` for groups without clients, or what the algorithm refuses."""
-        # Without local parts, these may be new clients of a run that has ended, and any few.
+        """Raise a `ValueError` if a group has no clients, or the algorithm refuses the data."""
+        # Without local parts, these may be any number of new clients of a run that has ended.
         if start is None or start.local is not None:
             self._check_groups(clients)
         self.algorithm.check(clients, start)
@@ -129,20 +129,20 @@ class Robust(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
                 )
 
     def at_round(self, number):
-        """The algorithm as it is in one round."""
+        """Return the algorithm for one round."""
         return eqx.tree_at(lambda x: x.algorithm, self, self.algorithm.at_round(number))
 
     def prepare(self, data, client_id, rounds) -> Member:
-        """What the algorithm prepares, and the client's group."""
+        """Return what the algorithm prepares, and the client's group."""
         return Member(self.algorithm.prepare(data, client_id, rounds), client_id % self.groups)
 
     def first_message(self, key, data: Member, start) -> PyTree:
-        """The algorithm's, with means and sums sent to the client's group."""
+        """Return the algorithm's message, with means and sums sent to the client's group."""
         message = self.algorithm.first_message(key, data.data, start)
         return self._sent(message, data.group, _all_finite(message), first=True)
 
     def server_init(self, key, first: PyTree, like: Member, start) -> Server:
-        """The algorithm's state, from the aggregate of the first messages."""
+        """Return the algorithm's state, from the aggregate of the first messages."""
         received = Received(first, jnp.zeros(self.groups))
         if isinstance(first, Message):
             received = aggregated(first, self.rule, self.groups)
@@ -151,15 +151,15 @@ class Robust(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
         return Server(server, received.distances.astype(jnp.result_type(jnp.float32, *real)))
 
     def downlink(self, server: Server):
-        """The algorithm's."""
+        """Return the algorithm's downlink."""
         return self.algorithm.downlink(server.server)
 
     def client_init(self, key, downlink, data: Member, start):
-        """The algorithm's."""
+        """Return the algorithm's local state."""
         return self.algorithm.client_init(key, downlink, data.data, start)
 
     def client_step(self, key, downlink, local, data: Member):
-        """The algorithm's, with means and sums sent to the client's group."""
+        """Take the algorithm's step, with means and sums sent to the client's group."""
         uplink, local, diagnostics = self.algorithm.client_step(key, downlink, local, data.data)
         finite = _all_finite((uplink, diagnostics))
         diagnostics = {k: jnp.where(finite, x, 0) for k, x in diagnostics.items()}
@@ -168,8 +168,8 @@ class Robust(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
         return sent, local, {**diagnostics, "not_finite": absent}
 
     def server_step(self, key, server: Server, uplink: Message):
-        """The algorithm's, on the aggregate."""
-        # Without a message in the rounds, groups are as far as before them.
+        """Take the algorithm's step with the aggregate."""
+        # If the rounds send no messages, distances stay those of the first messages.
         received = Received(None, server.distances)
         if uplink is not None:
             received = aggregated(uplink, self.rule, self.groups)
@@ -179,27 +179,28 @@ class Robust(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
         return Server(after, distances), {**diagnostics, "far_groups": far}
 
     def client_result(self, downlink, local, data: Member):
-        """The algorithm's."""
+        """Return the algorithm's local result."""
         return self.algorithm.client_result(downlink, local, data.data)
 
     def shared_result(self, server: Server):
-        """The algorithm's."""
+        """Return the algorithm's shared result."""
         return self.algorithm.shared_result(server.server)
 
     def through(self) -> Algorithm:
-        """The round of the same algorithm, perhaps with other settings, aggregated as here.
+        """Return the round of the same algorithm, perhaps with other settings, with this aggregate.
 
-        Two algorithms that have the same solutions with means of their messages have different
-        ones with robust aggregates, so another algorithm's round would give a wrong derivative.
+        Two algorithms that have the same solutions with mean messages have different ones with
+        robust aggregates, so another algorithm's round would give a wrong derivative.
 
         Raises:
-            ValueError: if the algorithm is differentiated by another, because its own state has a
-                memory.
+            ValueError: if the algorithm is differentiated through another one, because its own
+            state
+                includes earlier rounds.
         """
         inner = fixed_point.through(self.algorithm)
         if type(inner) is type(self.algorithm):
             return Robust(inner, self.rule, groups=self.groups, masked=self.masked)
-        if isinstance(self.algorithm, HasBases):  # of its own state, which is then a point
+        if isinstance(self.algorithm, HasBases):  # of its own state, which is then a single point
             return self
         raise ValueError(
             "adjoint: wanted an algorithm that can be differentiated by its own round for a robust "
@@ -207,11 +208,11 @@ class Robust(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
         )
 
     def bases(self, server: Server, local) -> Bases:
-        """The algorithm's."""
+        """Return the algorithm's bases."""
         return fixed_point.bases(self.algorithm, server.server, local)
 
     def remarks(self, result, history) -> tuple[str, ...]:
-        """The algorithm's, and how many groups are far from the aggregate."""
+        """Return the algorithm's warnings, and warn about lost messages and far groups."""
         inner = self.algorithm
         found = inner.remarks(result, history) if isinstance(inner, HasRemarks) else ()
         lost, far = (

@@ -1,4 +1,4 @@
-"""Rules that bring the means of groups together, a minority of which may be anything."""
+"""Rules that combine the means of groups, a minority of which may be arbitrary."""
 
 import abc
 from typing import final
@@ -13,32 +13,32 @@ from jaxfed.linalg.division import ratio
 
 Rows = Float[Array, "groups numbers"]
 Shares = Float[Array, " groups"]
-# Parts of fewer numbers than about this count up to a larger multiple of the median distance.
+# Parts with fewer numbers than about this count up to a larger multiple of the median distance.
 FEW = 3
-# Of the power iterations towards a principal direction.
+# Number of power iterations towards a principal direction.
 POWER_STEPS = 20
 
 
 class Rule(eqx.Module):
-    """Brings the means of groups together, as a pure function of them and of what they weigh."""
+    """Combines the means of groups, as a pure function of these means and the groups' weights."""
 
     @abc.abstractmethod
     def aggregate(self, rows: Rows, shares: Shares) -> Float[Array, " numbers"]:
-        """The aggregate.
+        """Return the aggregate.
 
         Args:
-            rows: the groups' means, on a scale on which half of them are within one of the
+            rows: the groups' means, scaled so that half of them are within distance one of the
                 coordinate-wise median.
-            shares: what groups weigh, summing to one; 0 for a group without participants.
+            shares: the groups' weights, summing to one; 0 for a group without participants.
         """
 
 
 @final
 class GeometricMedian(Rule):
-    """The point of the smallest sum of distances to the groups' means.
+    """The point with the smallest sum of distances to the groups' means.
 
-    Tolerates any share of bad groups below one half. The smoothed Weiszfeld iteration, a fixed
-    number of steps from the coordinate-wise median.
+    It tolerates any share of bad groups below one half. It is computed by a fixed number of steps
+    of the smoothed Weiszfeld iteration, from the coordinate-wise median.
 
     Source: Pillutla, Kakade & Harchaoui (2022), Robust aggregation for federated learning, IEEE
     Transactions on Signal Processing, Algorithm 1.
@@ -50,7 +50,7 @@ class GeometricMedian(Rule):
         check_count("steps", self.steps)
 
     def aggregate(self, rows, shares):
-        """Reweighted means."""
+        """Return iteratively reweighted means."""
 
         def step(center, _):
             inverse = shares / distances(rows, center)
@@ -63,26 +63,26 @@ class GeometricMedian(Rule):
 class Biweight(Rule):
     """A mean whose weights fall with the distance, to zero at a multiple of the median distance.
 
-    From the geometric median, a fixed number of reweighted means. Groups far from the others count
-    nothing, where a median still moves by a bounded amount, and those within the usual spread
-    nearly the same, so that little is lost without any bad group. Tolerates any share of bad groups
-    below one half.
+    It repeats a reweighted mean a fixed number of times, from the geometric median. Groups far from
+    the others do not count at all, whereas they still move a median by a bounded amount. Groups
+    within the usual spread count almost equally, so that little is lost if no group is bad. It
+    tolerates any share of bad groups below one half.
 
-    Lies no longer than what honest groups differ by are not far. But if those who tell them agree,
-    groups differ more in the direction of the lie than chance makes them differ in any. There the
-    median takes the place of the weighted mean, if the two differ by more than that mean's standard
-    error. Where honest groups differ most in few directions, that costs some of the efficiency.
+    Lies within the spread of honest groups are not far away. But if the liars agree, groups differ
+    more in the direction of the lie than they would by chance in any direction. In that direction
+    the median replaces the weighted mean, if the two differ by more than that mean's
+    standard error. If honest groups differ most in few directions, this costs some efficiency.
 
     Source: Beaton & Tukey (1974) for the weights; Maronna, Martin & Yohai (2006), Robust
     statistics, Section 5.5, for a redescending estimate from a robust start and scale; Lai, Rao &
     Vempala (2016), Agnostic estimation of mean and covariance, for medians along principal
     directions and means along the others; Johnstone (2001), On the distribution of the largest
-    eigenvalue in principal components analysis, for what chance makes of it.
+    eigenvalue in principal components analysis, for its size by chance.
     """
 
     cutoff: float = eqx.field(static=True, default=3.0)
     steps: int = eqx.field(static=True, default=8)
-    directions: int = eqx.field(static=True, default=3)  # at most, in which the median is taken
+    directions: int = eqx.field(static=True, default=3)  # maximum number with medians
 
     def __check_init__(self):
         check_positive("cutoff", self.cutoff, single=True)
@@ -90,7 +90,7 @@ class Biweight(Rule):
         check_count("directions", self.directions, least=0)
 
     def aggregate(self, rows, shares):
-        """Reweighted means, and medians along principal directions."""
+        """Return reweighted means, with medians along principal directions."""
         start = GeometricMedian().aggregate(rows, shares)
         typical = weighted_quantile(distances(rows, start)[:, None], shares, 0.5)
         # Distances of few numbers vary more around their median.
@@ -107,7 +107,8 @@ class Biweight(Rule):
         center = jax.lax.scan(step, start, length=self.steps)[0]
         found, rest, counts = center, rows - center, weights(center)
         numbers = rows.shape[1]
-        # The largest share of the variance that one direction has by chance, if all have the same.
+        # The largest share of the variance in one direction by chance, if all have the same
+        # variance.
         edge = (numbers**-0.5 + jnp.sum(counts**2) ** 0.5) ** 2
         for _ in range(min(self.directions, numbers)):
             direction = _principal_direction(rest, counts)
@@ -115,7 +116,7 @@ class Biweight(Rule):
             median = weighted_quantile(along[:, None], counts, 0.5)[0]
             share = ratio(counts @ along**2, counts @ jnp.sum(rest**2, axis=1))
             noise = jnp.sum((counts * along) ** 2)  # the mean's variance
-            # Both from none to one without a jump.
+            # Both rise smoothly from zero to one.
             by_variance = jnp.maximum(0, 1 - ratio(edge, share) ** 4)
             by_distance = jnp.maximum(0, 1 - ratio(noise, median**2))
             found += direction * median * by_variance * by_distance
@@ -127,14 +128,14 @@ class Biweight(Rule):
 class CoordinateMedian(Rule):
     """The weighted median of each number.
 
-    Tolerates any share of bad groups below one half, at an error that grows with the number of
+    It tolerates any share of bad groups below one half, with an error that grows with the number of
     coordinates.
 
     Source: Yin, Chen, Kannan & Bartlett (2018), Byzantine-robust distributed learning, Option I.
     """
 
     def aggregate(self, rows, shares):
-        """Medians."""
+        """Return medians."""
         return weighted_quantile(rows, shares, 0.5)
 
 
@@ -142,7 +143,7 @@ class CoordinateMedian(Rule):
 class TrimmedMean(Rule):
     """The weighted mean of each number without its largest and smallest values.
 
-    Tolerates a share of bad groups up to the share trimmed at either end.
+    It tolerates a share of bad groups up to the share trimmed at either end.
 
     Source: Yin, Chen, Kannan & Bartlett (2018), Byzantine-robust distributed learning, Option II.
     """
@@ -154,7 +155,7 @@ class TrimmedMean(Rule):
             raise ValueError(f"trimmed: wanted a share below one half, got {self.trimmed!r}")
 
     def aggregate(self, rows, shares):
-        """Means of what is left."""
+        """Return means of the remaining values."""
         values, weights, before = _sorted(rows, shares)
         low, high = self.trimmed, 1 - self.trimmed
         left = jnp.clip(before + weights, low, high) - jnp.clip(before, low, high)
@@ -165,8 +166,8 @@ class TrimmedMean(Rule):
 class CentredClipping(Rule):
     """A mean of deviations from the aggregate, each clipped to the median length.
 
-    Tolerates a share of bad groups of about a fifth. Starts from the coordinate-wise median, where
-    the source starts from the last round's aggregate.
+    It tolerates a share of bad groups of about a fifth. It starts from the coordinate-wise median,
+    whereas the source starts from the last round's aggregate.
 
     Source: Karimireddy, He & Jaggi (2021), Learning from history for Byzantine robust
     optimization, Section 4.
@@ -178,7 +179,7 @@ class CentredClipping(Rule):
         check_count("steps", self.steps)
 
     def aggregate(self, rows, shares):
-        """Means of clipped deviations."""
+        """Return means of clipped deviations."""
 
         def step(center, _):
             lengths = distances(rows, center)
@@ -190,16 +191,16 @@ class CentredClipping(Rule):
 
 
 def distances(rows: Rows, center: Float[Array, " numbers"]) -> Shares:
-    """Distances from a point, smoothed at zero, where they have no derivative."""
+    """Return distances from a point, smoothed at zero, where they have no derivative."""
     squares = jnp.sum((rows - center) ** 2, axis=1)
     return jnp.sqrt(squares + 1e-3 * jnp.finfo(rows.dtype).eps ** 0.5)
 
 
 def _principal_direction(rows: Rows, weights: Shares) -> Float[Array, " numbers"]:
-    """The unit vector along which the rows are largest; zero if all of them are.
+    """Return the unit vector along which the rows are largest; zero if all of them are zero.
 
-    Power iterations, a fixed number, because derivatives of eigenvectors do not exist where
-    eigenvalues are equal. Where they are nearly, any of their vectors does.
+    It uses a fixed number of power iterations, because eigenvectors have no derivatives if
+    eigenvalues are equal. If they are nearly equal, any of their vectors will do.
     """
 
     def unit(x):
@@ -208,20 +209,20 @@ def _principal_direction(rows: Rows, weights: Shares) -> Float[Array, " numbers"
     def step(direction, _):
         return unit((weights * (rows @ direction)) @ rows), None
 
-    # A random start is at right angles to no direction, and does not depend on the groups' order.
+    # A random start is orthogonal to no direction, and does not depend on the groups' order.
     start = unit(jax.random.normal(jax.random.key(0), rows.shape[1:], rows.dtype))
     return jax.lax.scan(step, start, length=POWER_STEPS)[0]
 
 
 def _sorted(rows: Rows, shares: Shares) -> tuple[Rows, Rows, Rows]:
-    """Each number's values in ascending order, their weights, and the weights before them."""
+    """Sort each number's values; also return their weights, and the weights before them."""
     order = jnp.argsort(rows, axis=0)
     weights = shares[order]
     return jnp.take_along_axis(rows, order, 0), weights, jnp.cumsum(weights, axis=0) - weights
 
 
 def weighted_quantile(rows: Rows, shares: Shares, level: float) -> Float[Array, " numbers"]:
-    """Each number's weighted quantile over the groups; between two values, their mean."""
+    """Return each number's weighted quantile over the groups; the mean if between two values."""
     values, weights, before = _sorted(rows, shares)
     after, slack = before + weights, 4 * jnp.finfo(shares.dtype).eps
     counts = weights > 0

@@ -14,18 +14,18 @@ from typing import Any
 
 from jaxfed.cli._command import Command
 
-# The summaries stand here so that `jaxfed --help` need not import the commands, and with them JAX.
+# Listed here so that `jaxfed --help` need not import the commands, and with them JAX.
 SUMMARIES = {
-    "completion": "print the script with which your shell completes commands and options",
+    "completion": "print a script for shell completion of commands and options",
     "demo": "learn shared and local components of handwritten digits, in under a minute",
     "deploy": "run on separate machines with Flower",
     "fit": "fit an algorithm to your own files",
     "info": "show what a result holds",
-    "personalize": "learn local components of new clients beside shared ones learned before",
+    "personalize": "learn local components of new clients, given shared ones from an earlier fit",
     "plan": "predict memory and messages of a run on TPUs or GPUs without renting them",
     "reproduce": "reproduce a table or figure of a paper",
     "sweep": "compare settings, numbers of samples and of clients, and seeds on a grid",
-    "transform": "compute scores of samples in components learned before",
+    "transform": "compute scores of samples in the components of an earlier fit",
 }
 
 
@@ -33,11 +33,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line.
 
     Args:
-        argv: the arguments; those of the process by default.
+        argv: the arguments; by default those of the process.
 
     Returns:
-        The exit status: 0, 2 after an error of the user's (printed in one line), 130 after SIGINT,
-        or 143 after SIGTERM.
+        The exit status: 0, 2 after a user error (printed in one line), 130 after SIGINT, or 143
+        after SIGTERM.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not parsed.no_compilation_cache:
             from jaxfed.core.run.compiling import enable_compilation_cache
 
-            # Without a home or space on the disk, programs are compiled anew each time.
+            # Without a home folder or disk space, programs are compiled anew each time.
             with contextlib.suppress(OSError, RuntimeError):
                 enable_compilation_cache()
         with _interruptible(), _plain_warnings():
@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Parse the arguments, with the options of a file that they name, importing one command."""
+    """Parse the arguments and those of a `--config` file; imports only one command."""
     for place, word in enumerate(arguments):
         if word in SUMMARIES:
             command = load(word)
@@ -76,7 +76,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def load(name: str) -> Command:
-    """Import a command's description."""
+    """Import the description of a command."""
     return importlib.import_module(f"jaxfed.cli.{name}").command()
 
 
@@ -84,8 +84,8 @@ def parser_of(commands: Mapping[str, Command], files: Any = None) -> argparse.Ar
     """Make the parser of the command line.
 
     Args:
-        commands: those whose options it knows; the others are only listed.
-        files: how shtab completes names of files.
+        commands: commands whose options it knows; the others are only listed.
+        files: how shtab completes file names.
     """
     parser = argparse.ArgumentParser(
         prog="jaxfed",
@@ -116,7 +116,7 @@ class _Terminated(KeyboardInterrupt):
 
 @contextlib.contextmanager
 def _interruptible() -> Iterator[None]:
-    """Let SIGTERM end a command as SIGINT does, and neither be lost in a finalizer."""
+    """Let SIGTERM end a command like SIGINT, and lose neither signal in a finalizer."""
     previous = sys.unraisablehook
 
     def send_again(unraisable: Any) -> None:
@@ -144,7 +144,7 @@ def _interruptible() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _plain_warnings() -> Iterator[None]:
-    """Print a warning in one line, as errors are, without the line of code it comes from."""
+    """Print warnings in one line like errors, without the line of code they come from."""
     previous = warnings.formatwarning
     warnings.formatwarning = lambda message, *_, **__: f"jaxfed: {message}\n"
     try:

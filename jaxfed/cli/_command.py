@@ -1,4 +1,4 @@
-"""Descriptions of commands, from which parsers and the options of `--config` files come."""
+"""Descriptions of commands, which define the parsers and the options of `--config` files."""
 
 import argparse
 import tomllib
@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, Self
 from jaxfed.cli._options import Option, option
 
 _ABOUT = (
-    "TOML file with further options, by their names without --, such as rounds = 100; those on the "
-    "command line take precedence"
+    "TOML file with further options, by their names without --, such as rounds = 100; options on "
+    "the command line take precedence"
 )
 CONFIG = option("--config", Path, _ABOUT, None, metavar="FILE")
 
@@ -19,28 +19,28 @@ class Command(NamedTuple):
     """What a command takes and does."""
 
     description: str  # the first lines of its help, and its line in a list of commands
-    # Does its work, given the values of the options; a `ValueError`, `OSError`, `ImportError` or
+    # Runs the command, given the values of the options. A `ValueError`, `OSError`, `ImportError` or
     # `FloatingPointError` that it raises is printed in one line.
     run: Callable[[argparse.Namespace], None] | None = None
     # Its options, by the title of their group in the help; `""` for no group.
     options: Mapping[str, Sequence[Option]] = {}
     defaults: Mapping[str, Any] = {}  # values for options that it does not have
-    commands: Mapping[str, Self] = {}  # further commands, instead of all this
-    metavar: str = "ALGORITHM"  # what the help calls one of these
-    summary: str = ""  # its line in a list of commands, where that is not the description
+    commands: Mapping[str, Self] = {}  # subcommands, instead of all of the above
+    metavar: str = "ALGORITHM"  # what the help calls a subcommand
+    summary: str = ""  # its line in a list of commands, if that is not the description
 
     @property
     def named(self) -> dict[str, Option]:
-        """The options with a flag, by their names without `--`, as `--config` files have them."""
+        """The options with a flag, by name without `--`, as in `--config` files."""
         options = [each for group in self.options.values() for each in group]
         return {each.flag[2:]: each for each in options if each.flag.startswith("--")}
 
     def add_to(self, parser: argparse.ArgumentParser, files: Any = None) -> None:
-        """Add the options, or the further commands, to the parser of this command.
+        """Add the options, or the subcommands, to the parser of this command.
 
         Args:
             parser: the parser.
-            files: how shtab completes names of files.
+            files: how shtab completes file names.
         """
         if self.commands:
             below = parser.add_subparsers(metavar=self.metavar, required=True)
@@ -60,13 +60,13 @@ class Command(NamedTuple):
                     action.complete = files
 
     def with_config(self, arguments: Sequence[str]) -> list[str]:
-        """Insert the options of the file that `--config` names before the others.
+        """Insert the options of a `--config` file before the others.
 
         Args:
-            arguments: those behind the name of this command.
+            arguments: the arguments after the name of this command.
 
         Raises:
-            ValueError: for a file that is no TOML, and for names and values that do not fit.
+            ValueError: if the file is not TOML, or names or values are invalid.
             OSError: if the file cannot be read.
         """
         for place, word in enumerate(arguments):
@@ -78,11 +78,11 @@ class Command(NamedTuple):
         parser = argparse.ArgumentParser(add_help=False)
         parser.add_argument(CONFIG.flag, **CONFIG.keywords)
         path = parser.parse_known_args(arguments)[0].config
-        # argparse takes the last of several values: that of the command line.
+        # argparse uses the last of several values: that on the command line.
         return [*([] if path is None else self._read(path)), *arguments]
 
     def _read(self, path: Path) -> list[str]:
-        """Write the options of a file as on a command line."""
+        """Return the options of a file as command-line arguments."""
         try:
             values = tomllib.loads(path.read_text(encoding="utf-8"))
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -100,7 +100,7 @@ class Command(NamedTuple):
 
 
 def _words(option: Option, value: Any) -> list[str]:
-    """Write an option and its value as on a command line."""
+    """Return an option and its value as command-line arguments."""
     flag, keywords = option
     if "action" in keywords:
         if not isinstance(value, bool):
@@ -116,4 +116,4 @@ def _words(option: Option, value: Any) -> list[str]:
             raise ValueError(f"{each!r}, wanted a number or a text")
     if takes_several:
         return [flag, *map(str, values)]
-    return [f"{flag}={values[0]}"]  # one word, as the value may begin with a dash
+    return [f"{flag}={values[0]}"]  # one word, since the value may begin with a dash

@@ -1,4 +1,4 @@
-"""Options that several commands share, and what is made of their values."""
+"""Options that several commands share, and functions that read their values."""
 
 import argparse
 from pathlib import Path
@@ -32,29 +32,29 @@ UNITS = [
     option(
         "--scale",
         ("none", "own", "common", "energy"),
-        "divide each feature by its standard deviation at each client or over all training "
-        "samples, or each client's samples by one number so that their mean square is one",
+        "divide each feature by its standard deviation, of each client or of all training samples, "
+        "or each client's samples by one number so that their mean square is one",
         "none",
     ),
 ]
 IMPUTE = option(
     "--impute",
     [int],
-    "complete missing entries (NaN, empty cells, NA) by a model with so many shared and local "
-    "components, more than are wanted if in doubt; default: refuse them",
+    "impute missing entries (NaN, empty cells, NA) by a model with this many shared and local "
+    "components; if in doubt, give more than needed; default: refuse them",
     None,
     nargs=2,
     metavar=("SHARED", "LOCAL"),
 )
 BITS = option(
-    "--bits", int, "2 to 8 bits for each entry of a message; default: all", None, metavar="B"
+    "--bits", int, "bits for each entry of a message, 2 to 8; default: all", None, metavar="B"
 )
 BACKEND = [
     option(
         "--backend",
         ("auto", "vmap", "chunked", "pmap", "shard"),
         "map all clients at once (vmap), in blocks (chunked), over devices (pmap, shard), or in "
-        "blocks where the processor's cache is too small for all (auto)",
+        "blocks if the CPU cache is too small for all (auto)",
         "vmap",
     ),
     option("--chunk-size", int, "clients in a block; not for vmap and auto", None, metavar="K"),
@@ -62,26 +62,26 @@ BACKEND = [
 
 
 def files(about: str, *default: None) -> list[Option]:
-    """Describe the options of data; `about` says which files they are."""
-    limit = "largest memory that a compressed file or an image may take"
+    """Describe the options of data files; `about` is their help."""
+    limit = "memory limit of a compressed file or an image, in bytes"
     return [option("--data", Path, about, *default), option("--max-bytes", int, limit, MAX_BYTES)]
 
 
 def rounds(default: int) -> Option:
-    """Describe the number of rounds."""
+    """Describe the option for the number of rounds."""
     return option("--rounds", int, "number of rounds", default)
 
 
 def held_out(about: str, default: float) -> Option:
-    """Describe what is held out."""
+    """Describe the option for the held-out share."""
     return option("--held-out", float, about, default, metavar="SHARE")
 
 
 def share_of(arguments: argparse.Namespace) -> float:
-    """Return the share of the data that is held out.
+    """Return the held-out share of the data.
 
     Raises:
-        ValueError: if it is not a share.
+        ValueError: if it is not from 0 to below 1.
     """
     share = arguments.held_out
     if not 0 <= share < 1:
@@ -96,10 +96,10 @@ def read_samples(
 
     Args:
         arguments: values of the options.
-        incomplete: whether entries may be missing, which are NaN.
+        incomplete: whether entries may be missing (NaN).
 
     Raises:
-        ValueError: for missing entries that may not be, and a sample without any entry.
+        ValueError: if entries are missing without `incomplete`, or a sample has no entry.
     """
     tables, names = data.read_folder(
         arguments.data,
@@ -118,17 +118,17 @@ def read_samples(
 
 
 def channel_of(arguments: argparse.Namespace) -> channel.Channel:
-    """Make the channel that `--bits` asks for: quantized differences."""
+    """Make the channel for `--bits`: quantized differences."""
     if arguments.bits is None:
         return channel.lossless()
     return channel.difference(channel.quantize(arguments.bits))
 
 
 def backend_of(arguments: argparse.Namespace) -> backend.Backend:
-    """Make the backend that `--backend` and `--chunk-size` ask for.
+    """Make the backend for `--backend` and `--chunk-size`.
 
     Raises:
-        ValueError: for a size of blocks with a backend that has none.
+        ValueError: if a chunk size is given for a backend without chunks.
     """
     name, size = arguments.backend, arguments.chunk_size
     if name in ("auto", "vmap") and size is not None:

@@ -1,4 +1,4 @@
-"""Measures how well components fit samples, whether or not they were learned from them."""
+"""Measure how well components fit samples, seen or unseen."""
 
 from functools import partial
 
@@ -13,7 +13,7 @@ from jaxfed.core.contract.algorithm import Personalized
 def shares(
     result: Personalized, data: Samples, *, per_client: bool = False
 ) -> metrics.EnergyShares:
-    """Return the shares of the samples' energy in shared components, in local ones, in neither."""
+    """Return the shares of the samples' energy in shared components, local ones, and neither."""
     shared, local = result
     return metrics.separation(data.values, shared, local, data.count, per_client=per_client)
 
@@ -24,5 +24,5 @@ def objective(result: Personalized, data: Samples) -> float:
 
 
 def theta(result: Personalized) -> float | None:
-    """Return the misalignment of the local components; None without any."""
+    """Return the misalignment of the local components; None without local components."""
     return None if result.local is None else float(metrics.misalignment(result.local))

@@ -1,4 +1,4 @@
-"""The folder of a command's results, which leaves files of others alone."""
+"""A command's folder of results, in which files of others are left alone."""
 
 import hashlib
 import json
@@ -19,14 +19,14 @@ RESULT = ("result.npz", "result.json")
 CHECKPOINT = "checkpoint"
 MANIFEST = "manifest.json"
 _ABOUT = "what jaxfed wrote into this folder; all else is left as it is"  # marks manifests
-_MARK = f"{CHECKPOINT}/.jaxfed"  # marks a folder of checkpoints that was made here
+_MARK = f"{CHECKPOINT}/.jaxfed"  # marks a checkpoint folder made by jaxfed
 
 
 class Folder:
-    """A folder of results, which may hold other files too.
+    """A folder of results, which may also hold other files.
 
-    Its `manifest.json` lists the size and the SHA-256 hash of each file that was written. Any
-    other file, and a listed one that has changed since, is foreign: it is neither overwritten nor
+    Its `manifest.json` lists the size and the SHA-256 hash of each file that jaxfed wrote. Any
+    other file, and a listed file that has changed since, is foreign: it is neither overwritten nor
     removed, with or without `--force`.
     """
 
@@ -35,7 +35,7 @@ class Folder:
 
     @property
     def checkpoint(self) -> Path:
-        """The folder of checkpoints inside this one."""
+        """The folder of checkpoints in this folder."""
         return self.path / CHECKPOINT
 
     @property
@@ -48,13 +48,13 @@ class Folder:
         """Refuse a folder whose files may not be overwritten, before anything is computed.
 
         Args:
-            names: names of the files to write, or patterns of them.
+            names: names of the files to write, or patterns.
             force: whether earlier results may be overwritten.
             resumable: whether an interrupted run may be resumed.
 
         Raises:
-            ValueError: for a file instead of a folder, a folder that is not empty (without
-                `force`), and foreign files in the places of results.
+            ValueError: if the path is a file, the folder is not empty (without `force`), or foreign
+                files have the names of results.
         """
         if self.path.exists() and not self.path.is_dir():
             raise ValueError(f"--out: {self.path} is a file, wanted a folder")
@@ -69,13 +69,13 @@ class Folder:
         self._refuse_foreign((MANIFEST, *RESULT, *names))
 
     def begin(self, *, resume: bool = False) -> None:
-        """Make the folder, or remove the results of an earlier run from it.
+        """Create the folder, or remove the results of an earlier run from it.
 
         Args:
-            resume: whether checkpoints stay, so that the run can be resumed.
+            resume: whether to keep checkpoints, so that the run can be resumed.
 
         Raises:
-            BlockingIOError: if another process is running with checkpoints in the folder.
+            BlockingIOError: if another process runs with checkpoints in the folder.
         """
         self.path.mkdir(parents=True, exist_ok=True)
         self._refuse_foreign([MANIFEST])
@@ -90,16 +90,16 @@ class Folder:
                 self._list({name: entry for name, entry in listed.items() if name == _MARK})
 
     def resume_or_begin(self, kind: str, *, force: bool) -> Callable[[Callable[[], T]], T]:
-        """Begin a run with checkpoints, or go on with one that was interrupted here.
+        """Begin a run with checkpoints, or resume one that was interrupted here.
 
         Args:
-            kind: what the run is called.
+            kind: what to call the run.
             force: whether checkpoints of another run may be overwritten.
 
         Returns:
-            What calls the function that runs, once more if the checkpoints were another run's.
+            A function that calls the run, and again if the checkpoints belonged to another run.
         """
-        # Processes of one run share the first one's checkpoints, and must do the same with them.
+        # All processes of a run share the first one's checkpoints, and must do the same with them.
         resumes = attempted("--out", lambda: self.interrupted)[0]
         self.begin(resume=resumes)
         self.begin_checkpoint()
@@ -118,7 +118,7 @@ class Folder:
         return attempt
 
     def begin_checkpoint(self) -> None:
-        """Make the folder of checkpoints, which marks that a run has begun."""
+        """Create the folder of checkpoints, which marks that a run has begun."""
         self._refuse_foreign([CHECKPOINT])
         self.checkpoint.mkdir(exist_ok=True)
         with self.writing(_MARK) as part:
@@ -150,7 +150,7 @@ class Folder:
 
     @property
     def _is_marked(self) -> bool:
-        """Whether the folder of checkpoints was made here."""
+        """Whether jaxfed made the folder of checkpoints."""
         return os.path.lexists(self.path / _MARK) and not self._is_foreign(_MARK)
 
     def _refuse_foreign(self, patterns: Iterable[str]) -> None:
@@ -164,7 +164,7 @@ class Folder:
                     )
 
     def _is_foreign(self, name: str) -> bool:
-        """Whether something is in this place that was not written here."""
+        """Whether something exists at this path that jaxfed did not write."""
         path = self.path / name
         if not os.path.lexists(path):
             return False
@@ -185,13 +185,13 @@ class Folder:
 
 
 def _visible(folder: Path) -> set[str]:
-    """List a folder, without the incomplete files that a killed process has left."""
+    """List a folder without incomplete files that a killed process has left."""
     names = os.listdir(folder) if folder.is_dir() else []
     return {name for name in names if not name.startswith(".part-")}
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    """Read the files that a manifest lists; None if this is no manifest."""
+    """Read the files that a manifest lists; None if it is not a manifest."""
     try:
         manifest = json.loads(path.read_bytes()) if path.is_file() else None
     except (ValueError, RecursionError):

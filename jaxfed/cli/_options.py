@@ -1,4 +1,4 @@
-"""Options of commands, written by hand or read from the signature of an algorithm's class."""
+"""Options of commands, written by hand or derived from the signature of an algorithm's class."""
 
 import argparse
 import inspect
@@ -15,8 +15,8 @@ _REQUIRED = object()
 class Option(NamedTuple):
     """An option of a command."""
 
-    flag: str  # `--shared-rank`, or a name without dashes for an argument given by its position
-    keywords: dict[str, Any]  # the keyword arguments of `argparse.ArgumentParser.add_argument`
+    flag: str  # `--shared-rank`, or a name without dashes for a positional argument
+    keywords: dict[str, Any]  # keyword arguments of `argparse.ArgumentParser.add_argument`
 
 
 def option(flag: str, kind: Any, about: str, default: Any = _REQUIRED, **keywords: Any) -> Option:
@@ -24,11 +24,11 @@ def option(flag: str, kind: Any, about: str, default: Any = _REQUIRED, **keyword
 
     Args:
         flag: see `Option`.
-        kind: a function that converts a word to the value, a tuple of the allowed words, a list of
-            one function for several values, or `bool` for a flag that takes no value.
+        kind: a function that converts a word to a value, a tuple of allowed words, a list of one
+            function for several values, or `bool` for a flag without a value.
         about: its help, to which the default is appended.
-        default: its value if it is not given; an option without a default is required.
-        keywords: more keyword arguments of `add_argument`.
+        default: its default value; an option without one is required.
+        keywords: further keyword arguments of `add_argument`.
     """
     if default is not _REQUIRED:
         keywords["default"] = default
@@ -50,9 +50,9 @@ def option(flag: str, kind: Any, about: str, default: Any = _REQUIRED, **keyword
 
 
 def options_of(algorithm: Callable[..., Any], *, without: Collection[str] = ()) -> list[Option]:
-    """Describe an option for each parameter of a class, but for those named in `without`.
+    """Describe an option for each parameter of a class, except those in `without`.
 
-    The annotation says what it takes, and the docstring of the constructor is the help.
+    The annotation determines the type, and the docstring of the constructor the help.
     """
     about = descriptions(algorithm)
     return [
@@ -66,8 +66,8 @@ def optional_of(algorithm: Callable[..., Any], defaults: Mapping[str, str]) -> l
     """Describe options for some parameters of a class whose defaults the command chooses.
 
     Args:
-        algorithm: its class.
-        defaults: how the help states the default of each; its value is None.
+        algorithm: the class.
+        defaults: the default of each, as stated in the help; the value is None.
     """
     about, parameters = descriptions(algorithm), inspect.signature(algorithm).parameters
     return [
@@ -77,19 +77,19 @@ def optional_of(algorithm: Callable[..., Any], defaults: Mapping[str, str]) -> l
 
 
 def call(arguments: argparse.Namespace, algorithm: Callable[..., Any], **others: Any) -> Any:
-    """Call a class with the values of its options; `others` replace them or add to them."""
+    """Call a class with the values of its options; `others` replace them or are added."""
     names = inspect.signature(algorithm).parameters
     values = {name: getattr(arguments, name) for name in names if hasattr(arguments, name)}
     return algorithm(**(values | others))
 
 
 def flag_of(name: str) -> str:
-    """Return the option of a parameter."""
+    """Return the flag of a parameter."""
     return "--" + name.replace("_", "-")
 
 
 def descriptions(algorithm: Callable[..., Any]) -> dict[str, str]:
-    """Return what the docstring of a constructor says of each parameter, as a help text."""
+    """Return the help text of each parameter, from the docstring of a constructor."""
     text = inspect.getdoc(getattr(algorithm, "__init__", algorithm)) or ""
     section = re.search(r"^Args:\n(.*?)(?=^\w|\Z)", text, re.M | re.S)
     parts = re.split(r"^    (\w+): ", section[1] if section else "", flags=re.M)[1:]
@@ -109,7 +109,7 @@ def _default(parameter: inspect.Parameter) -> Any:
 
 
 def _kind(annotation: Any) -> Any:
-    """Return what an option takes: of several types, one that a word can be converted to."""
+    """Return the type of an option: of several types, one that a word can be converted to."""
     if get_origin(annotation) is Literal:
         return get_args(annotation)
     if get_origin(annotation) in (Union, types.UnionType):

@@ -1,4 +1,4 @@
-"""What commands print and write: the files with a result, and tables."""
+"""What commands print and write: tables and result files."""
 
 import argparse
 import json
@@ -18,9 +18,9 @@ def write(folder: Folder, arrays: Mapping[str, Any], summary: Mapping[str, Any])
     """Write `result.npz` and then `result.json`, which marks a run as complete.
 
     Args:
-        folder: where to.
-        arrays: go into `result.npz`, without those that are None.
-        summary: goes into `result.json`, beside the versions of the packages that made it.
+        folder: folder of the results.
+        arrays: go into `result.npz`, except those that are None.
+        summary: goes into `result.json`, together with the package versions.
     """
     with folder.writing(RESULT[0]) as part:
         present = {name: np.asarray(x) for name, x in arrays.items() if x is not None}
@@ -37,14 +37,14 @@ def finish(
     summary: Mapping[str, Any],
     others: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write all that a command found, and print the names of its files.
+    """Write everything that a command found, and print the names of its files.
 
     Args:
-        folder: where to.
-        arguments: the values of the options, which go into `result.json` as `settings`.
+        folder: folder of the results.
+        arguments: values of the options, which go into `result.json` as `settings`.
         arrays: see `write`.
         summary: see `write`.
-        others: figures, and texts, by the names of their files.
+        others: figures and texts, by file name.
     """
     others = others or {}
     for name, content in others.items():
@@ -59,10 +59,10 @@ def finish(
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Format rows as text, with columns of words aligned left and those of numbers right.
+    """Format rows as text, with text columns left-aligned and number columns right-aligned.
 
     Args:
-        rows: cells by the name of their column, the same columns in each; None is left empty.
+        rows: cells by column name, the same columns in each row; None is left empty.
     """
     names = list(rows[0])
     heads, cells = [*map(_cell, names)], [[_cell(row[name]) for name in names] for row in rows]
@@ -80,7 +80,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def show(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print a table: with rich on a terminal, if it is installed, else as `table` formats it."""
+    """Print a table: with rich if it is installed and this is a terminal, else with `table`."""
     if not (sys.stdout.isatty() and find_spec("rich")):
         print(table(rows))
         return
@@ -100,7 +100,7 @@ def show(rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def on_terminal() -> bool:
-    """Whether errors go to a terminal, where a progress bar is of use and fills no log."""
+    """Whether errors go to a terminal, where a progress bar is useful and fills no log."""
     return sys.stderr.isatty()
 
 
@@ -111,12 +111,12 @@ def _cell(value: Any) -> str:
         return f"{value:.4g}"
     if isinstance(value, int | np.integer) and not isinstance(value, bool):
         return f"{value:,}"
-    # Names of files and results may hold control characters, which would move the cursor.
+    # Names of files and results may contain control characters, which would move the cursor.
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(value))
 
 
 def _plain(value: Any) -> Any:
-    """Convert arrays, scalars of NumPy and JAX, and paths to what JSON can hold."""
+    """Convert arrays, NumPy and JAX scalars, and paths to JSON values."""
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     return np.asarray(value).tolist()

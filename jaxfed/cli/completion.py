@@ -1,4 +1,4 @@
-"""`jaxfed completion SHELL`: print a script with which a shell completes commands and options."""
+"""`jaxfed completion SHELL`: print a script for shell completion of commands and options."""
 
 import argparse
 from contextlib import suppress
@@ -12,8 +12,8 @@ from jaxfed.cli._options import option
 def command() -> Command:
     """Describe the command."""
     about = (
-        "Print a script with which a shell completes commands, options and their choices. Save it "
-        "once where the shell looks for such scripts. "
+        "Print a script for shell completion of commands, options and their choices. Save it where "
+        "the shell looks for such scripts. "
         "bash: ~/.local/share/bash-completion/completions/jaxfed; zsh: a folder of $fpath, as "
         "_jaxfed; fish: ~/.config/fish/completions/jaxfed.fish."
     )
@@ -24,7 +24,7 @@ def command() -> Command:
 def run(arguments: argparse.Namespace) -> None:
     """Run the command."""
     shtab = require("shtab", extra="cli")
-    # The script lists the options of every command, so that completing imports nothing.
+    # The script lists the options of every command, so that completion imports nothing.
     commands = {}
     for name in SUMMARIES:
         with suppress(ValueError):  # outside a checkout there is nothing to reproduce

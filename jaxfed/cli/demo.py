@@ -52,7 +52,7 @@ def command() -> Command:
 
 def run(arguments: argparse.Namespace) -> None:
     """Run the command."""
-    # Before anything is computed.
+    # Fail before anything is computed.
     require("sklearn.datasets", extra="data")
     require("matplotlib.figure", extra="plot")
     folder = Folder(arguments.out)
@@ -73,9 +73,9 @@ def run(arguments: argparse.Namespace) -> None:
     for remark in personalized.remarks():
         print(f"\nVarProPerPCA: {remark}")
     print(
-        "\nresidual, in shared, in local: per cent of the energy, the squared deviation from the "
+        "\nresidual, in shared, in local: percent of the energy, the squared deviation from the "
         "mean image.\nmisalignment: 0 if some direction is in every client's local part, where it "
-        f"does not belong.\nkB sent: by each client in all. Lowest held-out error: {best}.\n"
+        f"does not belong.\nkB sent: in total by each client. Lowest held-out error: {best}.\n"
     )
     figure = picture(digits, personalized, rows)
     folder.begin()
@@ -112,7 +112,7 @@ def load(key) -> Digits:
 
 
 def fit_all(digits: Digits, key, rounds: int) -> tuple[dict[str, Solution], Clients]:
-    """Fit every method, all with equally many components for a client; return held-out data too."""
+    """Fit all methods with the same number of components per client; also return held-out data."""
     clients = Clients.from_samples(digits.train)
     held_out = Clients.from_samples(digits.held_out)
     rank = SHARED_RANK + LOCAL_RANK
@@ -153,15 +153,15 @@ def compare(
                 "kB sent": solution.history["bits_up"][-1] / 8e3,
             }
         )
-    # VarProPerPCA started from the solution of OneShot, which had to be sent first.
+    # VarProPerPCA started from the solution of OneShot, which was sent first.
     rows[-1]["kB sent"] += rows[-2]["kB sent"]
     return rows
 
 
 def picture(digits: Digits, solution: Solution, rows: Sequence[dict[str, Any]]) -> Any:
-    """Draw shared components, local ones of some clients, samples in parts, and the convergence."""
+    """Draw shared components, some local ones, samples split into parts, and the convergence."""
     shared, local = (np.asarray(part) for part in solution.result)
-    # For each digit a client that has no other digits.
+    # For each digit, a client that has no other digits.
     owners = [digits.classes.index((digit,)) for digit in range(10)]
     matplotlib = require("matplotlib.figure", extra="plot")
     figure = matplotlib.Figure(figsize=(11.0, 7.4), layout="constrained")
@@ -189,7 +189,7 @@ def picture(digits: Digits, solution: Solution, rows: Sequence[dict[str, Any]]) 
         mean=digits.mean,
         figure=left,
     )
-    left.suptitle("held-out images taken apart", fontsize=9, x=0.01, ha="left")
+    left.suptitle("held-out images split into parts", fontsize=9, x=0.01, ha="left")
     levels = {row["method"]: row["residual, held out"] for row in rows[:-1]}
     plot.convergence(
         {"VarProPerPCA": solution.history["held out"]},

@@ -1,4 +1,4 @@
-"""`jaxfed deploy`: write an app folder for Flower, try it on this machine, and a node's worker."""
+"""`jaxfed deploy`: write a Flower app, try it on this machine, or manage a node's worker."""
 
 import argparse
 import ast
@@ -38,40 +38,40 @@ def command() -> Command:
         option("--data", Path, f"folder with a {FILE} file for each node"),
         nodes,
         option("--out", Path, "folder for the results; default: out in the app folder", None),
-        option("--timeout", float, "seconds after which the run is given up", 1800, metavar="S"),
+        option("--timeout", float, "seconds after which to give up the run", 1800, metavar="S"),
     ]
     resident = [
         option(
             "--node-config",
             str,
-            "the node configuration of its SuperNode, in the same words",
+            "node configuration of the SuperNode, in the same form as given to it",
             metavar="'NAME=VALUE ...'",
         ),
-        option("--idle", float, "seconds without a message until it ends", IDLE, metavar="S"),
-        option("--end", bool, "end the one that is there instead", False),
+        option("--idle", float, "seconds without a message until it exits", IDLE, metavar="S"),
+        option("--end", bool, "end the running worker instead", False),
     ]
     return Command(
         "Write an app folder for Flower, try it on this machine, and start or end a node's worker.",
         commands={
             "new": Command(
-                "Write a folder that `flwr run` takes: an algorithm, where each machine has its "
-                "data, and the settings of a run, in a few lines to be changed.",
+                "Write a folder for `flwr run`: an algorithm, where each machine finds its data, "
+                "and the settings of a run, in a few lines for you to change.",
                 run_new,
                 {"": new},
                 summary="write an app folder",
             ),
             "try": Command(
-                "Start a SuperLink and SuperNodes on this machine's loopback, without TLS and "
-                "authentication, run the app, show the result and end them all. Each message "
+                "Start a SuperLink and SuperNodes on this machine's loopback, without TLS or "
+                "authentication, run the app, show the result and stop all of them. Each message "
                 "starts a process, so a round takes seconds.",
                 run_try,
                 {"": trial},
                 summary="run an app folder on this machine alone",
             ),
             "worker": Command(
-                "Be the worker of a SuperNode on this machine, which keeps JAX, programs and data "
-                "between the messages of a run. The first message starts one by itself; this "
-                "starts it before, or ends it.",
+                "Run the worker of a SuperNode on this machine. A worker keeps JAX, programs and "
+                "data between the messages of a run. The first message of a run starts a worker if "
+                "there is none; this command starts one earlier, or ends it.",
                 run_worker,
                 {"": resident},
                 summary="start or end a node's worker",
@@ -149,7 +149,7 @@ def run_try(arguments: argparse.Namespace) -> None:
 
 
 def run_worker(arguments: argparse.Namespace) -> None:
-    """Be a node's worker, or end it."""
+    """Run a node's worker, or end it."""
     flwr = require("flwr.common.config", extra="flower")
     try:
         config = flwr.parse_config_args([arguments.node_config])
@@ -162,7 +162,7 @@ def run_worker(arguments: argparse.Namespace) -> None:
 
 
 def _check_app(folder: Path) -> None:
-    """Refuse an app that cannot be imported, which Flower's processes would take long to report."""
+    """Refuse an app that cannot be imported, which Flower's processes would report only late."""
     require("flwr", extra="flower")
     sys.path.insert(0, str(folder))
     try:
@@ -170,7 +170,7 @@ def _check_app(folder: Path) -> None:
         components = project["tool"]["flwr"]["app"]["components"]
         for name in ("serverapp", "clientapp"):
             found = pkgutil.resolve_name(components[name])
-            if hasattr(found, "app"):  # where its worker finds it
+            if hasattr(found, "app"):  # the app that its worker imports
                 pkgutil.resolve_name(found.app)
     except Exception as error:
         raise ValueError(

@@ -28,7 +28,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def file_of(path: Path) -> Path:
-    """Return the file of a result, given its own path or that of its folder."""
+    """Return the result file, given its path or its folder."""
     return path / RESULT[0] if path.is_dir() else path
 
 

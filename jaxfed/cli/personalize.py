@@ -1,4 +1,4 @@
-"""`jaxfed personalize`: learn local components of new clients, beside shared ones that stay."""
+"""`jaxfed personalize`: learn local components of new clients; the shared ones stay."""
 
 import argparse
 
@@ -22,11 +22,11 @@ def command() -> Command:
     """Describe the command."""
     about = (
         "Learn local components for clients that took no part in the fit, each from its own "
-        "samples. The shared components stay as they are, and nothing is sent. RESULT was written "
-        "by jaxfed fit perpca, perpca-gradient, oneshot or a method of one subspace; what is "
-        "written can be passed to jaxfed info and jaxfed transform."
+        "samples. The shared components do not change, and nothing is sent. RESULT is the output "
+        "of jaxfed fit perpca, perpca-gradient, oneshot or a method with shared components only. "
+        "Pass the new result to jaxfed info or jaxfed transform."
     )
-    number = "number of local components of each new client; default: that of the others"
+    number = "number of local components of each new client; default: as in RESULT"
     rank = option("--local-rank", int, number, None)
     options = [EARLIER_RESULT, *files(SAMPLES), COLUMN, *OUTPUT, rank]
     return Command(about, run, {"": options})
@@ -58,7 +58,7 @@ def _rank(requested: int | None, saved: Saved) -> int:
     """Return the number of local components.
 
     Raises:
-        ValueError: for a result whose shared components allow no local ones beside them.
+        ValueError: if the result has no shared components that allow local ones beside them.
     """
     shared, local = side_by_side(saved)
     if shared is None:

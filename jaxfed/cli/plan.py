@@ -1,4 +1,4 @@
-"""`jaxfed plan ALGORITHM`: predict what a run takes on TPUs or GPUs that need not be there."""
+"""`jaxfed plan ALGORITHM`: predict the cost of a run on TPUs or GPUs you need not have."""
 
 import argparse
 from functools import partial
@@ -15,7 +15,8 @@ SHAPES = [
     option("--features", int, "number of features of each sample"),
 ]
 TOPOLOGY = (
-    "slice of TPUs such as v5e:4x4, one chip such as v5e, h100, h100:8, or cpu for this processor"
+    "slice of TPUs such as v5e:4x4, one chip such as v5e, h100, h100:8, or cpu for the CPU of this "
+    "machine"
 )
 MACHINE = [
     option("--topology", str, TOPOLOGY, "v5e", metavar="TOPOLOGY"),
@@ -28,8 +29,8 @@ MACHINE = [
 def command() -> Command:
     """Describe the command."""
     about = (
-        "Compile a run for machines that need not be there, and print what it takes: memory, "
-        "messages, and whether it fits, or in blocks of how many clients it would. Nothing is run."
+        "Compile a run for machines you need not have, and print its memory and messages, and "
+        "whether it fits, or in blocks of how many clients it would. Nothing is run."
     )
     return Command(about, commands={name: _command(entry) for name, entry in ALGORITHMS.items()})
 

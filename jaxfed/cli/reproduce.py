@@ -1,6 +1,6 @@
 """`jaxfed reproduce TARGET`: reproduce a table or figure of a paper.
 
-The reproductions are not part of the package: they are in the checkout that it is run from.
+The reproductions are not part of the package. They are in the checkout from which it runs.
 """
 
 import importlib

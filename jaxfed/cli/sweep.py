@@ -31,15 +31,15 @@ PICTURE = "sweep.png"
 
 
 class Source(NamedTuple):
-    """Where clients come from, and how the error of what they learn is measured."""
+    """Where clients come from, and how to measure the error of what they learn."""
 
-    errors: Callable  # `errors(prior_variance, samples, clients, seed)`, by the name of the method
+    errors: Callable  # `errors(prior_variance, samples, clients, seed)`, by method name
     samples: int  # largest number of samples of a client
     clients: int  # number of clients
-    label: str  # says what is measured
+    label: str  # the measured quantity
 
 
-VARIANCE = "variances of the components around the shared ones, also those of simulated clients"
+VARIANCE = "prior variances of the components, also used to simulate clients"
 AXES = [
     option("--prior-variance", [float], VARIANCE, metavar="V"),
     option("--samples", [int], "numbers of samples of each client; default: all, or 20", None),
@@ -62,7 +62,7 @@ SOURCE = [
 
 def command() -> Command:
     """Describe the command."""
-    block = "number of runs side by side; 1 is the fastest on a processor"
+    block = "number of runs side by side; 1 is the fastest on a CPU"
     hierarchical = Command(
         "how much clients should share: HierarchicalPCA between Local and Pooled",
         run,
@@ -74,8 +74,8 @@ def command() -> Command:
         },
     )
     return Command(
-        "Sweep an algorithm's settings, numbers of samples and clients, and seeds. After an "
-        "interruption the same command continues.",
+        "Sweep an algorithm's settings, numbers of samples and clients, and seeds. The same "
+        "command resumes an interrupted sweep.",
         commands={"hierarchical": hierarchical},
     )
 
@@ -126,7 +126,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 def _axes(arguments: argparse.Namespace, source: Source) -> dict[str, Sequence[float]]:
     for variance in arguments.prior_variance:
-        # Refuses what is not positive, which the compiled function cannot.
+        # Refuses values that are not positive, which the compiled function cannot do.
         pca.HierarchicalPCA(arguments.rank, arguments.noise_variance, variance)
     axes: dict[str, Sequence[float]] = {"prior_variance": arguments.prior_variance}
     for name, most in (("samples", source.samples), ("clients", source.clients)):
@@ -138,7 +138,7 @@ def _axes(arguments: argparse.Namespace, source: Source) -> dict[str, Sequence[f
 
 
 def _table(errors: "Dataset") -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return a row for each setting, as numbers and as text for printing."""
+    """Return a row for each setting, as numbers and as text."""
     mean = errors.mean("seed", skipna=False)
     # A single seed has no standard deviation.
     sd = errors.std("seed", ddof=1, skipna=False) if errors.sizes["seed"] > 1 else mean * np.nan
@@ -156,7 +156,7 @@ def _table(errors: "Dataset") -> tuple[list[dict[str, Any]], list[dict[str, Any]
     return rows, printed
 
 
-# --- what is computed at one point ---------------------------------------------------------------
+# --- the errors at one point ---------------------------------------------------------------------
 
 
 def _learn(clients: Clients, key, prior_variance, *, rank, noise, rounds) -> Mapping[str, Any]:
@@ -192,7 +192,7 @@ def _simulated(arguments: argparse.Namespace, learn: Callable) -> Source:
 
 
 def _simulated_errors(learn, *, prior_variance, samples, clients, seed, law):
-    """Return the expected errors on fresh samples, relative to those of the true components."""
+    """Return the expected errors on new samples, relative to those of the true components."""
     key = jax.random.key(seed)
     truth = data.hierarchical_synthetic(key, prior_variance=prior_variance, **law)
     subset = Clients.from_samples(truth.samples).restrict(clients=clients, samples=samples)
@@ -207,7 +207,7 @@ def _simulated_errors(learn, *, prior_variance, samples, clients, seed, law):
 
 
 def _read(arguments: argparse.Namespace, learn: Callable) -> Source:
-    """Split the files' samples as `jaxfed fit` does, once for each seed."""
+    """Split the samples in the files as `jaxfed fit` does, once for each seed."""
     if arguments.held_out == 0:
         raise ValueError(
             "--held-out: wanted a share above 0, on which the error is measured, got 0"
@@ -224,7 +224,7 @@ def _read(arguments: argparse.Namespace, learn: Callable) -> Source:
 
 
 def _held_out_errors(learn, train, held_out, *, prior_variance, samples, clients, seed):
-    """Return the shares of the held-out samples' energy that lie in no component."""
+    """Return the shares of the held-out samples' energy outside all components."""
     train, held_out = jax.tree.map(lambda x: x[seed], (train, held_out))
     subset = train.restrict(clients=clients, samples=samples)
     values, counts = held_out.data.values, held_out.data.count

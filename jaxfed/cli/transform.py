@@ -1,4 +1,4 @@
-"""`jaxfed transform`: compute scores of samples in components that were learned before."""
+"""`jaxfed transform`: compute scores of samples in the components of an earlier fit."""
 
 import argparse
 from dataclasses import dataclass
@@ -25,11 +25,11 @@ from jaxfed.preprocess import Standardization, Standardize
 def command() -> Command:
     """Describe the command."""
     about = (
-        "Write the scores of samples in the components of their client, and their squared distance "
-        "from the subspace of these components, to result.npz: `names` of the clients, and for "
-        "each sample `client`, `scores` and `anomaly`."
+        "Compute the scores of samples in the components of their client, and their squared "
+        "distances from the span of these components. result.npz holds the `names` of the clients, "
+        "and for each sample `client`, `scores` and `anomaly`."
     )
-    new = "learn local components of new clients, which took no part in the fit, from their samples"
+    new = "learn local components of clients that took no part in the fit from their samples"
     personalize = option("--personalize", bool, new, False)
     options = [EARLIER_RESULT, *files(SAMPLES), COLUMN, *OUTPUT, personalize]
     return Command(about, run, {"": options})
@@ -82,7 +82,7 @@ class Fitted:
 
     saved: Saved  # the result itself
     names: list[str]  # of the clients
-    units: Standardization  # what each client's samples went through
+    units: Standardization  # how each client's samples were standardized
     choices: list[str]  # `--center` and `--scale` of the fit
 
     @classmethod
@@ -90,7 +90,7 @@ class Fitted:
         """Read a result.
 
         Raises:
-            ValueError: for any other file.
+            ValueError: if the file holds anything else.
             OSError: if it cannot be read.
         """
         path = file_of(path)
@@ -103,18 +103,18 @@ class Fitted:
             names, choices = stored["names"].tolist(), stored["units"].tolist()
         shared, local = saved.result
         features = (local if shared is None else shared).shape[-2]
-        # In a run of several processes, each writes the local components of its own clients.
+        # In a run of several processes, each process writes its own clients' local components.
         clients = len(names) if local is None else len(local)
         units = saved.preprocessing
         means = [each.mean for each in (units, saved.imputation) if each is not None]
         shapes = {mean.shape for mean in means}
         if np.shape(names) != (clients,) or shapes != {(clients, features)}:
             raise ValueError(f"{path}: its names and means are not those of its clients")
-        Standardize(*choices)  # refuses what the options never are
+        Standardize(*choices)  # refuses invalid choices
         return cls(saved, names, units, choices)
 
     def completed(self, name: str, table: np.ndarray) -> np.ndarray:
-        """Return a client's samples in the units of the fit, completed as they were for it."""
+        """Return a client's samples, standardized and imputed as in the fit."""
         missing, models = np.isnan(table).sum(), self.saved.imputation
         if missing and name not in self.names:
             raise ValueError(
@@ -127,10 +127,10 @@ class Fitted:
         return np.asarray(rows)
 
     def units_of(self, name: str, table: np.ndarray) -> Standardization:
-        """Return what a client's samples are to go through, chosen as it was for the fit."""
+        """Return the standardization of a client's samples, chosen as in the fit."""
         if name in self.names:
             return jax.tree.map(lambda x: x[self.names.index(name)], self.units)
-        # What is common is in every client's row; the client's own comes from its samples.
+        # Common values are the same in every client's row; own values come from the samples.
         center, scale = self.choices
         mean, deviation = self.units.mean[0], self.units.scale[0]
         if center == "own":

@@ -1,10 +1,10 @@
-"""Readers of clients' samples from files: arrays, tables, images, and the IDX format of MNIST.
+"""Read clients' samples from files: arrays, tables, images, and the IDX format of MNIST.
 
 Readers of clients return `(arrays, names)`: one `(n_i, d)` array per client and its name, in
 natural order (`client2` before `client10`). Integers and booleans become float32; if any file
-holds float64, all arrays become float64. Malformed input is never repaired silently but refused
-with the file's name and the reason: missing entries unless asked for (`missing="mask"`), text
-instead of a number, pickled objects, files with different features.
+holds float64, all arrays become float64. Malformed input is never repaired silently. It is refused
+with the file's name and the reason: missing entries (unless `missing="mask"`), text instead of a
+number, pickled objects, files with different features.
 """
 
 import math
@@ -45,25 +45,24 @@ def read_folder(
 ) -> ClientArrays:
     """Read the clients of a folder or a file in any supported format.
 
-    The suffix decides: `.npy` and `.npz` are read as in `read_arrays`, `.csv` and `.parquet` as in
+    The suffix decides: `.npy` and `.npz` are read by `read_arrays`, `.csv` and `.parquet` by
     `read_table`; in a folder of images, each image is one client with its rows as samples. Files
     with other suffixes are ignored. Formats must not be mixed.
 
     Args:
-        path: a folder with one file for each client, or one file that holds all of them.
+        path: a folder with one file per client, or one file that holds all clients.
         client_column: the column of a single table that names each row's client.
         missing: `"mask"` keeps NaN, empty cells, `NA` and the like as NaN, which
-            `jaxfed.Clients.from_samples` takes for entries that were not observed; `"refuse"`
-            refuses them.
-        max_bytes: memory limit of a compressed file or a picture once unpacked; never less than
-            the file's own size.
+            `jaxfed.Clients.from_samples` accepts as missing entries; `"refuse"` refuses them.
+        max_bytes: memory limit of a compressed file or an image after decompression; never less
+            than the file's own size.
 
     Returns:
         Samples and name of each client.
 
     Raises:
-        FileNotFoundError: if there is nothing at `path`.
-        ValueError: if no format or more than one is found, or a file is malformed.
+        FileNotFoundError: if `path` does not exist.
+        ValueError: if no format or several formats are found, or a file is malformed.
     """
     path = checked_source("path", path, max_bytes)
     files = files_of(path)
@@ -103,22 +102,22 @@ def read_arrays(
     """Read clients from `.npy` and `.npz` files.
 
     A folder holds one file per client with one `(n_i, d)` array each. A single file holds all
-    clients: each array of an `.npz` is one client, and one `(m, n, d)` array is m clients. Pickled
-    objects are never loaded.
+    clients: each array of an `.npz` file is one client, or one `(m, n, d)` array holds m clients.
+    Pickled objects are never loaded.
 
     Args:
         path: the folder or the file.
         names: which arrays of an `.npz` file to read; all by default.
-        same_features: whether all arrays must have the same number of features, which views of
-            the same samples need not.
+        same_features: whether all arrays must have the same number of features; views of the same
+            samples need not.
         missing: whether NaN is refused or kept, as in `read_folder`.
-        max_bytes: memory limit of an `.npz` file once unpacked; never less than its own size.
+        max_bytes: memory limit of an `.npz` file after decompression; never less than its own size.
 
     Returns:
         Samples and name of each client.
 
     Raises:
-        FileNotFoundError: if there is nothing at `path`.
+        FileNotFoundError: if `path` does not exist.
         ValueError: if a file is malformed or clients have different features.
     """
     path = checked_source("path", path, max_bytes)
@@ -156,27 +155,27 @@ def read_table(
     missing: Missing = "refuse",
     max_bytes: int = MAX_BYTES,
 ) -> ClientArrays:
-    """Read clients from `.csv` or `.parquet` tables, features in columns.
+    """Read clients from `.csv` or `.parquet` tables, with features as columns.
 
     A folder holds one table per client; in a single table, `client_column` names each row's client.
     The first row of a `.csv` file is its header if it holds `client_column`; if none of its cells
-    is a number and not all stand for missing values (`NA`, empty and the like); or if it counts 0,
-    1, 2, ... over three columns or more, like the unnamed columns of a data frame. Tables with
-    column names must all have the same ones. The index of a data frame is not a feature and is
-    dropped with a warning: in `.parquet` the columns that pandas marks as index, in `.csv` the
-    first columns if they have no name.
+    is a number and not all are missing values (`NA`, empty and the like); or if it counts 0, 1,
+    2, ... over three columns or more, like the unnamed columns of a data frame. Tables with column
+    names must all have the same ones. The index of a data frame is not a feature and is dropped
+    with a warning: in `.parquet` the columns that pandas marks as index, in `.csv` leading columns
+    without a name.
 
     Args:
         path: a folder of tables or one table.
         client_column: the column that names each row's client.
         missing: whether missing entries are refused or kept as NaN, as in `read_folder`.
-        max_bytes: memory limit of a `.parquet` file once unpacked; never less than its own size.
+        max_bytes: memory limit of a `.parquet` file after decompression; never less than its size.
 
     Returns:
         Samples (float64 from `.csv`) and name of each client.
 
     Raises:
-        FileNotFoundError: if there is nothing at `path`.
+        FileNotFoundError: if `path` does not exist.
         ImportError: if a `.parquet` file is read and pyarrow is not installed.
         ValueError: if a table is ragged, not numeric, incomplete, or does not match the others.
     """
@@ -215,8 +214,8 @@ def read_images(
     Args:
         folder: the folder.
         color: whether to keep three colour channels; by default images become grayscale.
-        max_bytes: memory limit of a picture, at 16 bytes a pixel; never less than its own size.
-            Pillow itself refuses pictures of more than twice `PIL.Image.MAX_IMAGE_PIXELS`.
+        max_bytes: memory limit of an image, at 16 bytes per pixel; never less than its own size.
+            Pillow itself refuses images with more than twice `PIL.Image.MAX_IMAGE_PIXELS`.
 
     Returns:
         float32 values in [0, 1], shape `(m, h, w)`, or `(m, h, w, 3)` in colour.
@@ -230,19 +229,19 @@ def read_images(
     return np.stack(read_pictures(files, color=color, max_bytes=max_bytes))
 
 
-#: Element types of the IDX format by their codes; all big-endian.
+#: Element types of the IDX format by code; all big-endian.
 _IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 
 
 def read_idx(path: StrPath, *, max_bytes: int = MAX_BYTES) -> Shaped[np.ndarray, "..."]:
-    """Read an IDX file, the format of MNIST, compressed by gzip or not.
+    """Read an IDX file, the format of MNIST, with or without gzip compression.
 
-    The header consists of two zero bytes, a code of the element type, the number of dimensions, and
-    each dimension as a big-endian 32-bit integer. The elements follow.
+    The header consists of two zero bytes, a code for the element type, the number of dimensions,
+    and each dimension as a big-endian 32-bit integer. The elements follow.
 
     Args:
         path: the file.
-        max_bytes: memory limit of a compressed file once unpacked.
+        max_bytes: memory limit of a compressed file after decompression.
 
     Returns:
         The array in the file's own element type.
@@ -263,7 +262,7 @@ def read_idx(path: StrPath, *, max_bytes: int = MAX_BYTES) -> Shaped[np.ndarray,
     if len(stored) < start:
         raise ValueError(f"{path}: truncated inside the header of {ndim} dimensions")
     shape = tuple(int(n) for n in np.frombuffer(stored[4:start], ">u4"))
-    # Python's product, which cannot overflow for forged shapes.
+    # Python's product does not overflow for forged shapes.
     expected = start + math.prod(shape) * dtype.itemsize
     if len(stored) != expected:
         reason = "truncated" if len(stored) < expected else "too long"
@@ -277,7 +276,7 @@ def read_idx(path: StrPath, *, max_bytes: int = MAX_BYTES) -> Shaped[np.ndarray,
 def _alike(
     arrays: dict[str, np.ndarray], path: Path, *, same_features: bool = True
 ) -> list[np.ndarray]:
-    """The arrays in their common type, checked to have the same features."""
+    """Convert arrays to their common type, and check that they have the same features."""
     first, reference = next(iter(arrays.items()))
     for name, array in arrays.items():
         if same_features and array.shape[1] != reference.shape[1]:
@@ -289,20 +288,20 @@ def _alike(
 
 
 def _masked(missing: str) -> bool:
-    """Whether missing entries are kept."""
+    """Return whether missing entries are kept."""
     check_name("missing", missing, ("refuse", "mask"))
     return missing == "mask"
 
 
 def _by_client(path: Path, client_column: str, max_bytes: int, masked: bool) -> ClientArrays:
-    """The rows of one table, grouped by client."""
+    """Group the rows of one table by client."""
     names, columns = load_table(path, max_bytes, client_column, masked)
     if names.count(client_column) != 1:
         raise ValueError(
             f"{path}: wanted one column {client_column!r}, the columns are {listing(names, 20)}"
         )
     place = names.index(client_column)
-    # As texts, because numbers and names may both label clients.
+    # As strings, because numbers and names may both label clients.
     owners = np.asarray(columns.pop(place)).astype(str)
     if "" in owners:
         raise ValueError(f"{path}: column {client_column!r} has empty cells")

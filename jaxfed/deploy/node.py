@@ -1,4 +1,4 @@
-"""One client on its own machine: its answers to the server, and the states it saves."""
+"""One client on its own machine: it answers the server and saves its state."""
 
 import hashlib
 import json
@@ -43,7 +43,7 @@ from jaxfed.deploy.run import Run, description, problem_of_run, programs_for
 from jaxfed.deploy.shapes import shapes_of
 from jaxfed.deploy.store import states
 
-# Bytes of this machine; Windows does not tell.
+# This machine's memory in bytes; unknown on Windows.
 MEMORY = (
     os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else math.inf
 )
@@ -52,10 +52,9 @@ MEMORY = (
 class Node:
     """One client.
 
-    Its state after each round it took part in is on its disk before the answer is sent. The server
-    says which round's answer has arrived last (`base`), and the client goes on from its state of
-    that round, whatever it has computed since: it is as if a reply that was too late, or was lost,
-    had never been.
+    It writes its state to disk after each round it took part in, before it sends the answer. The
+    server tells it the last round whose answer arrived (`base`), and the client continues from its
+    state of that round, whatever it has computed since. So lost or late answers are ignored.
     """
 
     def __init__(
@@ -67,10 +66,10 @@ class Node:
         start: Personalized | None,
         folder: Path,
     ):
-        """Make one of `clients`, which holds one client.
+        """Set up the only client of `clients`.
 
         Raises:
-            ValueError: if it holds more.
+            ValueError: if `clients` holds more than one.
         """
         if len(clients) != 1:
             raise ValueError(f"make_data: wanted Clients with one client, got {len(clients)}")
@@ -79,10 +78,10 @@ class Node:
         self.start, self.folder = start, folder
 
     def answer(self, asked: Packet) -> Packet:
-        """The reply to a message.
+        """Return the reply to a message.
 
         Raises:
-            ValueError: for what this client cannot do, with its id.
+            ValueError: if the client cannot answer; the message names its id.
         """
         try:
             kind = asked.words["kind"]
@@ -140,18 +139,18 @@ class _NodeRun:
                 lambda x: jnp.broadcast_to(x, (run.size, *x.shape)), node.start.local
             )
             everybody = Personalized(node.start.shared, local)
-        if not words["base"]:  # nothing is computed yet
+        if not words["base"]:  # nothing has been computed yet
             self._check(everybody)
         self.shapes = shapes_of(self.server, Kind.of(self.member.data, run.size), everybody)
         for place in (home, folder, self.folder):  # nobody else may read the client's states
             place.mkdir(0o700, parents=True, exist_ok=True)
 
     def _check_size(self) -> None:
-        """Check the shapes that the server announces before any memory is taken.
+        """Check the shapes that the server announces before allocating memory.
 
         Raises:
-            ValueError: if the client's data cannot be padded to them, or this machine's memory
-                cannot hold them.
+            ValueError: if the client's data cannot be padded to them, or they exceed this machine's
+                memory.
         """
         node, run = self.node, self.run
         check_pads(node.data, run.like)
@@ -166,7 +165,7 @@ class _NodeRun:
             )
 
     def _check(self, start: Personalized | None) -> None:
-        """Refuse data, or a warm start of its own, that the algorithm cannot use.
+        """Refuse data, or a warm start of the client's own, that the algorithm cannot use.
 
         Raises:
             ValueError: as in `fit`.
@@ -177,7 +176,7 @@ class _NodeRun:
         self.node.algorithm.check(clients_from(self.run.like, ids, weights, counts), start)
 
     def first(self, asked: Packet) -> Packet:
-        """The message before the rounds."""
+        """Return the message before the rounds."""
         problem = self._noisy(self.problem.first_uplink, _digest(asked.head, asked.body.hex()))
         broadcast = self._before_rounds(problem)
         first = self.programs(client.first_message)(problem, broadcast, self.member)
@@ -188,18 +187,18 @@ class _NodeRun:
         return Packet(words, [channel.to_bytes(payload)])
 
     def round(self, asked: Packet) -> Packet:
-        """One round."""
+        """Compute one round."""
         number, base = asked.words["round"], asked.words["base"]
         question = _digest(asked.head, asked.body.hex())
-        # A server that was interrupted asks again, and gets the same answer.
+        # An interrupted server asks again and gets the same answer.
         saved = self.store.load(number)
         if saved is not None and saved.header["question"] == question:
             return Packet.read(saved.header["head"], saved.arrays["reply"].tobytes())
         broadcasts = asked.parts[: len(asked.words["broadcasts"])]
         before, state, downlink = self._state(base, asked._replace(parts=broadcasts))
         done = jnp.asarray(number - 1, jnp.int32)
-        # Noise is drawn from all that the message is computed from: equal noise on two different
-        # messages would give away how they differ.
+        # Noise is derived from everything that the message depends on: the same noise on two
+        # different messages would reveal their difference.
         history = _digest(before, question)
         problem = self._noisy(self.problem.uplink, history)
         broadcast = self.programs(for_round)(problem, done, downlink)
@@ -209,7 +208,7 @@ class _NodeRun:
         words["broken"] = bool(message.not_finite)
         payload, hidden = self._masked(self.node.wire.up, message.payload, asked)
         parts = [channel.to_bytes(payload)]
-        if not hidden:  # an objective may tell as much as the message that is hidden
+        if not hidden:  # an objective may reveal as much as the hidden message
             parts.append(channel.to_bytes(message.diagnostics))
         reply = Packet(words, parts)
         self.store.save(
@@ -222,7 +221,7 @@ class _NodeRun:
         return reply
 
     def finish(self, asked: Packet) -> Packet:
-        """The client's own model, which stays here."""
+        """Save the client's model, which stays on this machine."""
         *broadcasts, end = asked.parts
         _, state, _ = self._state(asked.words["base"], asked._replace(parts=broadcasts))
         downlink = channel.from_bytes(end, self.shapes.end)
@@ -236,15 +235,15 @@ class _NodeRun:
         )
         return Packet({"kind": "finish", "id": self.node.id})
 
-    # --- what hides messages -------------------------------------------------------------------
+    # --- masks and noise -----------------------------------------------------------------------
 
     def masks(self, asked: Packet) -> NodeMasks:
-        """The client's part in the round with masks that a question belongs to."""
+        """Return the client's part in the masked round that a question belongs to."""
         folder, attempt = self.folder / "masks", asked.words["attempt"]
         return NodeMasks(folder, self.node.id, self.run.name, attempt)
 
     def _masked(self, way: channel.Channel, payload: PyTree, asked: Packet) -> tuple[PyTree, bool]:
-        """What is sent, and whether the channel hides it."""
+        """Return what is sent, and whether the channel hides it."""
         if not isinstance(way, MaskedChannel):
             return payload, way.private
         givers = asked.words["givers"]
@@ -252,14 +251,14 @@ class _NodeRun:
         return self.masks(asked).masked(way, payload, givers, encrypted), True
 
     def _noisy(self, way: channel.Channel, history: str) -> Problem:
-        """The run; with a key that nobody else has, where noise is drawn from it."""
+        """Return the problem, with a secret key if the channel draws noise from it."""
         if way.noise() is None:
             return self.problem
         key = _secret_key(self.folder, history)
         return eqx.tree_at(lambda problem: problem.key, self.problem, key)
 
     def _state(self, base: int, asked: Packet) -> tuple[str, ClientState, PyTree]:
-        """Its state after a round: of what questions it came, the state, and the downlink then."""
+        """Return a digest of the questions so far, the state after a round, and its downlink."""
         history, state, downlink = "", None, None
         if base:
             saved = self.store.load(base)
@@ -289,7 +288,7 @@ class _NodeRun:
         return self.programs(client.receive)(self.problem, payload, self._last(last))
 
     def _last(self, downlink: PyTree) -> PyTree:
-        """The downlink before, where the next one needs it."""
+        """Return the previous downlink if the next one depends on it."""
         return downlink if self.problem.downlink.cumulative else None
 
     def _before_rounds(self, problem: Problem, downlink: PyTree = None) -> Broadcast:
@@ -305,7 +304,7 @@ class _NodeRun:
 
 
 def _secret_key(folder: Path, history: str) -> Key[Array, ""]:
-    """A random key that only this machine has, another one for each history of questions."""
+    """Derive a random key from a secret of this machine, different for each history."""
     path = folder / "secret"
     if not path.exists():
         with replacing(path, private=True) as part:

@@ -1,13 +1,13 @@
 """A node's resident worker, which keeps JAX, programs and data from one message to the next.
 
-Flower starts a process for each message. That process hands the message to the worker over a
-socket, and imports no JAX itself. It starts the worker where there is none, and computes the answer
-itself where there can be none.
+Flower starts a process for each message. That process does not import JAX; it passes the message to
+the worker over a socket. If there is no worker, it starts one; if there can be none, it computes
+the answer itself.
 
-A worker belongs to one run: it answers only processes with the same code, configurations and
-versions, and ends at the first other one, which then starts its own. A worker that is killed loses
-nothing: a client's state is on its disk before its answer is sent, and the same question gets the
-same answer.
+A worker belongs to one run. It answers only processes with the same code, configuration and
+versions. On a message from any other process it exits, and that process starts its own worker.
+Killing a worker loses nothing: a client's state is on disk before its answer is sent, and the same
+question gets the same answer.
 """
 
 import hashlib
@@ -37,30 +37,30 @@ from jaxfed.core.common.files import locked
 from jaxfed.deploy.messages import Packet, packet_of, reply_of
 
 LOG = logging.getLogger("jaxfed.deploy")
-IDLE = 600.0  # seconds without a message after which a worker ends
-STARTING = 60.0  # seconds in which a new one must listen
-ATTEMPTS = 3  # workers that may be lost over one message before its own process answers
-# What JAX and Python go by. The rest of the environment may differ from shell to shell.
+IDLE = 600.0  # seconds without a message after which a worker exits
+STARTING = 60.0  # seconds that a new worker has to start listening
+ATTEMPTS = 3  # workers that may fail on one message before its own process answers
+# Settings of JAX and Python. The rest of the environment may differ from shell to shell.
 VARIABLES = ("JAX", "XLA", "CUDA", "PYTHON")
 Config = Mapping[str, Any]  # Flower's run or node configuration
 
 
 def client_app(app: str, *, idle: float = IDLE) -> Any:
-    """A client that leaves its answers to a resident worker, as a `flwr.clientapp.ClientApp`.
+    """Create a `flwr.clientapp.ClientApp` that passes messages to a resident worker.
 
-    It belongs into a module without JAX, such as `jaxfed deploy new` writes. With `worker=false` in
-    the node configuration it computes the answers itself.
+    Call it in a module that does not import JAX, such as the one `jaxfed deploy new` writes. With
+    `worker=false` in the node configuration, the app computes the answers itself.
 
     Args:
-        app: where to find what `jaxfed.deploy.flower.client_app` has made, as
+        app: where to import the result of `jaxfed.deploy.flower.client_app` from, as
             `"package.module:name"`.
-        idle: seconds without a message after which the worker ends.
+        idle: seconds without a message after which the worker exits.
 
     Returns:
         The app.
 
     Raises:
-        ValueError: for what is no such place or time.
+        ValueError: if `app` is not such a path, or `idle` is not positive.
         ImportError: if Flower is not installed.
     """
     if not isinstance(app, str) or not all(app.partition(":")):
@@ -73,33 +73,33 @@ def client_app(app: str, *, idle: float = IDLE) -> Any:
     def train(message: Any, context: Any) -> Any:
         return reply_of(_answer(app, packet_of(message), context, idle), message)
 
-    made.app = app  # for whoever wants to know whether it can be imported
+    made.app = app  # lets callers check that it can be imported
     return made
 
 
 def serve(node_config: Config, *, idle: float = IDLE) -> None:
-    """Be a node's worker, until it has to end or nobody has asked for long.
+    """Run a node's worker until it is told to exit or has been idle for too long.
 
     Args:
         node_config: the node configuration of its SuperNode.
-        idle: seconds without a message after which it ends.
+        idle: seconds without a message after which it exits.
 
     Raises:
-        OSError: if the node has a worker, or cannot have one here.
+        OSError: if the node already has a worker, or cannot have one here.
     """
     place = _place(node_config)
     with locked(place, "worker"), _listening(place / "socket", idle) as listener:
-        # Who connects while JAX is imported waits.
+        # Processes that connect while JAX is imported wait.
         from jaxfed.deploy import flower as flower
 
         last = _answer_all(listener)
-    # Who asked in vain learns of it when there is room for another worker.
+    # A process without an answer hears of it once there is room for another worker.
     if last is not None:
         last.close()
 
 
 def end(node_config: Config) -> None:
-    """Have a node's worker end, once it has answered what it was asked before.
+    """Tell a node's worker to exit, after it has answered earlier messages.
 
     Args:
         node_config: the node configuration of its SuperNode.
@@ -136,14 +136,14 @@ def _answer(app: str, asked: Packet, context: Any, idle: float) -> Packet:
 
 
 def _ask(run: Mapping[str, Any], asked: Packet, idle: float) -> Packet:
-    """The worker's answer.
+    """Return the worker's answer.
 
     Raises:
-        ValueError, RuntimeError: what the app has raised there.
+        ValueError, RuntimeError: if the app raised an error in the worker.
         OSError: if no worker answers.
     """
     for _ in range(ATTEMPTS):
-        # A worker that was killed, was idle, or belongs to another run, does not answer.
+        # A worker that was killed, was idle, or belongs to another run does not answer.
         gone = suppress(ConnectionError, EOFError)
         with gone, _started(run["node_config"], idle) as connection:
             for part in (json.dumps(run).encode(), asked.head.encode(), asked.body):
@@ -158,7 +158,7 @@ def _ask(run: Mapping[str, Any], asked: Packet, idle: float) -> Packet:
 
 
 def _started(node_config: Config, idle: float) -> Connection:
-    """A connection to the worker, which is started if there is none."""
+    """Connect to the worker, and start it if there is none."""
     process, limit = None, time.monotonic() + STARTING
     while True:
         try:
@@ -186,7 +186,7 @@ def _start(node_config: Config, idle: float) -> subprocess.Popen:
 
 
 def _folder_of(app: str) -> Path:
-    """The folder of Python's path from which an app is imported."""
+    """Return the folder of the Python path from which an app is imported."""
     spec = find_spec(app.partition(":")[0].partition(".")[0])
     if spec is None or spec.origin is None:
         raise refuse("app", "one that can be imported", app)
@@ -197,7 +197,7 @@ def _folder_of(app: str) -> Path:
 
 
 def _answer_all(listener: socket.socket) -> Connection | None:
-    """Answer until the worker has to end; the connection of who gets no answer, if any."""
+    """Answer until the worker has to exit; return the connection that got no answer, if any."""
     surroundings, run = _surroundings(), None
     while True:
         try:
@@ -207,7 +207,7 @@ def _answer_all(listener: socket.socket) -> Connection | None:
         except PermissionError as error:
             LOG.warning("%s", error)
             continue
-        with suppress(OSError, EOFError):  # who asks is killed
+        with suppress(OSError, EOFError):  # the other process was killed
             wanted = json.loads(connection.recv_bytes())
             if run is None and surroundings.items() <= wanted.items():
                 sys.path.insert(0, wanted["folder"])
@@ -221,7 +221,7 @@ def _answer_all(listener: socket.socket) -> Connection | None:
 
 
 def _answer_one(run: Mapping[str, Any], head: str, body: bytes) -> tuple[bytes, bytes, bytes]:
-    """Nothing, and the answer's head and body; or an exception's name, its words, and nothing."""
+    """Return "", head and body of the answer; or an exception's name, its message, and ""."""
     try:
         app = pkgutil.resolve_name(run["app"])
         configs = run["run_config"], run["node_config"]
@@ -234,7 +234,7 @@ def _answer_one(run: Mapping[str, Any], head: str, body: bytes) -> tuple[bytes, 
 
 @contextmanager
 def _listening(path: Path, idle: float) -> Iterator[socket.socket]:
-    path.unlink(missing_ok=True)  # of a worker that was killed
+    path.unlink(missing_ok=True)  # left by a worker that was killed
     with closing(socket.socket(socket.AF_UNIX)) as listener:
         listener.bind(str(path))
         path.chmod(0o600)
@@ -250,7 +250,7 @@ def _listening(path: Path, idle: float) -> Iterator[socket.socket]:
 
 
 def _surroundings() -> dict[str, Any]:
-    """What answers depend on beside the run."""
+    """Return what answers depend on, apart from the run."""
     return {
         "python": sys.executable,
         "versions": versions(),
@@ -261,21 +261,21 @@ def _surroundings() -> dict[str, Any]:
 
 
 def _digest(folder: Path) -> str:
-    """Of all files below a folder, but those that Python makes of others."""
+    """Return a digest of all files below a folder, except Python's compiled files."""
     files = (path for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc")
     each = {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
     return hashlib.sha256(json.dumps(each, sort_keys=True).encode()).hexdigest()
 
 
 def _place(node_config: Config) -> Path:
-    """The folder of a node's worker, which nobody else may enter.
+    """Return the folder of a node's worker, which nobody else may enter.
 
     Raises:
-        OSError: if this user cannot have one, or this system has no such sockets.
+        OSError: if this user cannot have one, or this system has no Unix sockets.
     """
     if not hasattr(socket, "AF_UNIX"):
         raise OSError("worker: this system has no Unix sockets")
-    # Among the temporary files, since a socket's path may have no more than 100 letters.
+    # A temporary folder, because a socket's path may have no more than 100 characters.
     folder = Path(tempfile.gettempdir()) / f"jaxfed-{os.geteuid()}"
     folder.mkdir(0o700, exist_ok=True)
     found = folder.lstat()
@@ -288,7 +288,7 @@ def _place(node_config: Config) -> Path:
 
 
 def _connection(node_config: Config) -> Connection:
-    """A connection to a node's worker.
+    """Connect to a node's worker.
 
     Raises:
         OSError: if there is none.
@@ -299,10 +299,10 @@ def _connection(node_config: Config) -> Connection:
 
 
 def _checked(found: socket.socket) -> Connection:
-    """The connection of a socket, if at its other end is a process of this user.
+    """Return the connection of a socket if the process at its other end belongs to this user.
 
     Raises:
-        PermissionError: if it is another's.
+        PermissionError: if it belongs to another user.
     """
     with closing(found):
         if hasattr(socket, "SO_PEERCRED"):  # on Linux; elsewhere the folder keeps others out

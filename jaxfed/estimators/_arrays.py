@@ -1,4 +1,4 @@
-"""Typed wrappers of scikit-learn's checks of arrays."""
+"""Typed wrappers of scikit-learn's array checks."""
 
 from numbers import Real
 from typing import Any
@@ -8,13 +8,13 @@ from sklearn.utils import check_consistent_length, validation
 
 
 def checked(given: Any, **wanted: Any) -> np.ndarray:
-    """`sklearn.utils.check_array`."""
+    """Call `sklearn.utils.check_array`."""
     check: Any = validation.check_array
     return check(given, **wanted)
 
 
 def checked_samples(estimator: Any, given: Any, incomplete: bool, **wanted: Any) -> np.ndarray:
-    """`sklearn.utils.validation.validate_data` for samples in single or double precision."""
+    """Call `sklearn.utils.validation.validate_data` for single- or double-precision samples."""
     check: Any = validation.validate_data
     finite = "allow-nan" if incomplete else True
     types = [np.float64, np.float32]
@@ -22,8 +22,8 @@ def checked_samples(estimator: Any, given: Any, incomplete: bool, **wanted: Any)
 
 
 def checked_labels(groups: Any, X: Any) -> np.ndarray:
-    """The client of each row, all numbers or all names."""
-    # From a mixed list, NumPy would convert numbers to texts.
+    """Return the client of each row, all numbers or all names."""
+    # From a mixed list, NumPy would convert numbers to strings.
     given: Any = groups if hasattr(groups, "dtype") else np.asarray(groups, object)
     if np.ndim(given) != 1:
         raise ValueError(f"groups: wanted one label for each row, got shape {np.shape(given)}")

@@ -31,7 +31,7 @@ Basis = Float[np.ndarray, "d _r"]
 
 
 class Parted(NamedTuple):
-    """Centred samples, and whose they are."""
+    """Centred samples, and the client each belongs to."""
 
     X: Table  # NaN for missing entries
     completed: Table
@@ -39,20 +39,20 @@ class Parted(NamedTuple):
 
 
 class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator, abc.ABC):
-    """Estimators of principal components from clients' samples.
+    """Base of the PCA estimators.
 
     Attributes after `fit` or `partial_fit`:
 
-    - `groups_`: the clients' labels, sorted, `(m,)`; the following is in this order.
+    - `groups_`: the clients' labels, sorted, `(m,)`; other attributes have the same order.
     - `components_`: the shared components, or the centre of the prior, as rows, `(r1, d)`.
     - `local_components_`: the clients' local components as rows, `(m, r2, d)`; r2 may be 0.
     - `mean_`: the mean that is subtracted from samples, `(d,)`.
     - `explained_variance_ratio_`: for each column of `transform`, its share of the variance,
       averaged over the clients.
-    - `noise_variance_`: variance in each direction outside of a client's components.
+    - `noise_variance_`: variance in each direction outside a client's components.
     - `n_iter_`: number of rounds.
     - `summary_`: a summary of the run.
-    - `far_groups_`: with `robust=True`, the labels of the clients that were far from the others.
+    - `far_groups_`: with `robust=True`, the labels of clients that were far from the others.
     """
 
     rounds: int
@@ -66,19 +66,19 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
 
     @abc.abstractmethod
     def _sizes(self) -> tuple[int, int]:
-        """The number of scores of a sample, and the fewest features that this needs."""
+        """Return the number of scores of a sample, and the least number of features it needs."""
 
     @abc.abstractmethod
     def _solved(self, run: Callable[..., Solution], tables: list[Table]) -> Solution:
-        """Learn components by `run(algorithm)`."""
+        """Learn components by calling `run(algorithm)`."""
 
     @abc.abstractmethod
     def _learned(self, solution: Solution) -> Learned:
-        """The components of a solution."""
+        """Return the components of a solution."""
 
     @abc.abstractmethod
     def _new_components(self, table: Table) -> Basis:
-        """Local components for the samples of a client that was not in `fit`."""
+        """Return local components for the samples of a client that was not in `fit`."""
 
     # --- scikit-learn's methods --------------------------------------------------------------
 
@@ -101,7 +101,7 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         X, labels = self._checked(X, groups, first=True, method="fit")
         self._seen = self._solution = self._completion = None
         if self.impute is not None:
-            # To expected moments: completed samples vary less than those behind them.
+            # From expected moments: imputed samples vary less than true ones.
             self._go_on(X, labels)
             self._seen = self._solution = None
             return self
@@ -116,13 +116,13 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
     def partial_fit(
         self, X: ArrayOrFrame, y: object = None, groups: ArrayOrFrame | None = None
     ) -> Self:
-        """Learn components from new samples and those of earlier calls, of which moments are kept.
+        """Learn components from new samples and the moments of samples from earlier calls.
 
-        The first call is `fit`. Later ones go on from the components that were learned before, by
-        at most `rounds` rounds, on means and second moments of all samples, each client's matrix
-        `(d + 1, d + 1)`: new samples count as `forgetting` says. Clients may be new, and those
-        without new samples stay. `fit` keeps no moments: the next call is a first one again.
-        Missing entries are completed by what the first call learned.
+        The first call is like `fit`. Later calls continue from the components learned before, with
+        at most `rounds` rounds on means and second moments of all samples, a `(d + 1, d + 1)`
+        matrix per client. `forgetting` is the share of the new samples. Clients may be new, and
+        clients without new samples stay. `fit` keeps no moments, so the next call is a first one
+        again. Missing entries are imputed by the model from the first call.
 
         Args:
             X: new samples as rows, `(n, d)`.
@@ -146,12 +146,12 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
 
     @final
     def transform(self, X: ArrayOrFrame, groups: ArrayOrFrame | None = None) -> Table:
-        """The scores of samples, first for the shared and then for their client's local components.
+        """Compute the scores of samples, for the shared and then for the client's local components.
 
-        Local components differ between clients, so local scores compare only samples of the same
+        Local components differ between clients, so local scores are comparable only within one
         client. For a client that was not in `fit`, local components are learned from the given
-        samples. Without `groups`, local scores are zero, with a warning if clients have local
-        components, unless there was only one client in `fit`.
+        samples. Without `groups`, local scores are zero, unless there was only one client in `fit`;
+        a warning is raised if clients have local components.
 
         Args:
             X: samples as rows, `(n, d)`.
@@ -175,12 +175,12 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
     def fit_transform(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, X: ArrayOrFrame, y: object = None, groups: ArrayOrFrame | None = None
     ) -> Table:
-        """`fit`, and the scores of the same samples."""
+        """Call `fit`, and return the scores of the same samples."""
         return self.fit(X, y, groups).transform(X, groups)
 
     @final
     def inverse_transform(self, X: ArrayOrFrame, groups: ArrayOrFrame | None = None) -> Table:
-        """The samples with these scores.
+        """Reconstruct samples from scores.
 
         Args:
             X: scores as rows, `(n, r)`.
@@ -212,19 +212,19 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
     def score_samples(
         self, X: ArrayOrFrame, groups: ArrayOrFrame | None = None
     ) -> Float[np.ndarray, " n"]:
-        """The log-likelihood of each sample.
+        """Compute the log-likelihood of each sample.
 
-        A client's samples are normally distributed, with their covariance within its components
-        and the variance `noise_variance_` in all other directions. For a client that was not in
-        `fit`, each half of its samples (every other row) is scored with components learned from
-        the other half. Of samples with missing entries it is the likelihood of the others.
+        A client's samples are normally distributed, with their covariance within its components and
+        variance `noise_variance_` in all other directions. For a client that was not in `fit`, each
+        half of its samples (every other row) is scored with components learned from the other half.
+        Missing entries are left out of the likelihood.
 
         Args:
             X: samples as rows, `(n, d)`.
             groups: the client of each row, `(n,)`.
 
         Returns:
-            `(n,)`.
+            Log-likelihoods, `(n,)`.
 
         Raises:
             ValueError: if samples or groups are invalid.
@@ -243,15 +243,15 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
 
     @final
     def score(self, X: ArrayOrFrame, y: object = None, groups: ArrayOrFrame | None = None) -> float:
-        """The mean of `score_samples`, for a search over ranks to maximize.
+        """Compute the mean of `score_samples`, to be maximized in a search over ranks.
 
-        The reconstruction error is no criterion: it decreases with every component.
+        Reconstruction error is not suitable: it decreases with every component.
         """
         return float(np.mean(self.score_samples(X, groups)))
 
     @final
     def personalize(self, X: ArrayOrFrame, groups: ArrayOrFrame) -> Self:
-        """Learn new clients' local components from their samples; nothing else changes.
+        """Learn the local components of new clients from their samples; nothing else changes.
 
         Args:
             X: samples as rows, `(n, d)`.
@@ -269,7 +269,7 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
             raise ValueError(fault)
         _, X, parts = self._parted(X, groups)
         new = {labels[rows[0]]: self._new_law(X[rows]) for rows, law in parts if law is None}
-        # As in `fit`, labels are sorted and everything else follows their order.
+        # As in `fit`, labels are sorted and everything else has the same order.
         known = dict(zip(self.groups_, self._laws, strict=True)) | new
         self.groups_ = np.array(sorted(known))
         self._laws = [known[label] for label in self.groups_]
@@ -282,7 +282,7 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
     def _checked(
         self, X: ArrayOrFrame, groups: ArrayOrFrame | None, *, first: bool, method: str
     ) -> tuple[Table, np.ndarray]:
-        """The samples, and the label of each."""
+        """Check parameters, samples and groups; return the samples and their labels."""
         for name in ("rounds", *self._ranks()):
             check_whole(name, getattr(self, name))
         check_flag("center", self.center)
@@ -290,7 +290,7 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         check_forgetting(self.forgetting)
         check_impute(self.impute)
         self._n_features_out, least = self._sizes()
-        # Later samples have as many features as the first ones, or are refused for that.
+        # The number of features of later samples is compared with that of the first ones.
         least = max(least, sum(self.impute or ()))
         wanted = {"ensure_min_samples": 2, "ensure_min_features": least} if first else {}
         incomplete = (self.impute if first else self._completion) is not None
@@ -300,7 +300,7 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         return X, np.zeros(len(X), int) if groups is None else checked_labels(groups, X)
 
     def _go_on(self, X: Table, labels: np.ndarray) -> None:
-        """Learn components from moments, of new samples and of those before."""
+        """Learn components from moments of new and earlier samples."""
         if self._seen is None and self.impute is not None:
             impute = self._aggregated(Impute(*self.impute), len(np.unique(labels)))
             self._completion = Completion.learned(X, labels, impute, self.center, self._key())
@@ -315,7 +315,7 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         return jax.random.key(check_random_state(self.random_state).randint(2**31 - 1))
 
     def _aggregated(self, algorithm: Algorithm, clients: int) -> Algorithm:
-        """The algorithm, with a robust aggregate if one is wanted."""
+        """Return the algorithm, with robust aggregation if requested."""
         if not self.robust:
             return algorithm
         if clients < 3:
@@ -325,7 +325,7 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
     def _run(
         self, clients: Clients, tables: list[Table], before: Solution | None = None
     ) -> Solution:
-        """Learn components, from those of a solution if there is one."""
+        """Learn components, starting from those of an earlier solution if there is one."""
         options: dict[str, Any] = {"rounds": int(self.rounds), "key": self._key(), "tol": self.tol}
         if before is not None:
             return before.update(clients, **options)
@@ -342,7 +342,7 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         tables: list[Table],
         together: Float[np.ndarray, "rows d"],
     ) -> None:
-        """Set the attributes, of samples or of rows with the same second moments."""
+        """Set the attributes, from samples or from rows with the same second moments."""
         if self.robust:
             far = aggregation.far_clients(solution, clients.ids)
             self.far_groups_ = self.groups_[np.isin(clients.ids, far)]
@@ -362,7 +362,7 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         ]
         # Samples without a client are scored by the shared components alone.
         self._law = Normal.fitted(shared, together, noise_outside(shared[None], [together]))
-        if len(tables) == 1:  # whose client is known without groups
+        if len(tables) == 1:  # whose client is known even without groups
             (self._law,) = self._laws
         total = np.mean([np.sum(x**2) / len(x) for x in tables])
         variances = np.mean([np.diagonal(law.within) for law in self._laws], axis=0)
@@ -372,7 +372,7 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         return [name for name in self.get_params(deep=False) if "rank" in name or "n_comp" in name]
 
     def _basis(self, local: Basis) -> Basis:
-        """All components of a client, given its local ones."""
+        """Return all components of a client, given its local ones."""
         shared = np.asarray(self.components_).T
         return np.concatenate([shared, local], axis=1) if self._beside else local
 

@@ -1,4 +1,4 @@
-"""Completes the missing entries of the samples that estimators take."""
+"""Impute missing entries of samples given to estimators."""
 
 from typing import Any, NamedTuple, Self
 
@@ -18,27 +18,27 @@ Table = Float[np.ndarray, "n d"]
 
 
 class Completion(NamedTuple):
-    """What completes samples: models of clients, and one of anybody for all others."""
+    """A model for each known client, and one for all other clients."""
 
     labels: np.ndarray  # of the clients
-    origin: Float[np.ndarray, " d"]  # subtracted from samples before
+    origin: Float[np.ndarray, " d"]  # subtracted from samples first
     models: Personalized
 
     @classmethod
     def learned(
         cls, X: Table, labels: np.ndarray, impute: Algorithm, center: bool, key: Key[Array, ""]
     ) -> Self:
-        """Learn it.
+        """Learn the models.
 
         Args:
             X: samples as rows.
             labels: the client of each row.
             impute: `jaxfed.preprocess.Impute`, or one with a robust aggregate.
-            center: whether the mean of what was observed is subtracted.
-            key: randomness of the run.
+            center: whether to subtract the mean of the observed entries.
+            key: random key of the run.
 
         Raises:
-            ValueError: for samples and features of which nothing was observed.
+            ValueError: if a sample or a feature has no observed entry.
         """
         for axis, what in enumerate(("feature", "sample")):
             empty = np.isnan(X).all(axis=axis)
@@ -52,11 +52,11 @@ class Completion(NamedTuple):
         return cls(present, origin, fit(impute, clients, rounds=ROUNDS, key=key).result)
 
     def completed(self, X: Table, labels: np.ndarray | None) -> Table:
-        """Samples with conditional means in place of missing entries.
+        """Replace missing entries by their conditional means.
 
         Args:
             X: samples as rows.
-            labels: the client of each row; None where nobody is told.
+            labels: the client of each row; None if unknown.
         """
         if not np.isnan(X).any():
             return X
@@ -68,28 +68,28 @@ class Completion(NamedTuple):
         return np.where(np.isnan(X), found + self.origin.astype(X.dtype), X)
 
     def moments(self, X: Table, labels: np.ndarray) -> Clients:
-        """The clients' expected second moments of (sample - origin, 1)."""
+        """Compute the clients' expected second moments of (sample - origin, 1)."""
         return self._models(labels).moments(self._clients(X, _places(X, labels)))
 
     def _clients(self, X: Table, places: Int[np.ndarray, " n"]) -> Clients:
-        """Samples with a one behind each, which is never missing."""
+        """Make clients from samples, each with an additional entry of one."""
         rows = np.column_stack([X - self.origin, np.ones(len(X))])
         tables = [rows[places == i] for i in range(places.max() + 1)]
         return Clients.from_samples(tables, missing="mask")
 
     def _models(self, labels: np.ndarray | None) -> Imputation:
-        """A model of each label in order, for samples with ones behind them."""
+        """Return a model for each label in order, for samples with an additional entry of one."""
         known = {label: place for place, label in enumerate(self.labels.tolist())}
         if labels is None:  # the only client's, if there is one
             chosen = [0 if len(known) == 1 else -1]
         else:
             chosen = [known.get(label, -1) for label in np.unique(labels).tolist()]
         anybody, own = self.models
-        # That of anybody is the last one.
+        # The model for other clients comes last.
         each = jax.tree.map(
             lambda x, y: jnp.concatenate([x, y[None]])[jnp.asarray(chosen)], own, anybody
         )
-        # The ones have mean and noise one, and neither loadings nor variances of these.
+        # The additional entries have mean and noise one, and zero loadings and variances.
         ones = zip(jax.tree.leaves(each), (1.0, 0.0, 1.0, 0.0, 0.0), strict=True)
         return Imputation(
             *(jnp.concatenate([x, jnp.full_like(x[:, :1], one)], axis=1) for x, one in ones)
@@ -97,10 +97,10 @@ class Completion(NamedTuple):
 
 
 def check_impute(given: object) -> None:
-    """Refuse what is neither None nor two numbers of components.
+    """Refuse values other than None and two numbers of components.
 
     Raises:
-        ValueError: for anything else.
+        ValueError: for other values.
     """
     ranks: Any = given if isinstance(given, tuple | list) else ()
     if given is not None and (len(ranks) != 2 or not all(is_whole(x) and x > 0 for x in ranks)):

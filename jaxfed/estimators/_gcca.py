@@ -21,12 +21,12 @@ from jaxfed.estimators._arrays import checked
 class FederatedGCCA(BaseEstimator):
     """Scores on which views of the same entities agree; each view stays with its client.
 
-    Runs `jaxfed.gcca.MaxVar`, started by one round of `jaxfed.gcca.MVLSA`. `fit` and `transform`
+    It runs `jaxfed.gcca.MaxVar`, started by one round of `jaxfed.gcca.MVLSA`. `fit` and `transform`
     take a list of views, as in `cca-zoo`.
 
-    Attributes after `fit`: `weights_`, a list of `(d_j, r)`; `means_`, a list of `(d_j,)`;
-    `representation_`, the common representation of the entities, `(n, r)`, orthonormal; `n_views_`;
-    `n_iter_`; `summary_`.
+    Attributes after `fit`: `weights_`, a list of `(d_j, r)` arrays; `means_`, a list of `(d_j,)`
+    arrays; `representation_`, the common representation of the entities, `(n, r)`, orthonormal;
+    `n_views_`; `n_iter_`; `summary_`.
 
     Source: Shrestha & Fu (2023), Communication-efficient federated linear and deep generalized
     canonical correlation analysis.
@@ -44,15 +44,15 @@ class FederatedGCCA(BaseEstimator):
         center: bool = True,
         random_state: Any = None,
     ):
-        """Set the estimator up.
+        """Set up the estimator.
 
         Args:
             n_components: number of components.
             ridge: weight of the maps' squared norms; needed for views with as many features as
                 entities.
-            solver: a client's update in each round, see `jaxfed.gcca.MaxVar`.
+            solver: a client's update in each round; see `jaxfed.gcca.MaxVar`.
             rounds: number of rounds.
-            center: whether each view's means are subtracted.
+            center: whether to subtract each view's means.
             random_state: a seed or a `numpy.random.RandomState`.
         """
         self.n_components, self.ridge, self.solver = n_components, ridge, solver
@@ -62,7 +62,7 @@ class FederatedGCCA(BaseEstimator):
         """Learn maps.
 
         Args:
-            views: a list of `(n, d_j)`, the same entities in the same order.
+            views: a list of `(n, d_j)` arrays, with the same entities in the same order.
             y: ignored.
 
         Raises:
@@ -89,13 +89,13 @@ class FederatedGCCA(BaseEstimator):
         return self
 
     def transform(self, views: Sequence[ArrayLike]) -> list[Float[np.ndarray, "n r"]]:
-        """Each view's scores, for the entities of `fit` or others.
+        """Compute each view's scores, for the entities of `fit` or others.
 
         Args:
-            views: a list of `(n, d_j)`.
+            views: a list of `(n, d_j)` arrays.
 
         Returns:
-            A list of `(n, r)`, whose mean is the common representation.
+            A list of `(n, r)` arrays, whose mean is the common representation.
 
         Raises:
             ValueError: if the views do not match those of `fit`.
@@ -107,7 +107,7 @@ class FederatedGCCA(BaseEstimator):
                 f"views: wanted {[len(q) for q in self.weights_]} features, "
                 f"got {[x.shape[1] for x in tables]}"
             )
-        # Runs hold maps of one shape: those of narrow views end with rows of zeros.
+        # Runs hold maps of one shape: those of narrow views end with zero rows.
         widest = max(map(len, self.weights_))
         local = np.stack([np.pad(q, ((0, widest - len(q)), (0, 0))) for q in self.weights_])
         result = Personalized(jnp.asarray(self.representation_), jnp.asarray(local))
@@ -116,11 +116,11 @@ class FederatedGCCA(BaseEstimator):
     def fit_transform(
         self, views: Sequence[ArrayLike], y: object = None
     ) -> list[Float[np.ndarray, "n r"]]:
-        """`fit`, and the scores of the same views."""
+        """Call `fit`, and return the scores of the same views."""
         return self.fit(views, y).transform(views)
 
     def score(self, views: Sequence[ArrayLike], y: object = None) -> float:
-        """Mean correlation of two views' scores, over all pairs of views and components."""
+        """Compute the mean correlation of two views' scores, over all pairs and components."""
         scores = np.stack(self.transform(views))
         scores = scores - scores.mean(axis=1, keepdims=True)
         norms = np.linalg.norm(scores, axis=1, keepdims=True)

@@ -1,4 +1,4 @@
-"""Whose the rows are: the clients' labels, and what to say where they are not told."""
+"""Group rows by client, and warn if clients are not given."""
 
 import warnings
 from collections.abc import Sequence
@@ -24,12 +24,12 @@ class Known(NamedTuple):
 
     labels: np.ndarray
     laws: Sequence[Normal]
-    anybody: Normal  # the distribution of samples whose client is not told
+    anybody: Normal  # the distribution of samples without a client
     has_own: bool  # whether clients have local components
 
 
 def groups_of(X: np.ndarray, groups: Any, known: Known) -> list[Group]:
-    """The rows of each client, with warnings where clients are not told or all are unknown."""
+    """Return the rows of each client; warn if clients are not given or all unknown."""
     if groups is None:
         if len(known.labels) > 1 and known.has_own:
             text = (
@@ -47,13 +47,13 @@ def groups_of(X: np.ndarray, groups: Any, known: Known) -> list[Group]:
 
 
 def other_type(known: np.ndarray, labels: np.ndarray) -> str:
-    """The error for labels of another type than in `fit`: 0 and "0" are different labels."""
+    """Return the error if labels are of another type than in `fit`: 0 is not "0"."""
     wanted, got = ("numbers" if each.dtype.kind in "biuf" else "names" for each in (known, labels))
     return "" if wanted == got else f"groups: wanted {wanted}, as in fit, got {got}"
 
 
 def warn(what: str, *methods: str) -> None:
-    """Warn that groups are not told, and say how pipelines and searches pass them on."""
+    """Warn that groups are missing, and say how pipelines and searches pass them on."""
     requests = ", ".join(f"set_{method}_request(groups=True)" for method in methods)
     warnings.warn(
         f"groups: {what}; pass the label of each row's client. Pipelines and searches pass them on "

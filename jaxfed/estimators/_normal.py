@@ -1,4 +1,4 @@
-"""The normal distribution that components describe, and the likelihood of samples under it."""
+"""The normal distribution that components describe, and the likelihood of samples."""
 
 from typing import NamedTuple, Self
 
@@ -7,19 +7,19 @@ from jaxtyping import Float
 
 
 class Learned(NamedTuple):
-    """The components that a run has found."""
+    """The components that a run has learned."""
 
     shared: Float[np.ndarray, "d _r"]  # also used for samples of unknown clients
     local: Float[np.ndarray, "m d r2"]
-    beside: bool  # whether clients have local components beside the shared ones, or instead
+    beside: bool  # whether clients have local components beside the shared ones, or only local ones
 
 
 class Normal(NamedTuple):
     """A centred normal distribution with any covariance within the span of components.
 
-    Outside of the span, the variance is the same in all directions.
+    Outside the span, the variance is the same in all directions.
 
-    Source: probabilistic PCA (Tipping & Bishop 1999), with the components given.
+    Source: probabilistic PCA (Tipping & Bishop 1999), with given components.
     """
 
     basis: Float[np.ndarray, "d r"]  # orthonormal
@@ -30,13 +30,13 @@ class Normal(NamedTuple):
     def fitted(
         cls, basis: Float[np.ndarray, "d r"], samples: Float[np.ndarray, "n d"], noise: float
     ) -> Self:
-        """The maximum likelihood fit to samples; no variance is smaller than the given noise."""
+        """Fit to samples by maximum likelihood; no variance is smaller than the noise."""
         scores = samples @ basis
         values, vectors = np.linalg.eigh(scores.T @ scores / max(len(samples), 1))
         return cls(basis, (vectors * np.maximum(values, noise)) @ vectors.T, noise)
 
     def log_likelihood(self, samples: Float[np.ndarray, "n d"]) -> Float[np.ndarray, " n"]:
-        """The log-likelihood of what was observed of each sample; NaN stands for the rest."""
+        """Compute the log-likelihood of each sample's observed entries; NaN marks missing ones."""
         rank = self.basis.shape[1]
         observed = ~np.isnan(samples)
         known = np.where(observed, samples, 0).astype(float)
@@ -57,14 +57,14 @@ class Normal(NamedTuple):
 def noise_outside(
     bases: Float[np.ndarray, "m d r"], tables: list[Float[np.ndarray, "n_i d"]]
 ) -> float:
-    """Mean variance per direction of the clients' samples outside of their components."""
+    """Return the mean variance per direction of samples outside their client's components."""
     features, rank = bases.shape[1:]
     left = [
         (np.sum(x**2) - np.sum((x @ basis) ** 2)) / len(x)
         for x, basis in zip(tables, bases, strict=True)
     ]
     total = np.mean([np.sum(x**2) / len(x) for x in tables])
-    # Without noise at all, the likelihood would be infinite.
+    # Without any noise, the likelihood would be infinite.
     least = np.finfo(np.float32).eps * max(total, 1e-30) / features
     return float(max(np.mean(left) / max(features - rank, 1), least))
 
@@ -72,9 +72,9 @@ def noise_outside(
 def principal(
     basis: Float[np.ndarray, "d r"], tables: list[Float[np.ndarray, "n_i d"]]
 ) -> Float[np.ndarray, "d r"]:
-    """The same span with uncorrelated components in descending order of variance.
+    """Rotate a basis to uncorrelated components in order of decreasing variance.
 
-    Every client has the same weight. Signs are fixed: the largest entry of a component is positive.
+    All clients have the same weight. The entry of largest magnitude of each component is positive.
     """
     moment = sum((x @ basis).T @ (x @ basis) / len(x) for x in tables)
     turned = basis @ np.linalg.eigh(moment)[1][:, ::-1]

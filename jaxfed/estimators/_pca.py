@@ -16,15 +16,15 @@ from jaxfed.linalg import Moment
 from jaxfed.pca.likelihood import joint_moment, precision
 
 STARTS = ("local_first", "projector")
-# Objectives that differ by a smaller share are equal: where clients are alike, every split of the
-# same components into shared and local ones is as good.
+# Objectives that differ by less count as equal: if clients are alike, all splits of the same
+# components into shared and local ones are equally good.
 TIE = 0.01
 
 
 class PersonalizedPCA(ClientPCA):
-    """Shared components, and for each client local components besides.
+    """Shared components, and local components for each client.
 
-    Runs `jaxfed.pca.VarProPerPCA` on the rows of each group. See `transform` for the meaning of
+    It runs `jaxfed.pca.VarProPerPCA` on the rows of each group. See `transform` for the meaning of
     local scores and for clients that were not in `fit`.
 
     Source: Shi & Kontar (2024), Personalized PCA: decoupling shared and unique features, JMLR.
@@ -44,25 +44,25 @@ class PersonalizedPCA(ClientPCA):
         impute: tuple[int, int] | None = None,
         random_state: Any = None,
     ):
-        """Set the estimator up.
+        """Set up the estimator.
 
         Args:
             shared_rank: number of shared components.
             local_rank: number of each client's local components.
             rounds: number of rounds.
             start: `"local_first"` suits local components with more variance than the shared ones,
-                `"projector"` the opposite; `"better"` runs both and keeps the result that explains
+                `"projector"` the opposite. `"better"` runs both and keeps the result that explains
                 more of the variance, or the larger shared part if there is no clear difference.
             shrinkage: remove the noise from the second moments first.
-            robust: aggregate what clients send by `jaxfed.aggregation.Robust`, each of at least
-                three clients by itself, so that a few faulty ones do little harm. The mean of all
-                samples is one of everybody's.
-            center: whether the mean of all samples is subtracted.
-            forgetting: the share, in (0, 1], of the new samples in each `partial_fit`; None
-                forgets nothing, so that every sample counts the same.
-            impute: numbers of shared and local components of the model that completes missing
-                entries (NaN), see `jaxfed.preprocess.Impute`; None refuses them. Samples of clients
-                that were not in `fit` are completed as those of anybody.
+            robust: aggregate messages with `jaxfed.aggregation.Robust`, each client as a group of
+                its own, so that a few faulty clients do little harm. This needs at least three
+                clients. The mean of all samples remains a plain mean.
+            center: whether to subtract the mean of all samples.
+            forgetting: the share, in (0, 1], of the new samples in each `partial_fit`; None forgets
+                nothing, so that all samples count equally.
+            impute: numbers of shared and local components of the model that imputes missing entries
+                (NaN), see `jaxfed.preprocess.Impute`; None refuses missing entries. Samples of
+                clients that were not in `fit` are imputed by a model for unknown clients.
             random_state: a seed or a `numpy.random.RandomState`.
         """
         self.shared_rank, self.local_rank, self.rounds = shared_rank, local_rank, rounds
@@ -98,9 +98,9 @@ class PersonalizedPCA(ClientPCA):
 
 
 class FederatedPCA(ClientPCA):
-    """The principal components of all clients' samples together, without pooling them.
+    """Principal components of all clients' samples together, without pooling them.
 
-    Runs `jaxfed.pca.BlockLanczos`: the server sees sums of products, and a few rounds suffice.
+    It runs `jaxfed.pca.BlockLanczos`: the server sees sums of products, and a few rounds suffice.
 
     Source: Golub & Underwood (1977), The block Lanczos method for computing eigenvalues.
     """
@@ -116,19 +116,19 @@ class FederatedPCA(ClientPCA):
         impute: tuple[int, int] | None = None,
         random_state: Any = None,
     ):
-        """Set the estimator up.
+        """Set up the estimator.
 
         Args:
             n_components: number of components.
             rounds: maximum number of rounds.
             tol: stop once the captured variance changes by at most this fraction; None never stops
                 early.
-            center: whether the mean of all samples is subtracted.
-            forgetting: the share, in (0, 1], of the new samples in each `partial_fit`; None
-                forgets nothing, so that every sample counts the same.
-            impute: numbers of shared and local components of the model that completes missing
-                entries (NaN), see `jaxfed.preprocess.Impute`; None refuses them. Samples of clients
-                that were not in `fit` are completed as those of anybody.
+            center: whether to subtract the mean of all samples.
+            forgetting: the share, in (0, 1], of the new samples in each `partial_fit`; None forgets
+                nothing, so that all samples count equally.
+            impute: numbers of shared and local components of the model that imputes missing entries
+                (NaN), see `jaxfed.preprocess.Impute`; None refuses missing entries. Samples of
+                clients that were not in `fit` are imputed by a model for unknown clients.
             random_state: a seed or a `numpy.random.RandomState`.
         """
         self.n_components, self.rounds, self.tol = n_components, rounds, tol
@@ -152,10 +152,10 @@ class FederatedPCA(ClientPCA):
 class HierarchicalPCA(ClientPCA):
     """Components of each client under a common prior, which supports clients with few samples.
 
-    Runs `jaxfed.pca.HierarchicalPCA` if the prior's variance is given, or `jaxfed.pca.AdaptivePCA`
+    It runs `jaxfed.pca.HierarchicalPCA` if the prior variance is given, or `jaxfed.pca.AdaptivePCA`
     to learn it. `components_` is the prior's centre, and `local_components_` holds each client's
     components. A client that was not in `fit` gets the most likely components for its samples
-    under the prior. The model has scores of variance one: scale the samples accordingly.
+    under the prior. The model assumes scores of variance one: scale the samples accordingly.
 
     Source: Ozkara, Huang & Diggavi (2023); Ozkara, Huang, Zhou & Diggavi, ADEPT.
     """
@@ -173,23 +173,23 @@ class HierarchicalPCA(ClientPCA):
         impute: tuple[int, int] | None = None,
         random_state: Any = None,
     ):
-        """Set the estimator up.
+        """Set up the estimator.
 
         Args:
             n_components: number of each client's components, less than the number of features.
             noise_variance: noise variance of each feature.
-            prior_variance: variance of clients' components around the common ones; None to learn
+            prior_variance: variance of clients' components around the shared ones; None to learn
                 it.
             rounds: number of rounds.
-            robust: aggregate what clients send by `jaxfed.aggregation.Robust`, each of at least
-                three clients by itself, so that a few faulty ones do little harm. The mean of all
-                samples is one of everybody's.
-            center: whether the mean of all samples is subtracted.
-            forgetting: the share, in (0, 1], of the new samples in each `partial_fit`; None
-                forgets nothing, so that every sample counts the same.
-            impute: numbers of shared and local components of the model that completes missing
-                entries (NaN), see `jaxfed.preprocess.Impute`; None refuses them. Samples of clients
-                that were not in `fit` are completed as those of anybody.
+            robust: aggregate messages with `jaxfed.aggregation.Robust`, each client as a group of
+                its own, so that a few faulty clients do little harm. This needs at least three
+                clients. The mean of all samples remains a plain mean.
+            center: whether to subtract the mean of all samples.
+            forgetting: the share, in (0, 1], of the new samples in each `partial_fit`; None forgets
+                nothing, so that all samples count equally.
+            impute: numbers of shared and local components of the model that imputes missing entries
+                (NaN), see `jaxfed.preprocess.Impute`; None refuses missing entries. Samples of
+                clients that were not in `fit` are imputed by a model for unknown clients.
             random_state: a seed or a `numpy.random.RandomState`.
         """
         self.n_components, self.noise_variance = n_components, noise_variance
@@ -224,11 +224,11 @@ class HierarchicalPCA(ClientPCA):
 
 
 def _shared_energy(tables: list[Table], solution: Solution) -> float:
-    """The clients' mean energy in the shared components."""
+    """Return the clients' mean energy in the shared components."""
     shared = np.asarray(solution.result.shared)
     return float(np.mean([np.sum((x @ shared) ** 2) / len(x) for x in tables]))
 
 
 def _host(array: Any) -> np.ndarray:
-    """Orthonormal columns on the host in double precision."""
+    """Copy orthonormal columns to the host in double precision."""
     return np.asarray(array, np.float64)

@@ -1,4 +1,4 @@
-"""What estimators keep of samples that came in earlier calls: means and second moments."""
+"""What estimators keep of samples from earlier calls: means and second moments."""
 
 from typing import NamedTuple
 
@@ -17,11 +17,11 @@ Table = Float[np.ndarray, "n d"]
 
 
 class Seen(NamedTuple):
-    """All samples so far, without them."""
+    """Moments of all samples so far."""
 
     origin: Float[np.ndarray, " d"]  # subtracted from samples, so that moments do not cancel
     labels: np.ndarray  # of the clients, by id
-    moments: Clients  # second moments of (sample - origin, 1), which hold the means too
+    moments: Clients  # second moments of (sample - origin, 1), which include the means
 
 
 class Summary(NamedTuple):
@@ -30,15 +30,15 @@ class Summary(NamedTuple):
     labels: np.ndarray
     mean: Float[np.ndarray, " d"]
     clients: Clients
-    tables: list[Table]  # for each client, some rows that have its second moment
-    together: Table  # rows that have the moment of all samples
+    tables: list[Table]  # for each client, rows that have its second moment
+    together: Table  # rows that have the second moment of all samples
 
 
 def check_forgetting(given: object) -> None:
-    """Refuse what is neither None nor a share of the new samples.
+    """Refuse values other than None and a share in (0, 1].
 
     Raises:
-        ValueError: for a number that is not in (0, 1].
+        ValueError: for other values.
     """
     if given is not None:
         check_number("forgetting", given, "a number in (0, 1] or None", lambda x: 0 < x <= 1)
@@ -52,15 +52,15 @@ def taken_in(
     center: bool,
     completion: Completion | None,
 ) -> Seen:
-    """The samples so far and new ones.
+    """Add new samples to those seen so far.
 
     Args:
-        seen: the samples so far; None if there are none.
+        seen: moments of the samples so far; None if there are none.
         X: new samples as rows.
         labels: the client of each row.
         forgetting: the share of the new samples; None forgets nothing.
-        center: whether means matter.
-        completion: what completes samples; None for complete ones.
+        center: whether samples will be centred.
+        completion: imputes missing entries; None for complete samples.
     """
     rule = Forgetting(forgetting)
     if seen is None:
@@ -84,7 +84,7 @@ def taken_in(
 
 
 def summary(seen: Seen, center: bool) -> Summary:
-    """The clients' moments, about the mean of all samples if they are to be centred."""
+    """Return the clients' moments, about the mean of all samples if `center`."""
     order = np.argsort(seen.labels[np.asarray(seen.moments.ids)])
     clients = seen.moments.take(order)
     (part,) = clients.parts
@@ -106,6 +106,6 @@ def summary(seen: Seen, center: bool) -> Summary:
 
 
 def _rows(moment: Float[np.ndarray, "d d"]) -> Float[np.ndarray, "d d"]:
-    """As many rows as features that have a second moment."""
+    """Return as many rows as features, with this second moment."""
     values, vectors = np.linalg.eigh(moment)
     return np.sqrt(len(values) * np.maximum(values, 0))[:, None] * vectors.T

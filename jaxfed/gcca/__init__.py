@@ -1,4 +1,4 @@
-"""Generalized canonical correlation analysis of views that stay with their clients."""
+"""Generalized canonical correlation analysis (GCCA) of views that stay with their clients."""
 
 from jaxfed import _names
 from jaxfed.gcca.ajive import AJIVE as AJIVE

@@ -1,4 +1,4 @@
-"""The networks of deep GCCA: making them, splitting them into parameters and the rest, applying."""
+"""The networks of deep GCCA: create them, separate their parameters, apply and train them."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,12 +14,12 @@ Maker = Callable[..., Any]  # network(features, *, mask, key)
 
 
 def frame_of(network: Maker, features: int, dtype: DTypeLike) -> tuple[PyTree, PyTree]:
-    """Shapes and types of a network's arrays, and the rest of it."""
+    """Return the shapes and types of a network's arrays, and the rest of the network."""
 
     def make(key, mask):
         return network(features, mask=mask, key=key)
 
-    # Shapes alone: the arrays are drawn by each client, from its own key.
+    # Only shapes: each client draws the arrays from its own key.
     mask = jax.ShapeDtypeStruct((features,), dtype)
     made = eqx.filter_eval_shape(make, jax.random.key(0), mask)
     shapes, frame = eqx.partition(made, lambda leaf: isinstance(leaf, jax.ShapeDtypeStruct))
@@ -29,17 +29,17 @@ def frame_of(network: Maker, features: int, dtype: DTypeLike) -> tuple[PyTree, P
 def arrays_of(
     network: Maker, key: Key[Array, ""], mask: Float[Array, " features"], dtype: DTypeLike
 ) -> PyTree:
-    """The arrays of a new network."""
+    """Create the arrays of a new network."""
     made = network(len(mask), mask=mask, key=key)
     return _cast(eqx.filter(made, eqx.is_array), dtype)
 
 
 def check_network(network: Maker, view: View, batch: int, rank: int) -> PyTree:
-    """The shapes of a network's arrays, after a check that it fits a view, of any values.
+    """Check that a network fits a view, without computing values; return its arrays' shapes.
 
     Raises:
-        ValueError: for a network that fails for a batch of so many entities, has no parameters, or
-            gives other outputs than as many numbers as the rank.
+        ValueError: if the network fails for a batch of this size, has no parameters, or does not
+            return one number per component of the rank.
     """
     features, dtype = view.shape[-1], view.values.dtype
     try:
@@ -65,7 +65,7 @@ def check_network(network: Maker, view: View, batch: int, rank: int) -> PyTree:
 
 
 def split(network: Any) -> tuple[PyTree, PyTree]:
-    """A network's parameters, and the rest of it."""
+    """Return a network's parameters, and the rest of the network."""
     trained = jax.tree_util.tree_map_with_path(
         lambda path, leaf: _inexact(leaf) and not _is_statistic(path), network
     )
@@ -73,7 +73,7 @@ def split(network: Any) -> tuple[PyTree, PyTree]:
 
 
 def with_statistics(network: Any, statistics: PyTree) -> Any:
-    """The network with other running statistics."""
+    """Return the network with other running statistics."""
     # Both trees have their leaves in the same order.
     leaves = iter(jax.tree.leaves(statistics))
     return jax.tree_util.tree_map_with_path(
@@ -82,25 +82,25 @@ def with_statistics(network: Any, statistics: PyTree) -> Any:
 
 
 def applied(network: Any, values: Float[Array, "n features"]) -> Float[Array, "n rank"]:
-    """The network's outputs by its running statistics."""
+    """Return the network's outputs, computed with its running statistics."""
     return network(values) if hasattr(network, "statistics") else jax.vmap(network)(values)
 
 
 def scores_of(network: Any, values: Float[Array, "entities features"]) -> Scores:
-    """The scores `S(X) / sqrt(L)` of a view."""
+    """Return the scores `S(X) / sqrt(L)` of a view."""
     return applied(network, values) / len(values) ** 0.5
 
 
 def loss(
     parameters: PyTree, rest: PyTree, batch: Float[Array, "b features"], targets: Scores
 ) -> tuple[Float[Array, ""], PyTree]:
-    """Half the mean squared distance of a batch's outputs, and the next running statistics."""
+    """Return half the mean squared error of a batch's outputs, and the next running statistics."""
     outputs, statistics = _in_training(eqx.combine(parameters, rest), batch)
     return jnp.sum((outputs - targets) ** 2) / (2 * len(batch)), statistics
 
 
 def described(tree: PyTree) -> str:
-    """In one line, arrays as their type and shape."""
+    """Print a tree in one line, with arrays as type and shape."""
     return " ".join(eqx.tree_pformat(tree).split())
 
 

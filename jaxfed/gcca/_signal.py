@@ -1,4 +1,4 @@
-"""The signal of a view: its directions that are not noise, as many as its rank says."""
+"""The signal of a view: its leading singular directions, up to its signal rank."""
 
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ from jaxfed.gcca.views import View
 from jaxfed.linalg import svd
 from jaxfed.linalg.svd import not_rounding
 
-Ranks = int | tuple[int, ...]  # one for all views, or one for each
+Ranks = int | tuple[int, ...]  # one for all views, or one per view
 
 
 class Signal(NamedTuple):
@@ -22,16 +22,16 @@ class Signal(NamedTuple):
     singular: Float[Array, " width"]
     right: Float[Array, "features width"]
     threshold: Float[Array, ""]  # between the singular values of signal and noise
-    rounding: Float[Array, ""]  # singular values up to here are none
+    rounding: Float[Array, ""]  # singular values up to here are rounding errors
 
 
 def signal_of(view: View, ranks: Ranks, client_id: Int[Array, ""]) -> Signal:
-    """ONE view's signal: singular triples up to its rank, and the threshold behind them."""
+    """Return ONE view's singular triples up to its rank, and its threshold."""
     rank, width = rank_of(ranks, client_id), widest(ranks)
     left, singular, right = svd(view.values)
     kept = (not_rounding(singular, view.shape) & (jnp.arange(len(singular)) < rank))[:width]
     rounding = jnp.finfo(singular.dtype).eps * max(view.shape) * singular[0]
-    ends = jnp.pad(singular, (0, 1))  # a view without noise has a zero behind its last one
+    ends = jnp.pad(singular, (0, 1))  # without noise, zero follows the last singular value
     threshold = jnp.maximum((ends[rank - 1] + ends[rank]) / 2, rounding)
     left, right = left[:, :width] * kept, right[:width].T * kept
     return Signal(left, singular[:width] * kept, right, threshold, rounding)
@@ -40,22 +40,22 @@ def signal_of(view: View, ranks: Ranks, client_id: Int[Array, ""]) -> Signal:
 def side_by_side(
     bases: Float[Array, "views entities width"],
 ) -> Float[Array, "entities columns"]:
-    """All views' bases as one matrix."""
+    """Concatenate all views' bases to one matrix."""
     return jnp.moveaxis(bases, 0, 1).reshape(bases.shape[1], -1)
 
 
 def widest(ranks: Ranks) -> int:
-    """The largest rank."""
+    """Return the largest rank."""
     return max(ranks) if isinstance(ranks, tuple) else ranks
 
 
 def rank_of(ranks: Ranks, client_id: Int[Array, ""]) -> Int[Array, ""]:
-    """ONE view's rank."""
+    """Return ONE view's rank."""
     return jnp.asarray(ranks)[client_id] if isinstance(ranks, tuple) else jnp.asarray(ranks)
 
 
 def checked_ranks(name: str, ranks: Ranks, *, least: int) -> Ranks:
-    """The ranks, as a static field holds them; a `ValueError` for what are none."""
+    """Check ranks and return them in the form of a static field."""
     if not isinstance(ranks, tuple | list):
         check_count(name, ranks)
         return ranks
@@ -67,7 +67,7 @@ def checked_ranks(name: str, ranks: Ranks, *, least: int) -> Ranks:
 
 
 def check_fit(name: str, ranks: Ranks, clients: ClientsLike) -> None:
-    """Raise a `ValueError` for ranks of other views, or more than entities or features."""
+    """Raise a `ValueError` if ranks do not match the views, or exceed entities or features."""
     most = min(clients.data.shape)
     if widest(ranks) > most:
         raise ValueError(f"{name}: wanted at most {most}, got {widest(ranks)}")

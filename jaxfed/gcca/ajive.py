@@ -1,11 +1,11 @@
-r"""Joint and individual parts of views, from the angles between their signals.
+r"""AJIVE: joint and individual parts of views, from the angles between their signals.
 
 .. math:: X_i = J_i + I_i + E_i, \qquad J_i = V V^T X_i, \\quad V^T I_i = 0
 
-for view i with a joint part, whose scores `V` all views share, an individual part and noise.
+View i has a joint part, whose scores `V` all views share, an individual part and noise.
 
 Source: Feng, Jiang, Hannig & Marron (2018), Angle-based joint and individual variation explained,
-Journal of Multivariate Analysis 166. Their matrices have samples in columns, ours entities in rows.
+Journal of Multivariate Analysis 166. Their matrices have samples as columns, ours entities as rows.
 """
 
 from collections.abc import Mapping
@@ -41,12 +41,12 @@ from jaxfed.linalg.svd import not_rounding
 
 
 class Joint(NamedTuple):
-    """What all views share; columns of dropped directions are zero.
+    """The part that all views share; columns of dropped directions are zero.
 
     Attributes:
-        scores: of the entities, with orthonormal columns: `V`.
-        singular_values: of all views' bases side by side, up to the root of the number of views,
-            which a direction has that lies in every view's signal.
+        scores: scores of the entities, with orthonormal columns: `V`.
+        singular_values: singular values of all views' bases side by side. A direction that lies
+            in every view's signal has the largest possible one, the root of the number of views.
     """
 
     scores: Float[Array, "entities rank"]
@@ -54,17 +54,17 @@ class Joint(NamedTuple):
 
 
 class ViewScores(NamedTuple):
-    """Scores of entities, by one view."""
+    """Scores of entities, computed from one view."""
 
     joint: Float[Array, "entities rank"]
     individual: Float[Array, "entities width"]
 
 
 class ViewParts(NamedTuple):
-    """The joint and the individual part of one view; what it has fewer of is columns of zeros.
+    """The joint and the individual part of one view; missing directions are zero columns.
 
     Attributes:
-        joint_loadings: `X' V`, whose rows are zero where a view has fewer features than the widest.
+        joint_loadings: `X' V`; rows are zero where a view has fewer features than the widest.
         individual_scores: orthonormal columns, orthogonal to the joint scores.
         individual_loadings: orthogonal columns, whose norms are the individual singular values.
     """
@@ -74,22 +74,22 @@ class ViewParts(NamedTuple):
     individual_loadings: Float[Array, "*views features width"]
 
     def joint(self, joint: Joint) -> Float[Array, "*views entities features"]:
-        """The joint part, `V V' X`."""
+        """Return the joint part, `V V' X`."""
         return matmul(joint.scores, self.joint_loadings.mT)
 
     def individual(self) -> Float[Array, "*views entities features"]:
-        """The individual part."""
+        """Return the individual part."""
         return matmul(self.individual_scores, self.individual_loadings.mT)
 
     def transform(self, values: Float[Array, "new features"]) -> ViewScores:
-        """The scores of other entities by ONE view, those of least squares.
+        """Compute least-squares scores of other entities from ONE view.
 
         Args:
-            values: the view's features of these entities, centred as they were.
+            values: the view's features of these entities, centred like the original ones.
 
         Returns:
-            Scores in the units of those learned; the mean of the joint ones over the views that
-            have seen an entity is the best guess of what it would have in common.
+            Scores in the units of the learned ones. To estimate an entity's joint scores, average
+            them over the views that have seen it.
         """
         loadings = jnp.concatenate([self.joint_loadings, self.individual_loadings], axis=1)
         left, singular, right = svd(loadings)
@@ -104,31 +104,31 @@ class Member(NamedTuple):
 
     values: Float[Array, "entities features"]
     basis: Float[Array, "entities width"]
-    threshold: Float[Array, ""]  # the least norm of a joint direction's loadings
-    least: Float[Array, ""]  # the least singular value of an individual direction
+    threshold: Float[Array, ""]  # minimum norm of a joint direction's loadings
+    least: Float[Array, ""]  # minimum singular value of an individual direction
     individual_rank: Int[Array, ""]
 
 
 class AJIVE(Algorithm, DifferentiatedThrough, HasRemarks):
     r"""Angle-based joint and individual variation explained, in one exchange and one round.
 
-    Each client sends an orthonormal basis of the scores of its signal: the left singular vectors of
-    its view, up to the view's signal rank. The first left singular vectors of all bases side by
-    side are the joint scores. In the round clients say which of these directions they lack: those
-    whose loadings are no longer than the view's threshold, midway between the singular values of
-    signal and noise. A direction that some view lacks is dropped. What is left of a view,
-    \((I - V V^T) X_i\), is individual where its singular values are above the same threshold. One
-    round (`rounds=1`) with all clients; more change nothing.
+    Each client sends an orthonormal basis of its signal's scores: the left singular vectors of its
+    view, up to the view's signal rank. The first left singular vectors of all bases side by side
+    are the joint scores. In the round, each client reports which of these directions its view
+    lacks: those whose loadings are at most as long as the view's threshold, midway between the
+    singular values of signal and noise. Directions that some view lacks are dropped. The rest of a
+    view, \((I - V V^T) X_i\), is individual where its singular values exceed the same threshold.
+    One round (`rounds=1`) with all clients is enough; further rounds change nothing.
 
     `solution.result.shared` is a `Joint`, `solution.result.local` the `ViewParts` of all views,
-    `(views, ...)`. Directions are in the order of the bases' agreement. `jf.gcca.joint_rank` finds
-    the number of joint directions by the paper's two bounds. Means are not subtracted:
-    `Views.from_arrays(..., center=True)` does. `jf.personalize` gives the parts of a further view
-    of the same entities.
+    `(views, ...)`. Directions are in order of decreasing agreement of the bases.
+    `jf.gcca.joint_rank` estimates the number of joint directions by the paper's two bounds. Means
+    are not subtracted; `Views.from_arrays(..., center=True)` does that. `jf.personalize` computes
+    the parts of another view of the same entities.
 
     The server sees every client's basis, so secure aggregation cannot be used. Messages have
-    `signal_rank` numbers an entity; where ranks differ all travel as the largest. Derivatives are
-    those of `jf.linalg.svd`, at the directions and ranks that were found.
+    `signal_rank` numbers per entity; if ranks differ, all have the size of the largest. Derivatives
+    are those of `jf.linalg.svd`, with the directions and ranks held fixed.
 
     Source: Feng, Jiang, Hannig & Marron (2018), Section 2.
     """
@@ -147,15 +147,15 @@ class AJIVE(Algorithm, DifferentiatedThrough, HasRemarks):
         """Set up the algorithm.
 
         Args:
-            rank: number of joint directions, from which those are dropped that some view lacks.
+            rank: number of joint directions before those that some view lacks are dropped.
             signal_rank: number of directions of a view that are not noise, joint and individual
-                ones; one for all views or one per view.
-            individual_rank: number of a view's individual directions, one for all or one per view;
-                None for those above the view's threshold, at most its signal rank.
+                ones together; one number for all views or one per view.
+            individual_rank: number of a view's individual directions, one for all views or one per
+                view. By default those above the view's threshold, at most its signal rank.
 
         Raises:
-            ValueError: for ranks that are not positive whole numbers; an individual rank may be 0
-                for some views.
+            ValueError: if a rank is not a positive whole number; an individual rank may be 0 for
+                some views.
         """
         check_count("rank", rank)
         self.rank = rank
@@ -165,7 +165,7 @@ class AJIVE(Algorithm, DifferentiatedThrough, HasRemarks):
             self.individual_rank = checked_ranks("individual_rank", individual_rank, least=0)
 
     def check(self, clients, start) -> None:
-        """Raise a `ValueError` for data and ranks that do not fit."""
+        """Raise a `ValueError` if data or ranks do not fit."""
         check_views(clients, self.rank, dense="AJIVE needs", complete="AJIVE needs")
         check_fit("signal_rank", self.signal_rank, clients)
         if self.individual_rank is not None:
@@ -176,7 +176,7 @@ class AJIVE(Algorithm, DifferentiatedThrough, HasRemarks):
             raise ValueError(f"rank: wanted at most the views' {most} together, got {self.rank}")
 
     def prepare(self, data: View, client_id, rounds) -> Member:
-        """The view's signal, its thresholds and its individual rank."""
+        """Return the view's signal, its thresholds and its individual rank."""
         signal = signal_of(data, self.signal_rank, client_id)
         width, least = widest(self.signal_rank), signal.threshold
         individual_rank = jnp.asarray(width)
@@ -186,23 +186,23 @@ class AJIVE(Algorithm, DifferentiatedThrough, HasRemarks):
         return Member(data.values, signal.left, signal.threshold, least, individual_rank)
 
     def first_message(self, key, data: Member, start) -> Gather:
-        """The basis of the signal's scores, for the server to have all of them side by side."""
+        """Return the basis of the signal's scores, for the server to collect."""
         return Gather(data.basis)
 
     def server_init(self, key, first: Float[Array, "views entities width"], like, start) -> Joint:
-        """The directions that are nearest to all views' signals."""
+        """Return the directions nearest to all views' signals."""
         left, singular, _ = svd(side_by_side(first))
         return Joint(left[:, : self.rank], singular[: self.rank])
 
     def downlink(self, server: Joint) -> Scores:
-        """The joint scores."""
+        """Return the joint scores."""
         return server.scores
 
     def client_init(self, key, downlink: Scores, data: Member, start) -> None:
-        """Nothing: the parts are those of the joint scores that remain after the round."""
+        """Return None: the parts depend on the joint scores that remain after the round."""
 
     def client_step(self, key, downlink: Scores, local: None, data: Member):
-        """Say which directions the view lacks."""
+        """Report which directions the view lacks."""
         loadings = transposed_product(data.values, downlink)
         lacks = jnp.linalg.norm(loadings, axis=0) <= data.threshold
         rest = data.values - matmul(downlink, loadings.T)
@@ -211,15 +211,15 @@ class AJIVE(Algorithm, DifferentiatedThrough, HasRemarks):
 
     def server_step(self, key, server: Joint, uplink: Float[Array, " rank"]):
         """Drop the directions that some view lacks."""
-        kept = uplink < 0.5  # a number of views, up to what a channel does to it
+        kept = uplink < 0.5  # a number of views, up to the channel's error
         return Joint(*(jnp.where(kept, part, 0) for part in server)), {}
 
     def shared_result(self, server: Joint) -> Joint:
-        """The joint scores and singular values."""
+        """Return the joint scores and singular values."""
         return server
 
     def client_result(self, downlink: Scores, local: None, data: Member) -> ViewParts:
-        """The view's parts beside the joint scores."""
+        """Return the view's parts."""
         loadings = transposed_product(data.values, downlink)
         left, singular, right = svd(data.values - matmul(downlink, loadings.T))
         ranks = self.signal_rank if self.individual_rank is None else self.individual_rank
@@ -229,18 +229,18 @@ class AJIVE(Algorithm, DifferentiatedThrough, HasRemarks):
         return ViewParts(loadings, left * kept, right * singular * kept)
 
     def through(self) -> Algorithm:
-        """Nothing: there are no rounds whose fixed point the result were.
+        """Refuse implicit derivatives: the result is not a fixed point of rounds.
 
         Raises:
             ValueError: always.
         """
         raise ValueError(
-            "adjoint: wanted an algorithm whose rounds converge for an implicit derivative, and "
-            "AJIVE has learned all it will after one; adjoint.unrolled() is exact"
+            "adjoint: wanted an algorithm of converging rounds for an implicit derivative, got "
+            "AJIVE, which needs only one round; use adjoint.unrolled(), which is exact"
         )
 
     def remarks(self, result: Personalized, history: Mapping[str, np.ndarray]) -> tuple[str, ...]:
-        """Whether directions were dropped."""
+        """Warn if directions were dropped."""
         if not is_known(result.shared.singular_values):
             return ()
         dropped = int(np.sum(np.asarray(result.shared.singular_values) == 0))

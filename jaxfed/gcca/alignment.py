@@ -1,4 +1,4 @@
-"""Which entities clients have seen, by ids: one order of all, and each client's places in it."""
+"""Match entities between clients by their ids: one common order, and positions in it."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -14,11 +14,11 @@ KINDS = {"i": "whole numbers", "u": "unsigned whole numbers", "U": "strings"}
 
 
 class Alignment(NamedTuple):
-    """One order of entities, and where each client's rows belong in it.
+    """A common order of entities, and the positions of each client's rows in it.
 
     Attributes:
-        ids: of the entities, in the order of the representation's rows.
-        places: of each client's rows among them.
+        ids: ids of the entities, in the order of the representation's rows.
+        places: positions of each client's rows.
         complete: whether every client is known to have seen every entity.
     """
 
@@ -27,13 +27,13 @@ class Alignment(NamedTuple):
     complete: bool
 
     def positions(self, ids: Ids) -> Int[np.ndarray, " ids"]:
-        """Where entities are in the order: `result.shared[alignment.positions(ids)]`.
+        """Return the positions of entities: `result.shared[alignment.positions(ids)]`.
 
         Args:
-            ids: of any of the entities, in any order.
+            ids: ids of any of the entities, in any order.
 
         Raises:
-            ValueError: for an id that is not among them.
+            ValueError: if an id is unknown.
         """
         return _positions(self.ids, _checked(ids, "ids", self.ids), "ids")
 
@@ -43,22 +43,22 @@ def align(
     *,
     order: Ids | None = None,
 ) -> Alignment:
-    """The order of the entities that any client has seen, from clients' ids of their rows.
+    """Order the entities that any client has seen, given the ids of each client's rows.
 
-    `jf.gcca.Views.from_arrays` and `from_sparse` take the alignment beside the tables.
+    Pass the result to `jf.gcca.Views.from_arrays` or `from_sparse`.
 
     Args:
-        ids: one list per client, whole numbers or strings, one for each row of its table; in any
-            order, as many as it has seen.
+        ids: one list of whole numbers or strings per client, with an id for each row of its table,
+            in any order and for any subset of the entities.
         order: all entities, in the order of the representation's rows; sorted ids by default. On
-            separate machines each client aligns its own list, `[ids]`, by an order that all know.
+            separate machines, each client aligns its own list, `[ids]`, with a common order.
 
     Returns:
-        The alignment, the same whatever the order of clients and rows.
+        The alignment, which does not depend on the order of clients and rows.
 
     Raises:
-        ValueError: for ids that are neither whole numbers nor strings or not of one kind, an id
-            that a list has twice, and one that is not in the order.
+        ValueError: if ids are not all whole numbers or all strings, a list repeats an id, or an
+            id is not in the order.
     """
     check_list("ids", ids, "lists of ids, one per client")
     lists: list[np.ndarray] = []
@@ -71,18 +71,18 @@ def align(
         everybody = _checked(order, "order", lists[0])
         _check_once(everybody, "order")
     places = tuple(_positions(everybody, own, f"ids[{j}]") for j, own in enumerate(lists))
-    # With a given order there may be other clients than these.
+    # With a given order, there may be other clients.
     complete = order is None and all(len(own) == len(everybody) for own in places)
     return Alignment(everybody, places, complete)
 
 
 def _checked(ids: object, name: str, like: np.ndarray | None = None) -> np.ndarray:
-    """Ids on the host, all of one kind, that of others."""
+    """Convert ids to an array, and check that they are of one kind, that of `like`."""
     try:
         array = np.asarray(ids)
     except (ValueError, TypeError, OverflowError):  # ragged, or traced
         array = np.empty(0)
-    # Data frames have strings as objects; NumPy makes strings of numbers among them.
+    # Data frames hold strings as objects; NumPy converts numbers among strings to strings.
     texts = ids if is_list(ids) else array.flat
     if array.dtype.kind in "OU" and all(isinstance(own, str) for own in texts):
         array = array.astype(str)
@@ -102,7 +102,7 @@ def _check_once(ids: np.ndarray, name: str) -> None:
 
 
 def _positions(order: np.ndarray, ids: np.ndarray, name: str) -> np.ndarray:
-    """Where ids are in an order that need not be sorted."""
+    """Return the positions of ids in an order that need not be sorted."""
     sorter = np.argsort(order)
     found = sorter[np.searchsorted(order, ids, sorter=sorter).clip(max=len(order) - 1)]
     unknown = order[found] != ids

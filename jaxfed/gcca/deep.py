@@ -1,4 +1,4 @@
-r"""Deep MAX-VAR generalized canonical correlation analysis: a neural network for each view.
+r"""Deep MAX-VAR generalized canonical correlation analysis: one neural network per view.
 
 .. math:: \min_{G^T G = I,\; G^T 1 = 0,\; S_j} \tfrac12 \sum_j \|S_j(X_j) / \sqrt L - G\|_F^2
 
@@ -38,51 +38,52 @@ from jaxfed.linalg import polar
 class Learner(NamedTuple):
     """One client's state."""
 
-    arrays: PyTree  # of its network, the running statistics too
+    arrays: PyTree  # of its network, including running statistics
     optimizer: PyTree  # the optimizer's state
-    order: Int[Array, " entities"] | None  # of the entities in the batches
+    order: Int[Array, " entities"] | None  # of the entities in batches
     scores: Scores  # M = S(X) / sqrt(L)
 
 
 class DeepMaxVar(Algorithm, DifferentiatedThrough):
-    r"""MAX-VAR GCCA with a network for each view, by alternating optimization.
+    r"""MAX-VAR GCCA with one network per view, by alternating optimization.
 
-    Each round a client trains its network towards the received representation, in some passes over
-    its view, and sends the scores \(M_j = S_j(X_j) / \sqrt L\); the server takes the orthonormal
-    matrix with columns of mean zero that is closest to their mean. Columns have mean zero because
-    networks, unlike linear maps of centred views, could otherwise all give a constant.
-    With a lossless channel this is the paper's AltMaxVar-Deep; with ::
+    Each round, a client trains its network towards the received representation, in some passes over
+    its view, and sends the scores \(M_j = S_j(X_j) / \sqrt L\). The server takes the orthonormal
+    matrix with zero-mean columns that is closest to the mean score. Columns have zero mean because
+    otherwise all networks, unlike linear maps of centred views, could return a constant.
+    With a lossless channel this is the paper's AltMaxVar-Deep. With ::
 
         channel=jf.channel.difference(jf.channel.quantize(3))
 
     it is CuteMaxVar-Deep.
 
-    A batch's loss is the mean over its entities of half the squared distance between the network's
-    outputs and \(\sqrt L\, G\), an unbiased estimate of the view's term of the objective; on this
-    scale, which does not matter to Adam, good step sizes do not depend on L. The order of the
-    entities in batches is drawn once. Every round starts with the first batch of an epoch; where
-    batches do not divide the entities, an epoch's last one is filled up with its first entities.
+    The loss of a batch is half the mean squared distance between the network's outputs and
+    \(\sqrt L\, G\), an unbiased estimate of the view's term of the objective. On this scale, which
+    does not matter to Adam, good step sizes do not depend on L. The order of entities in
+    batches is drawn once. Every round starts with the first batch of an epoch. If the batch size
+    does not divide the number of entities, the last batch is filled up with the first entities.
 
-    `network(features, mask=mask, key=key)` makes the network of a view, an Equinox module whose
-    floating point arrays are its parameters. `features` is the number of the widest view; `mask` is
-    1 for a view's real features and 0 for the zero columns that pad it. All views' networks have
-    the same layers. A module with `statistics` beside its parameters, such as those of
+    `network(features, mask=mask, key=key)` creates the network of a view, an Equinox module whose
+    floating-point arrays are its parameters. `features` is the number of features of the widest
+    view; `mask` is 1 for a view's real features and 0 for padding. All views' networks have the
+    same layers. A module with a field `statistics`, such as those of
     `functools.partial(jf.models.Perceptron, outputs=rank)`, maps batches: `module(batch)` returns
-    outputs by the running statistics, `module.in_training(batch)` outputs by the batch's statistics
-    and the next running ones. One without, such as an `equinox.nn.MLP`, maps one entity.
+    outputs computed with the running statistics, `module.in_training(batch)` returns outputs
+    computed with the batch's statistics, and the next running statistics. A module without that
+    field, such as an `equinox.nn.MLP`, maps one entity.
 
-    The solution's `shared` is `G`, `(entities, rank)`; `local` are the networks' arrays with a
+    The solution's `shared` is `G`, `(entities, rank)`; `local` holds the networks' arrays with a
     leading client axis. `represent` applies them to the same or other entities. A warm start
-    continues with the networks and the representation, a new order and a new optimizer state. The
-    objective is the mean over the views of half the squared distance between the scores and the
-    received `G`.
+    continues with the networks and the representation, but a new order and a new optimizer state.
+    The objective is half the squared distance between the scores and the received `G`, averaged
+    over the views.
 
-    The lowest cost is not the best representation: networks that are large for the number of
-    entities learn to agree on what the views do not share. Fewer units, passes or rounds help.
+    The lowest cost is not the best representation: networks with many parameters for few entities
+    learn to agree on what the views do not share. Use fewer units, passes or rounds.
 
     `step_size` and `proximal` are traced leaves, for sweeps and derivatives. Derivatives through
-    Adam need its `eps_root` above zero, or they are not finite for parameters without a gradient.
-    Every new optimizer or network function is compiled anew, so share one among runs.
+    Adam need a positive `eps_root`; otherwise they are not finite for parameters without a
+    gradient. Each new optimizer or network function is compiled anew, so share one among runs.
 
     Source: Shrestha & Fu (2023), Algorithm 1, equations (8) to (17), Section V-B.
     """
@@ -109,19 +110,19 @@ class DeepMaxVar(Algorithm, DifferentiatedThrough):
         """Set up the algorithm.
 
         Args:
-            network: makes the network of a view; see the class.
-            optimizer: of the inner steps; its state stays with the client from round to round.
+            network: function that creates the network of a view; see the class.
+            optimizer: optimizer of the inner steps; clients keep its state from round to round.
             rank: number of components of the common representation, and of a network's outputs.
-            inner_epochs: passes of a client through its view in each round.
-            batch_size: entities in each step; None for all of them.
+            inner_epochs: passes of a client over its view in each round.
+            batch_size: entities in each step; by default all of them.
             step_size: factor on the optimizer's updates.
-            proximal: weight of the server's own last representation beside the mean of the
-                scores. A positive one slows the iteration down; zero is what the authors run.
+            proximal: weight of the server's own last representation relative to the mean score.
+                Positive values slow the iteration down; the authors use zero.
 
         Raises:
-            ValueError: for what makes no network or is no optimizer, a rank, epochs or a batch that
-                are not positive whole numbers, and a step size or weight that is negative or not
-                finite.
+            ValueError: if `network` is not a function or `optimizer` not an optimizer, the rank,
+                epochs or batch size is not a positive whole number, or the step size or weight is
+                negative or not finite.
         """
         if not callable(network) or isinstance(network, eqx.Module):
             raise ValueError(
@@ -141,7 +142,7 @@ class DeepMaxVar(Algorithm, DifferentiatedThrough):
         self.step_size, self.proximal = hyperparameter(step_size), hyperparameter(proximal)
 
     def check(self, clients, start) -> None:
-        """Raise a `ValueError` for data, a network, a batch or a warm start that do not fit."""
+        """Raise a `ValueError` if data, network, batch size or warm start do not fit."""
         check_views(clients, self.rank, dense="networks need", complete="networks need")
         values = clients.data.values
         entities = clients.data.shape[0]
@@ -170,16 +171,16 @@ class DeepMaxVar(Algorithm, DifferentiatedThrough):
                 raise ValueError("warm_start: NaN or infinite numbers")
 
     def first_message(self, key, data: View, start) -> Scores:
-        """The scores of the first network."""
+        """Return the scores of the first network."""
         return self._first(key, data, start)[1]
 
     def server_init(self, key, first: Scores, like, start) -> Scores:
-        """The representation closest to the scores, or that of the warm start."""
+        """Return the representation closest to the scores, or that of the warm start."""
         return _closest(first) if start is None else start.shared
 
     def client_init(self, key, downlink: Scores, data: View, start) -> Learner:
-        """The first network, the same as for the first message, and the order of the entities."""
-        # One half of the key is for the network, as in `first_message`, the other for the order.
+        """Return the network of the first message and the order of the entities."""
+        # Half of the split key is for the network, as in `first_message`, the other for the order.
         network, scores = self._first(key, data, start)
         order = None
         if self.batch_size is not None:
@@ -198,24 +199,24 @@ class DeepMaxVar(Algorithm, DifferentiatedThrough):
         return network, networks.scores_of(network, data.values)
 
     def downlink(self, server: Scores) -> Scores:
-        """The representation."""
+        """Return the representation."""
         return server
 
     def client_step(self, key, downlink: Scores, local: Learner, data: View):
-        """Train the network towards the representation; send its scores."""
+        """Train the network towards the representation, and send its scores."""
         values = data.values
         frame = networks.frame_of(self.network, values.shape[-1], values.dtype)[1]
         objective = jnp.sum((local.scores - downlink) ** 2) / 2
         batches = self._batches(local.order, values, downlink * len(values) ** 0.5)
 
-        # Only arrays can be carried through a scan, so each step puts the network together again.
+        # Only arrays can be carried through a scan, so each step reassembles the network.
         def step(carry, batch):
             arrays, state = carry
             network = eqx.combine(arrays, frame)
             parameters, rest = networks.split(network)
             gradient, statistics = jax.grad(networks.loss, has_aux=True)(parameters, rest, *batch)
             updates, state = self.optimizer.update(gradient, state, parameters)
-            # The optimizer is static; its step size becomes traced by this factor.
+            # The optimizer is static; this factor makes its step size a traced one.
             updates = jax.tree.map(lambda u: self.step_size.astype(u.dtype) * u, updates)
             parameters = optax.apply_updates(parameters, updates)
             network = networks.with_statistics(eqx.combine(parameters, rest), statistics)
@@ -230,34 +231,34 @@ class DeepMaxVar(Algorithm, DifferentiatedThrough):
         return scores, Learner(arrays, state, local.order, scores), {"objective": objective}
 
     def _batches(self, order: Int[Array, " entities"] | None, *tables: Array) -> tuple[Array, ...]:
-        """The tables' rows, batch by batch."""
+        """Return the tables' rows, batch by batch."""
         if order is None:
             return tuple(table[None] for table in tables)
         assert self.batch_size is not None
         number = -(-len(order) // self.batch_size)
-        # `resize` starts again from the front to fill the last batch. Rows are gathered once a
-        # round, and not at every step.
+        # `resize` fills the last batch with the first rows. Rows are gathered once a round rather
+        # than at every step.
         rows = jnp.resize(order, (number, self.batch_size))
         return tuple(table[rows] for table in tables)
 
     def server_step(self, key, server: Scores, uplink: Scores) -> tuple[Scores, Diagnostics]:
-        """The orthonormal matrix of mean zero closest to the scores' mean."""
+        """Take the orthonormal zero-mean matrix closest to the mean score."""
         return _closest(uplink, self.proximal.astype(server.dtype) * server), {}
 
     def client_result(self, downlink: Scores, local: Learner, data: View) -> PyTree:
-        """The view's network."""
+        """Return the arrays of the view's network."""
         return local.arrays
 
     def through(self) -> Algorithm:
-        """This one, with all entities in every step.
+        """Return the algorithm itself.
 
         Raises:
-            ValueError: where steps take some entities at random.
+            ValueError: if steps use random batches.
         """
         return without_batches(self, self.batch_size)
 
     def outputs(self, local: PyTree, views: Views) -> Float[Array, "views entities rank"]:
-        """What each view's network gives for the entities of its view, by running statistics.
+        """Return each network's outputs for the entities of its view, using running statistics.
 
         Args:
             local: the networks' arrays, `result.local`.
@@ -267,7 +268,7 @@ class DeepMaxVar(Algorithm, DifferentiatedThrough):
             The outputs, which approximate `G` times the root of the number of entities.
 
         Raises:
-            ValueError: for clients without dense views, or of another number or width.
+            ValueError: if the clients do not hold dense views, or their number or width differs.
         """
         check_views(views, 1, "views", dense="networks need", complete="networks need")
         values = views.data.values
@@ -287,10 +288,11 @@ class DeepMaxVar(Algorithm, DifferentiatedThrough):
         return jax.vmap(one)(eqx.filter(local, eqx.is_array), values)
 
     def represent(self, local: PyTree, views: Views) -> Float[Array, "entities rank"]:
-        """The common representation of entities, of which these networks were or were not learned.
+        """Compute the common representation of entities, seen in training or not.
 
-        As the server would take it from the networks' scores: orthonormal, with columns of mean
-        zero. Times the root of the number of entities it is of one scale for any number of them.
+        The server would compute the same from the networks' scores: an orthonormal matrix with
+        zero-mean columns. Multiply by the root of the number of entities to compare representations
+        of different numbers of entities.
 
         Args:
             local: the networks' arrays, `result.local`.
@@ -300,13 +302,13 @@ class DeepMaxVar(Algorithm, DifferentiatedThrough):
             The representation.
 
         Raises:
-            ValueError: as `outputs` does.
+            ValueError: as `outputs`.
         """
         return _closest(self.outputs(local, views).mean(0))
 
 
 def _closest(scores: Scores, proximal: Scores | float = 0.0) -> Scores:
-    """The orthonormal matrix with columns of mean zero closest to the scores.
+    """Return the orthonormal matrix with zero-mean columns closest to the scores.
 
     Source: Shrestha & Fu (2023), equations (9) and (15).
     """

@@ -1,4 +1,4 @@
-"""Singular value decompositions of single views, and the maps that they solve for."""
+"""Truncated singular value decompositions of views, and least-squares maps from them."""
 
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ from jaxfed.linalg.svd import not_rounding
 
 
 class Factors(NamedTuple):
-    """One view's truncated singular value decomposition, with zeros in place of rounding."""
+    """One view's truncated singular value decomposition; rounding errors are set to zero."""
 
     left: Float[Array, "entities k"]
     singular: Float[Array, " k"]
@@ -21,30 +21,30 @@ class Factors(NamedTuple):
     observed: Float[Array, " entities"] | None = None
 
     def solve(self, scores: Scores, ridge: Float[Array, ""] | float = 0.0) -> Weights:
-        r"""The least-squares map, the `Q` of least \(\|X Q / \sqrt L - Y\|^2 + ridge \|Q\|^2\)."""
+        r"""Return the least-squares map, of least \(\|X Q / \sqrt L - Y\|^2 + ridge \|Q\|^2\)."""
         length, kept = len(self.left), self.singular > 0
         ridge = jnp.asarray(ridge, self.singular.dtype)
-        # In units in which no square over- or underflows, not even in the derivative.
+        # In units in which no square over- or underflows, not even in derivatives.
         unit = jnp.maximum(jnp.max(self.singular), jnp.sqrt(ridge * length))
         unit = jax.lax.stop_gradient(jnp.where(unit > 0, unit, 1))
         singular = self.singular / unit
-        # Two ratios, since a compiler turns `/ unit / unit` into a division by a vanishing square.
+        # Two ratios, since compilers turn `/ unit / unit` into a division by a vanishing square.
         squares = singular**2 + ratio(ratio(ridge * length, unit), unit)
         shrunk = jnp.where(kept, singular / jnp.where(kept, squares, 1), 0) / unit
         along = shrunk[:, None] * transposed_product(self.left, scores)
         return matmul(self.right, along) * length**0.5
 
     def mv(self, weights: Weights) -> Scores:
-        """The product `X Q`."""
+        """Return the product `X Q`."""
         return matmul(self.left, self.singular[:, None] * matmul(self.right.T, weights))
 
 
 def factorize(view: View | SparseView, rank: int) -> Factors:
-    """The first singular triples of ONE view.
+    """Compute the leading singular triples of ONE view.
 
-    Those of a sparse view come from a subspace iteration with ten more columns than triples
-    (Halko, Martinsson & Tropp 2011). They are exact where the view has no more directions than
-    that, and otherwise the more accurate the faster its singular values fall.
+    Sparse views use subspace iteration with ten more columns than triples (Halko, Martinsson &
+    Tropp 2011). The result is exact if the view has no more directions than columns. Otherwise it
+    is more accurate the faster the singular values decay.
     """
     if isinstance(view, View):
         left, singular, right = svd(view.with_zeros().values)

@@ -5,9 +5,9 @@ r"""MAX-VAR generalized canonical correlation analysis: one representation of ma
 over a common representation `G` of the L entities and one linear map `Q_j` per view.
 
 Source: Shrestha & Fu (2023), Communication-efficient federated linear and deep generalized
-canonical correlation analysis, IEEE Transactions on Signal Processing. What `memory` adds is block
-Lanczos iteration with the thick restarts of Wu & Simon (2000), Thick-restart Lanczos method for
-large symmetric eigenvalue problems. `shares` has entities that some clients have not seen.
+canonical correlation analysis, IEEE Transactions on Signal Processing. `memory` adds block Lanczos
+iteration with the thick restarts of Wu & Simon (2000), Thick-restart Lanczos method for large
+symmetric eigenvalue problems. The module `shares` treats entities that some clients have not seen.
 """
 
 import dataclasses
@@ -55,7 +55,7 @@ from jaxfed.linalg import (
 from jaxfed.linalg.division import ratio
 from jaxfed.linalg.moments import should_densify
 
-# In units of rounding, how long a column outside of the memory's span must be to join it.
+# How long a column outside the memory's span must be to join it, in units of rounding error.
 NOISE = 32
 
 
@@ -64,24 +64,24 @@ class Member(NamedTuple):
 
     view: Any  # View or SparseView; Factors if the inner problem is solved exactly
     mask: Float[Array, " features"]
-    moment: Float[Array, "features features"] | None  # X'X / L, where that pays
+    moment: Float[Array, "features features"] | None  # X'X / L, if that is cheaper
     curvature: Float[Array, ""] | None  # one over the step size
 
 
 class Memory(NamedTuple):
-    """Earlier rounds, and their products with the operator.
+    """Representations of earlier rounds, and their products with the operator.
 
-    With exact maps the mean of the scores is a symmetric operator, applied to the representation.
+    With exact maps, the mean score is a symmetric operator applied to the representation.
     """
 
-    basis: Float[Array, "entities columns"]  # orthonormal, with zero columns while there are fewer
+    basis: Float[Array, "entities columns"]  # orthonormal; unused columns are zero
     products: Float[Array, "entities columns"]  # of the operator with the basis
 
 
 class Server(NamedTuple):
     """The server's state."""
 
-    shared: Scores  # orthonormal: the representation, times the root
+    shared: Scores  # orthonormal: the representation times the root
     root: Root  # of the share of clients that have seen each entity
     memory: Memory | None
 
@@ -96,33 +96,33 @@ class Map(NamedTuple):
 class MaxVar(Algorithm, DifferentiatedThrough, HasBases):
     r"""MAX-VAR GCCA by alternating optimization.
 
-    Each round a client moves its map towards the received representation, by a few gradient steps
-    or all the way, and sends the scores `M_j` of its view; the server takes the orthonormal matrix
-    closest to their mean.
-    With a lossless channel this is AltMaxVar (Fu et al. 2017); with ::
+    Each round, a client moves its map towards the received representation, by a few gradient steps
+    or all the way, and sends the scores `M_j` of its view. The server takes the orthonormal matrix
+    closest to the mean score.
+    With a lossless channel this is AltMaxVar (Fu et al. 2017). With ::
 
         channel=jf.channel.difference(jf.channel.quantize(3))
 
-    it is CuteMaxVar (Shrestha & Fu 2023), with 8 bits before the first round, where the paper has
-    32: `jf.Wire(coarse, coarse, jf.channel.lossless())`. A warm start (`jf.gcca.MVLSA`) saves many
-    rounds, and so does `solver="exact", memory=4`, with messages of the same size: each round of
-    exact maps is then a step of a block Krylov method instead of the power method. It wants a
-    lossless channel and every client in each round, since products of different rounds are
-    combined: on six views of digits the cost stays 0.2 % above the least through differences of
-    eight bits, 0.7 % through bfloat16, and 180 % through differences of three bits.
+    it is CuteMaxVar (Shrestha & Fu 2023), with 8 bits before the first round instead of the paper's
+    32; for these, use `jf.Wire(coarse, coarse, jf.channel.lossless())`. A warm start
+    (`jf.gcca.MVLSA`) saves many rounds, and so does `solver="exact", memory=4`, with messages of
+    the same size: each round of exact maps is then a step of a block Krylov method instead of the
+    power method. A memory needs every client in each round and a lossless channel, since it
+    combines products of different rounds: on six views of digits the cost stays 0.2 % above the
+    minimum with differences of eight bits, 0.7 % with bfloat16, and 180 % with differences of three
+    bits.
 
-    Where clients have seen different entities (`jf.gcca.align`), a view's term of the objective is
-    the sum over those that it has seen, and \(G^T W G = I\) with the shares W of clients that
-    have seen each: a row of `G` is drawn to the mean of the scores that there are. Which ones a
-    client has seen goes with its message before the rounds; those of the rounds are the same.
-    Where few clients take part in a round and nobody who has seen an entity does, a positive
-    `proximal` keeps its row.
+    If clients have seen different entities (`jf.gcca.align`), a view's term of the objective is the
+    sum over those that it has seen, and \(G^T W G = I\), where W holds the shares of clients that
+    have seen each entity: a row of `G` is drawn to the mean of the available scores. Which entities
+    a client has seen is part of its message before the rounds; messages of rounds do not change.
+    With a positive `proximal`, an entity keeps its row in a round in which no participant has seen
+    it.
 
-    The solution's `shared` is `G`, `(entities, rank)`; `local` are the `Q_j`,
+    The solution's `shared` is `G`, `(entities, rank)`; `local` holds the `Q_j`,
     `(clients, features, rank)`, with zero rows where a view has fewer features than the widest.
-    The objective is the mean over the views of half the squared distance between the scores and
-    the received `G`, the ridge's share included; `jf.gcca.cost` is the sum, at the server's own
-    `G`.
+    The objective is half the squared distance between the scores and the received `G`, plus the
+    ridge term, averaged over the views; `jf.gcca.cost` is the sum, with the server's own `G`.
 
     Source: Shrestha & Fu (2023), equations (8) to (17).
     """
@@ -150,25 +150,25 @@ class MaxVar(Algorithm, DifferentiatedThrough, HasBases):
 
         Args:
             rank: number of components of the common representation.
-            solver: what a client does in each round: `"gradient"` takes `inner_steps` steps, of
-                size one over the largest eigenvalue of its second moment; `"exact"` takes the
+            solver: what a client does in each round. `"gradient"` takes `inner_steps` steps, of
+                size one over the largest eigenvalue of its second moment. `"exact"` computes the
                 least-squares map, from a singular value decomposition of the view that is computed
                 once. Exact maps do not depend on their start; their derivatives need distinct
                 singular values, and are zero in the directions of equal ones.
             inner_steps: gradient steps of a client in each round.
-            batch_size: entities in each step, drawn without replacement; None for all of them.
+            batch_size: entities in each step, drawn without replacement; by default all of them.
             memory: blocks of `rank` columns that the server keeps of earlier rounds, with exact
-                maps, to find the best representation within their span; as many more for their
-                products. 0 is the authors' iteration, 4 has nearly all of the gain.
+                maps, to find the best representation within their span; it keeps as many for their
+                products. 0 is the authors' iteration; 4 brings nearly all of the gain.
             ridge: weight of `1/2 ||Q_j||^2` in each view's objective. Views with as many features
-                as entities, which fit any representation, need a positive one.
-            proximal: weight of the server's own last representation beside the mean of the
-                scores. A positive one slows the iteration down; zero is what the authors run.
+                as entities fit any representation and so need a positive one.
+            proximal: weight of the server's own last representation relative to the mean score.
+                Positive values slow the iteration down; the authors use zero.
 
         Raises:
-            ValueError: for a rank, steps or a batch that are not positive whole numbers, an
-                unknown solver or one that does not go with a batch or a memory, a memory that is
-                no whole number from 0, and weights that are negative or not finite.
+            ValueError: if the rank, steps or batch size is not a positive whole number, the solver
+                is unknown or does not support a batch size or a memory, the memory is not a whole
+                number of at least 0, or a weight is negative or not finite.
         """
         check_count("rank", rank)
         check_count("inner_steps", inner_steps)
@@ -188,11 +188,11 @@ class MaxVar(Algorithm, DifferentiatedThrough, HasBases):
 
     @property
     def needs_everybody(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Whether every client must take part in each round: with a memory."""
+        """Whether every client must take part in each round, as a memory needs."""
         return self.memory > 0
 
     def check(self, clients, start) -> None:
-        """Raise a `ValueError` for data, a batch or a warm start that do not fit."""
+        """Raise a `ValueError` if data, batch size or warm start do not fit."""
         check_views(clients, self.rank)
         check_all_seen(clients, start)
         views, (entities, features) = len(clients.ids), clients.data.shape
@@ -209,10 +209,10 @@ class MaxVar(Algorithm, DifferentiatedThrough, HasBases):
                 check_shape("local", start.local, (views, features, self.rank))
 
     def prepare(self, data: View | SparseView, client_id, rounds) -> Member:
-        """The view's singular value decomposition, or what gradient steps need."""
+        """Return the view's singular value decomposition, or what gradient steps need."""
         data = data.with_zeros()
         if self.solver == "exact":
-            # All singular triples, once; every round then solves by products alone.
+            # All singular triples, computed once; every round then needs only products.
             return Member(factorize(data, min(data.shape)), data.mask, None, None)
         (entities, features), moment = data.shape, None
         if isinstance(data, SparseView):
@@ -226,20 +226,20 @@ class MaxVar(Algorithm, DifferentiatedThrough, HasBases):
         return Member(data, data.mask, moment, largest + self.ridge.astype(largest.dtype))
 
     def first_message(self, key, data: Member, start) -> Scores | First:
-        """The scores of the first map; with which entities the client has seen, if not all."""
+        """Return the scores of the first map, and the seen entities if not all are seen."""
         scores, observed = self._first(key, data, start).scores, data.view.observed
-        # Messages of differences go on from this one if it is of the same structure as a round's.
+        # Differences continue from this message if it has the same structure as a round's.
         return scores if observed is None else First(scores, observed)
 
     def server_init(self, key, first: Scores | First, like, start) -> Server:
-        """The representation closest to the scores, or that of the warm start."""
+        """Return the representation closest to the scores, or that of the warm start."""
         first = first if isinstance(first, First) else First(first, None)
         root = root_of(first.observed)
         if start is None:
             shared = polar(divided(first.scores, root))
         else:
             shared = start.shared if root is None else start.shared * root
-        # More columns than entities would never be in use.
+        # More columns than entities would never be used.
         columns = min(self.memory * self.rank, len(shared) - self.rank)
         if columns <= 0:
             return Server(shared, root, None)
@@ -247,14 +247,14 @@ class MaxVar(Algorithm, DifferentiatedThrough, HasBases):
         return Server(shared, root, Memory(none, none))
 
     def downlink(self, server: Server) -> Scores:
-        """The representation."""
+        """Return the representation."""
         return divided(server.shared, server.root)
 
     def client_init(self, key, downlink: Scores, data: Member, start) -> Map:
-        """The first map, the same as for the first message, and its scores."""
+        """Return the map of the first message and its scores."""
         return self._first(key, data, start)
 
-    # Called for the first message and for the first state, with the same key: both have one map.
+    # First message and first state use the same key, so that both have the same map.
     def _first(self, key: RandomKey, data: Member, start: Start) -> Map:
         if start is None or start.local is None:
             weights = jax.random.normal(key, (len(data.mask), self.rank), data.mask.dtype)
@@ -264,11 +264,11 @@ class MaxVar(Algorithm, DifferentiatedThrough, HasBases):
         return Map(weights, _scores(data, weights))
 
     def client_step(self, key, downlink: Scores, local: Map, data: Member):
-        """Move the map towards the representation; send its scores."""
+        """Move the map towards the representation, and send its scores."""
         ridge = self.ridge.astype(downlink.dtype)
         misfit = seen_rows(data.view.observed, local.scores - downlink)
         distance = jnp.sum(misfit**2) / 2
-        # Maps of tiny views are huge. In this order no square overflows where the ridge is zero.
+        # Maps of tiny views are huge. In this order no square overflows if the ridge is zero.
         objective = distance + jnp.sum(ridge * local.weights * local.weights) / 2
         if self.solver == "exact":
             weights = data.view.solve(downlink, ridge)
@@ -298,7 +298,7 @@ class MaxVar(Algorithm, DifferentiatedThrough, HasBases):
 
         def of_batch(weights, key):
             assert batch is not None
-            # The first places of a random permutation, without making all of it.
+            # The beginning of a random permutation, without computing all of it.
             rows = shuffled(key[None], jnp.arange(batch)[None], jnp.asarray(length))[0]
             values = view.values[rows]
             residual = matmul(values, weights) / length**0.5 - downlink[rows]
@@ -309,12 +309,12 @@ class MaxVar(Algorithm, DifferentiatedThrough, HasBases):
             gradient = of_all(weights) if batch is None else of_batch(weights, key)
             return weights - ratio(gradient + ridge * weights, curvature), None
 
-        # Only where needed: making keys takes longer than small products.
+        # Only if needed: splitting keys takes longer than small products.
         keys = None if batch is None else jax.random.split(key, self.inner_steps)
         return jax.lax.scan(step, weights, keys, length=self.inner_steps)[0]
 
     def server_step(self, key, server: Server, uplink: Scores):
-        """The orthonormal matrix closest to the scores' mean (the Procrustes problem)."""
+        """Take the orthonormal matrix closest to the mean score (the Procrustes problem)."""
         shared, root, memory = server
         product = divided(uplink, root) + self.proximal.astype(shared.dtype) * shared
         if memory is None:
@@ -323,28 +323,28 @@ class MaxVar(Algorithm, DifferentiatedThrough, HasBases):
         return Server(best, root, memory), {}
 
     def client_result(self, downlink: Scores, local: Map, data: Member) -> Weights:
-        """The view's map."""
+        """Return the view's map."""
         return local.weights
 
     def through(self) -> Algorithm:
-        """This one without a memory, with all entities in every step.
+        """Return the algorithm without memory.
 
         Raises:
-            ValueError: where steps take some entities at random.
+            ValueError: if steps use random batches.
         """
         return dataclasses.replace(without_batches(self, self.batch_size), memory=0)
 
     def bases(self, server: Server, local: Map) -> Bases:
-        """The representation, the maps and the scores, all of which rotate together."""
+        """Return the representation, the maps and the scores, which all rotate together."""
         return Bases(shared=(server.shared,), along=tuple(local))
 
 
 def _within_span(shared: Scores, memory: Memory, product: Scores) -> tuple[Scores, Memory]:
-    """The product with the best representation in the span of the memory and the received one.
+    """Apply the operator to the best representation in the span of the memory and the received one.
 
-    For the best one, a Rayleigh-Ritz approximation, this product is known without a message. What
-    it adds to the span is what its residual would add, but unlike that it converges, so that
-    messages change less and less.
+    For the best one, a Rayleigh-Ritz approximation, this product is known without a message. It
+    extends the span by the same directions as the residual would, but unlike the residual it
+    converges, so that messages change less and less.
     """
     basis, products = memory
     rank, columns = shared.shape[1], basis.shape[1]
@@ -355,8 +355,8 @@ def _within_span(shared: Scores, memory: Memory, product: Scores) -> tuple[Score
         return new - matmul(basis, inside), images - matmul(products, inside)
 
     new, images = outside(new, images)
-    # Columns that are rounding are left out; turning and scaling the others has no derivative, as
-    # only their span matters.
+    # Columns of rounding errors are left out. Rotating and scaling the others has no derivative,
+    # because only their span matters.
     gram = jax.lax.stop_gradient(matmul(new.T, new))
     squares, turn = top_eigenvectors(gram, rank)
     clear = squares > NOISE * jnp.finfo(squares.dtype).eps
@@ -364,20 +364,20 @@ def _within_span(shared: Scores, memory: Memory, product: Scores) -> tuple[Score
     new, images = outside(matmul(new, turn), matmul(images, turn))
     unused = jnp.diag(1 - clear.astype(new.dtype))
     for _ in range(2):
-        # A Newton-Schulz step to orthonormal columns: they nearly are, but for their derivative.
+        # A Newton-Schulz step to orthonormal columns: values nearly are, but derivatives are not.
         half = 1.5 * jnp.eye(rank, dtype=new.dtype) - (matmul(new.T, new) + unused) / 2
         new, images = matmul(new, half), matmul(images, half)
 
     span = jnp.concatenate([basis, new], axis=1)
     images = jnp.concatenate([products, images], axis=1)
     projected = matmul(span.T, images)
-    # The operator has no negative eigenvalue, so that columns of zeros come last.
+    # The operator has no negative eigenvalue, so zero columns come last.
     empty = jnp.sum(jax.lax.stop_gradient(span) ** 2, axis=0) < 0.5
     projected = (projected + projected.T) / 2 - jnp.diag(empty.astype(span.dtype))
-    # Twice, as the derivative of a span has no part within it.
+    # Computed twice, because the derivative of a span has no part within it.
     best = top_eigenvectors(projected, rank)[1]
     kept = top_eigenvectors(projected, columns)[1]
-    # In the basis nearest to the received one; where all that is new is rounding, from that.
+    # In the basis nearest to the received one; if all that is new is rounding, use its product.
     best = matmul(best, polar(matmul(matmul(span, best).T, shared)))
     image = jnp.where(jnp.any(clear), matmul(images, best), product)
     return polar(image), Memory(matmul(span, kept), matmul(images, kept))
@@ -389,12 +389,12 @@ def _scores(data: Member, weights: Weights) -> Scores:
 
 
 def _largest_eigenvalue(view: SparseView) -> Float[Array, ""]:
-    """The largest eigenvalue of X'X / L."""
+    """Return the largest eigenvalue of X'X / L."""
     entities, features = view.shape
 
     def product(view, vector):
         return view.rmv(view.mv(vector[:, None]))[:, 0] / entities
 
-    # A fixed key, as the step size should not differ between runs.
+    # A fixed key, because the step size should not differ between runs.
     start = jax.random.normal(jax.random.key(0), (features,), view.values.dtype) * view.mask
     return largest_eigenvalue(product, view, start, min(32, entities))

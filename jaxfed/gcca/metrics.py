@@ -1,4 +1,4 @@
-"""Metrics of GCCA: cost and optimum, distances and accuracy, bits, and scores of new entities."""
+"""Metrics of GCCA: cost and optimum, distances, accuracy, bits, and scores of new entities."""
 
 from typing import NamedTuple
 
@@ -25,9 +25,9 @@ def cost(
     *,
     ridge: float | Array = 0.0,
 ) -> Float[Array, ""]:
-    r"""The objective of MAX-VAR GCCA, `1/2 sum_j ||X_j Q_j / sqrt(L) - G||_F^2`.
+    r"""Compute the objective of MAX-VAR GCCA, `1/2 sum_j ||X_j Q_j / sqrt(L) - G||_F^2`.
 
-    Of each view only the entities count that it has seen.
+    Each view counts only the entities that it has seen.
 
     As a metric of a run: `metrics=lambda result: {"cost": jf.gcca.cost(views, *result)}`.
 
@@ -35,13 +35,13 @@ def cost(
         views: the clients.
         shared: the common representation `G`.
         local: the views' maps `Q_j`.
-        ridge: that of the algorithm; adds `ridge / 2 sum_j ||Q_j||_F^2`.
+        ridge: the algorithm's ridge; adds `ridge / 2 sum_j ||Q_j||_F^2`.
 
     Returns:
         The cost, a scalar.
 
     Raises:
-        ValueError: for clients without views or shapes that do not fit.
+        ValueError: if clients do not hold views or shapes do not fit.
 
     Source: Shrestha & Fu (2023), equation (7), with the factor 1/2 of their programs.
     """
@@ -59,19 +59,19 @@ def cost(
 def transform(
     fitted: Solution | Saved | Personalized, views: Clients
 ) -> Float[Array, "views entities rank"]:
-    r"""Each view's scores of entities, of those that maps were learned from or others.
+    r"""Compute each view's scores of entities, seen in training or not.
 
-    The maps `Q_j` of a linear method make `X_j Q_j / sqrt(L)` of view j, with the number L of the
-    entities that they were learned from. The mean over the views is the common representation of
-    new entities; a view that they lack is left out of the mean, as by `jnp.nanmean`: rows of
-    entities that a view has not seen are NaN.
+    The maps `Q_j` of a linear method turn view j into `X_j Q_j / sqrt(L)`, where L is the number
+    of entities that they were learned from. The mean over the views is the common representation
+    of new entities. Rows of entities that a view has not seen are NaN; take the mean with
+    `jnp.nanmean` to leave them out.
 
     Args:
-        fitted: a solution of `MaxVar` or `MVLSA`, its result, or what `jaxfed.load` read.
+        fitted: a solution of `MaxVar` or `MVLSA`, its result, or what `jaxfed.load` returned.
         views: the same views, centred in the same way, of any entities.
 
     Raises:
-        ValueError: if `fitted` is no result of these, for clients without views, or shapes that do
+        ValueError: if `fitted` is not a result of these, clients do not hold views, or shapes do
             not fit.
 
     Source: Shrestha & Fu (2023), equation (7).
@@ -96,11 +96,11 @@ class Optimum(NamedTuple):
     """The solution of MAX-VAR GCCA.
 
     Attributes:
-        cost: the least cost.
+        cost: the minimum cost.
         shared: a common representation that attains it.
-        local: the maps that go with it.
-        eigenvalues: all non-trivial ones of `sum_j X_j X_j^+`, or of what a ridge makes of it, in
-            descending order, at most the number of views. The representation is unique up to a
+        local: the corresponding maps.
+        eigenvalues: all nonzero eigenvalues of `sum_j X_j X_j^+` (with a ridge, of its regularized
+            form), descending, at most the number of views. The representation is unique up to a
             rotation if there is a gap after the first `rank`.
     """
 
@@ -111,26 +111,26 @@ class Optimum(NamedTuple):
 
 
 def optimum(views: Clients, rank: int, *, ridge: float | Array = 0.0) -> Optimum:
-    """The closed-form solution: top eigenvectors of the sum of the projections onto the views.
+    """Compute the closed-form solution: top eigenvectors of the summed projections onto the views.
 
     They are the left singular vectors of the views' orthonormal bases side by side, which pools all
-    views. Where clients have seen different entities, both are scaled by the shares of clients that
-    have seen each, see `MaxVar`.
+    views. If clients have seen different entities, both are scaled by the shares of clients that
+    have seen each entity (see `MaxVar`).
 
     Args:
         views: the clients.
         rank: number of components.
-        ridge: that of the algorithm, see `cost`.
+        ridge: the algorithm's ridge; see `cost`.
 
     Returns:
-        The optimum. A view's directions below rounding (of its precision) do not count; for badly
-        conditioned views use double precision.
+        The optimum. Directions of a view below rounding error (in its precision) are ignored; use
+        double precision for ill-conditioned views.
 
     Raises:
-        ValueError: for clients without views or with sparse ones, or a rank beyond their entities
-            or features.
+        ValueError: if clients hold no views or sparse ones, or the rank exceeds their entities or
+            features.
 
-    Source: Shrestha & Fu (2023), Section II; van de Velden & Takane (2012) of missing rows.
+    Source: Shrestha & Fu (2023), Section II; van de Velden & Takane (2012) for missing rows.
     """
     check_count("rank", rank)
     check_views(views, rank, "views", dense="the optimum needs")
@@ -156,7 +156,7 @@ def optimum(views: Clients, rank: int, *, ridge: float | Array = 0.0) -> Optimum
         shared = orthonormalize(matmul(together, shared))
     shared = divided(shared, root)
     local = jax.vmap(lambda view: view.solve(shared, ridge))(factors)
-    # A sum of squares, since clients * rank minus the eigenvalues would cancel for a small cost.
+    # A sum of squares: clients * rank minus the eigenvalues would cancel for a small cost.
     inside = factors.left.mT @ shared
     outside = shared - factors.left @ inside
     if observed is not None:
@@ -168,14 +168,14 @@ def optimum(views: Clients, rank: int, *, ridge: float | Array = 0.0) -> Optimum
 def subspace_distance(
     shared: Float[Array, "entities rank"], other: Float[Array, "entities rank"]
 ) -> Float[Array, ""]:
-    """Sine of the largest angle between the spans of two orthonormal bases.
+    """Compute the sine of the largest angle between the spans of two orthonormal bases.
 
-    Of little use where the optimum has no clear gap after the first eigenvalues: the span can be
-    far off although the cost is nearly the least.
+    It says little if the optimum has no clear gap after the leading eigenvalues: the span can be
+    far off although the cost is nearly minimal.
 
     Args:
         shared: a common representation.
-        other: another, as that of `optimum`.
+        other: another one, such as that of `optimum`.
 
     Returns:
         The distance, from 0 to 1.
@@ -193,17 +193,17 @@ def subspace_distance(
 def compression_ratio(
     rounds: float, full_rounds: float, bits: float, *, start_bits: float = 8
 ) -> float:
-    """Share of the bits saved on the way to a goal, the exchange before the rounds included.
+    """Compute the share of bits saved on the way to a goal, including the first exchange.
 
     `1 - (start_bits + (rounds - 1) bits) / (32 full_rounds)`
 
     Args:
-        rounds: position at which the compressed run reaches the goal, counted from 1 for the start,
+        rounds: position at which the compressed run reaches the goal, counted from 1 for the start;
             see `jaxfed.metrics.rounds_to_accuracy`.
-        full_rounds: that of the run in full precision, all of whose entries have 32 bits.
-        bits: per entry of a round's messages.
-        start_bits: per entry of the messages before the rounds. The default is what compressors
-            take there; the paper counts them as those of a round, `start_bits=bits`.
+        full_rounds: the same for the run in full precision, all of whose entries have 32 bits.
+        bits: bits per entry of a round's messages.
+        start_bits: bits per entry of the messages before the rounds. The default is what
+            compressors use there; the paper counts the same as in a round, `start_bits=bits`.
 
     Raises:
         ValueError: if `full_rounds` or a number of bits is not positive, or `rounds` is below 1.
@@ -220,18 +220,18 @@ def compression_ratio(
 def bits_per_variable(
     rounds: int, bits: float, entries: int | None = None, *, start_bits: float | None = None
 ) -> float:
-    """Bits that one variable has cost in one direction, `start_bits + rounds * bits`.
+    """Compute the bits per variable sent in one direction, `start_bits + rounds * bits`.
 
     Args:
-        rounds: how many, besides the exchange before them.
-        bits: per entry of a round's messages.
-        entries: of a message, each of which carries a 32-bit scale; None for the paper's
-            accounting, which leaves the scale out, and for messages in full precision.
-        start_bits: per entry of the messages before the rounds; None for the defaults, 8 bits with
-            compressors and 32 in full precision. In the paper it is 32.
+        rounds: number of rounds, without the exchange before them.
+        bits: bits per entry of a round's messages.
+        entries: entries of a message, which also has a 32-bit scale. None leaves out the scale, as
+            the paper does; use it for messages in full precision too.
+        start_bits: bits per entry of the messages before the rounds. By default 8 with
+            compressors and 32 in full precision; 32 in the paper.
 
     Raises:
-        ValueError: for negative rounds, or bits or entries that are not positive.
+        ValueError: if `rounds` is negative, or bits or entries are not positive.
 
     Source: Shrestha & Fu (2023), Section V-A3.
     """
@@ -244,17 +244,17 @@ def bits_per_variable(
 
 
 def alignment_accuracy(scores: Float[Array, "views entities rank"]) -> Float[Array, ""]:
-    """How often an entity's nearest neighbour in another view is itself.
+    """Compute how often an entity's nearest neighbour in another view is itself.
 
     Args:
         scores: each view's representation of the same entities, `X_j Q_j`.
 
     Returns:
-        The share, over all entities and pairs of views `i < j`, of the entities of view i whose
-        nearest one in view j is the same entity.
+        The share of entities of view i whose nearest neighbour in view j is the same entity, over
+        all entities and all pairs of views `i < j`.
 
     Raises:
-        ValueError: for fewer than two views.
+        ValueError: if there are fewer than two views.
 
     Source: Shrestha & Fu (2023), Section V-A5.
     """

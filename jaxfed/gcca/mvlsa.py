@@ -1,4 +1,4 @@
-"""GCCA in one exchange, from thin factors of the views."""
+"""MVLSA: GCCA in one exchange, from truncated singular value decompositions of the views."""
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -20,17 +20,18 @@ from jaxfed.linalg import svd
 
 
 class MVLSA(OneExchange):
-    r"""Multiview latent semantic analysis: MAX-VAR GCCA of the views cut down to a small rank.
+    r"""Multiview latent semantic analysis: MAX-VAR GCCA of views truncated to a small rank.
 
-    Each client sends its view's first left singular vectors, `(entities, view_rank)`; the first
-    ones of them all, side by side, are the representation, and each map is the least-squares fit
-    of the truncated view to it. No `entities x entities` matrix is formed. One round
-    (`rounds=1`); more change nothing. Meant as the `warm_start` of `jf.gcca.MaxVar`. Sparse views
-    are cut down by a subspace iteration, which is approximate. Clients may have seen different
-    entities, see `jf.gcca.align`; the representation is then scaled as that of `MaxVar`.
+    Each client sends the leading left singular vectors of its view, `(entities, view_rank)`. The
+    leading left singular vectors of all of them side by side are the representation, and each map
+    is the least-squares fit of the truncated view to it. No `entities x entities` matrix is formed.
+    One round (`rounds=1`) is enough; further rounds change nothing. The result is meant as the
+    `warm_start` of `jf.gcca.MaxVar`. Sparse views are truncated by subspace iteration, which is
+    approximate. Clients may have seen different entities (see `jf.gcca.align`); the representation
+    is then scaled like that of `MaxVar`.
 
     The server sees every client's factor, so secure aggregation cannot be used. Derivatives are
-    those of `jf.linalg.svd`, of each view and of all factors side by side.
+    those of `jf.linalg.svd`, for each view and for all factors side by side.
 
     Source: Rastogi, Van Durme & Arora (2015), Multiview LSA, without regularization.
     """
@@ -43,17 +44,17 @@ class MVLSA(OneExchange):
 
         Args:
             rank: number of components of the common representation.
-            view_rank: rank to which each view is cut; None for twice `rank`, as far as views allow.
+            view_rank: rank to which each view is truncated; by default twice `rank` if possible.
 
         Raises:
-            ValueError: for ranks that are not positive whole numbers.
+            ValueError: if a rank is not a positive whole number.
         """
         check_count("rank", rank)
         check_count("view_rank", 1 if view_rank is None else view_rank)
         self.rank, self.view_rank = rank, view_rank
 
     def check(self, clients, start) -> None:
-        """Raise a `ValueError` for data and ranks that do not fit."""
+        """Raise a `ValueError` if data or ranks do not fit."""
         check_views(clients, self.rank)
         check_all_seen(clients, start)
         views, shape = len(clients), clients.data.shape
@@ -67,24 +68,24 @@ class MVLSA(OneExchange):
         return min(self.view_rank or 2 * self.rank, entities, features)
 
     def prepare(self, data: View | SparseView, client_id, rounds) -> Factors:
-        """The view's truncated singular value decomposition."""
+        """Return the view's truncated singular value decomposition."""
         return factorize(data, self._width(*data.shape))
 
     def first_message(self, key, data: Factors, start) -> First:
-        """The left singular vectors, for the server to have all of them side by side."""
+        """Return the left singular vectors, for the server to collect."""
         return First(Gather(data.left), data.observed)
 
     def server_init(self, key, first: First, like, start) -> Scores:
-        """The first left singular vectors of all of them, `(views, entities, k)`."""
+        """Combine the views' bases, `(views, entities, k)`, to the common representation."""
         root, bases = root_of(first.observed), first.scores
         together = bases.transpose(1, 0, 2).reshape(bases.shape[1], -1)
         return divided(svd(divided(together, root))[0][:, : self.rank], root)
 
     def client_init(self, key, downlink: Scores, data: Factors, start) -> Weights:
-        """The least-squares map of the truncated view."""
+        """Return the least-squares map of the truncated view."""
         return data.solve(downlink)
 
     def residual_variance(self, downlink: Scores, local: Weights, data: Factors):
-        """Half the squared distance, of the truncated view's scores."""
+        """Return half the squared distance of the truncated view's scores."""
         scores = data.mv(local) / len(downlink) ** 0.5
         return jnp.sum(seen_rows(data.observed, scores - downlink) ** 2) / 2

@@ -1,4 +1,4 @@
-"""How many directions views share, by the two bounds of AJIVE."""
+"""Estimate how many directions views share, by the two bounds of AJIVE."""
 
 from functools import partial
 from typing import NamedTuple
@@ -25,14 +25,14 @@ from jaxfed.linalg import matmul, svd
 
 
 class JointRank(NamedTuple):
-    """The number of joint directions, and what it follows from.
+    """The number of joint directions, and the numbers it is derived from.
 
     Attributes:
-        rank: how many squared singular values are above both bounds.
-        squared_singular_values: of all views' bases side by side, descending; at most the number of
-            views, which a direction has that lies in every view's signal.
-        wedin_bound: what a joint direction has in spite of the noise.
-        random_bound: what bases reach that have nothing to do with each other.
+        rank: number of squared singular values above both bounds.
+        squared_singular_values: those of all views' bases side by side, descending. The largest
+            possible value, the number of views, means a direction lies in every view's signal.
+        wedin_bound: lower bound for a joint direction despite noise.
+        random_bound: upper bound for directions of unrelated bases.
     """
 
     rank: int
@@ -42,7 +42,7 @@ class JointRank(NamedTuple):
 
 
 class _Bounds(NamedTuple):
-    """What the bounds are quantiles of."""
+    """Draws whose quantiles are the bounds."""
 
     squared_singular_values: Float[Array, " directions"]
     wedin: Float[Array, " samples"]
@@ -58,25 +58,25 @@ def joint_rank(
     wedin_percentile: float = 5.0,
     random_percentile: float = 95.0,
 ) -> JointRank:
-    r"""The number of directions that lie in the signals of all views, for `jf.gcca.AJIVE`.
+    r"""Estimate the number of directions that lie in the signals of all views, for `jf.gcca.AJIVE`.
 
-    A direction that m views share would have the squared singular value m in the bases of their
-    signals side by side. Noise turns the basis of view i by an angle of at most \(\theta_i\), by
-    the theorem of Wedin, which leaves at least \(m - \sum_i \sin^2 \theta_i\). Each client
-    estimates its angle again and again, from directions drawn in the complement of its signal,
-    and sends these numbers beside its basis. The second bound is the largest squared singular value
-    of random bases, which the server draws alone. Directions above both are joint.
+    Without noise, a direction that m views share has the squared singular value m in the bases of
+    their signals side by side. Noise rotates the basis of view i by an angle of at most
+    \(\theta_i\), by Wedin's theorem, which leaves at least \(m - \sum_i \sin^2 \theta_i\). Each
+    client estimates its angle many times, from random directions in the complement of its signal,
+    and sends these numbers with its basis. The second bound is the largest squared singular value
+    of random bases, which the server draws alone. Directions above both bounds are joint.
 
     Args:
         views: the clients, with dense views.
         signal_rank: number of directions of a view that are not noise, as in `jf.gcca.AJIVE`.
         key: random key.
-        samples: how often each angle and the random bases are drawn.
-        wedin_percentile: of the first bound over the draws, in percent.
-        random_percentile: of the second.
+        samples: number of draws of each angle and of the random bases.
+        wedin_percentile: percentile of the draws that is the first bound.
+        random_percentile: percentile of the draws that is the second bound.
 
     Raises:
-        ValueError: for clients without dense views, ranks that do not fit, and numbers out of
+        ValueError: if clients do not hold dense views, ranks do not fit, or numbers are out of
             range.
 
     Source: Feng, Jiang, Hannig & Marron (2018), Sections 2.2 and 2.3, Lemma 3.
@@ -94,7 +94,7 @@ def joint_rank(
     squares = np.asarray(drawn.squared_singular_values)
     wedin = float(np.percentile(drawn.wedin, wedin_percentile))
     random = float(np.percentile(drawn.random, random_percentile))
-    # Without noise a direction is as high as the bound, up to rounding.
+    # Without noise, a joint direction equals the bound up to rounding.
     slack = np.finfo(squares.dtype).eps * max(views.data.shape) * len(views)
     return JointRank(int(np.sum(squares > max(wedin, random) - slack)), squares, wedin, random)
 
@@ -124,7 +124,7 @@ def _bounds(
 
 
 def _sine(key: Key[Array, ""], view: View, signal: Signal) -> Float[Array, ""]:
-    """An estimate of the sine of the angle by which noise turns ONE view's signal."""
+    """Estimate the sine of the angle by which noise rotates ONE view's signal."""
     entities, features = view.shape
     dtype = view.values.dtype
     drawn = jax.random.normal(key, (entities + features, signal.left.shape[1]), dtype)
@@ -132,14 +132,14 @@ def _sine(key: Key[Array, ""], view: View, signal: Signal) -> Float[Array, ""]:
     columns = _outside(signal.right, drawn[entities:] * view.mask[:, None], view.count)
     noise = jnp.maximum(_norm(matmul(view.values.T, rows)), _norm(matmul(view.values, columns)))
     least = jnp.min(signal.singular, where=signal.singular > 0, initial=jnp.inf)
-    # Where there is no signal, it may have turned anywhere.
+    # Without a signal, the rotation is unbounded.
     return jnp.where(jnp.isinf(least), 1, jnp.minimum(noise / least, 1))
 
 
 def _outside(
     basis: Float[Array, "dim width"], drawn: Float[Array, "dim width"], dim: Float[Array, ""]
 ) -> Float[Array, "dim width"]:
-    """As many orthonormal directions outside of the signal as it has, or as there are."""
+    """Return orthonormal directions outside the signal, as many as it has if there are so many."""
     rank = jnp.sum(jnp.any(basis != 0, axis=0))
     return _basis(drawn - matmul(basis, matmul(basis.T, drawn)), jnp.minimum(rank, dim - rank))
 
@@ -147,11 +147,11 @@ def _outside(
 def _basis(
     drawn: Float[Array, "dim width"], rank: Int[Array, ""] | Float[Array, ""]
 ) -> Float[Array, "dim width"]:
-    """An orthonormal basis of the span of the first columns, as many as the rank."""
+    """Return an orthonormal basis of the span of the first `rank` columns."""
     used = jnp.arange(drawn.shape[1]) < rank
     return svd(drawn * used)[0] * used
 
 
 def _norm(matrix: Float[Array, "rows columns"]) -> Float[Array, ""]:
-    """The largest singular value."""
+    """Return the largest singular value."""
     return svd(matrix)[1][0]

@@ -1,4 +1,4 @@
-"""Views: clients that hold features of their own of the same entities, or of some of them."""
+"""Views: clients that hold different features of the same entities, or of some of them."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Self, final
@@ -35,17 +35,17 @@ MATRICES = "(entities, features) matrices, one per view"
 class View(Ragged):
     """One client's view: entities as rows, padded with zero columns up to the widest view.
 
-    Rows of entities that it has not seen are zero. With a leading client axis on all fields it
-    holds all views.
+    Rows of entities that the client has not seen are zero. With a leading client axis on all
+    fields it holds all views.
     """
 
     values: Float[Array, "*clients entities features"]
     count: Float[Array, "*clients"]  # of features
-    observed: Float[Array, "*clients entities"] | None = None  # 1 for a seen one; None: all are
+    observed: Float[Array, "*clients entities"] | None = None  # 1 if seen; None: all are seen
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Entities, and features of the widest view."""
+        """Number of entities, and of features of the widest view."""
         return self.values.shape[-2], self.values.shape[-1]
 
     @property
@@ -55,29 +55,29 @@ class View(Ragged):
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """The widest view's number of features."""
+        """The number of features of the widest view."""
         return (self.values.shape[-1],)
 
     def filled(self, lengths: tuple[int, ...]) -> Self:
-        """With more columns of zeros."""
+        """Pad with more zero columns."""
         return type(self)(widened(self.values, {-1: lengths[0]}), self.count, self.observed)
 
     def with_zeros(self) -> Self:
-        """ONE view whose rows of entities that it has not seen are zero whatever they were."""
+        """Set the rows of unseen entities of ONE view to zero."""
         return type(self)(seen_rows(self.observed, self.values), self.count, self.observed)
 
     def mv(self, weights: Weights) -> Scores:
-        """The product `X Q` of ONE view."""
+        """Return the product `X Q` of ONE view."""
         return matmul(self.values, weights)
 
     def rmv(self, scores: Scores) -> Weights:
-        """The product `X' Y` of ONE view."""
+        """Return the product `X' Y` of ONE view."""
         return transposed_product(self.values, scores)
 
 
 @final
 class SparseView(Ragged):
-    """One client's view as the list of its non-zero values, by rows; never filled.
+    """One client's view as a list of its non-zero values, sorted by rows; never dense.
 
     Lists are padded with zeros up to the longest. With a leading client axis on all fields it
     holds all views.
@@ -86,10 +86,10 @@ class SparseView(Ragged):
     values: Float[Array, "*clients nonzeros"]
     rows: Int[Array, "*clients nonzeros"]
     columns: Int[Array, "*clients nonzeros"]
-    mean: Float[Array, "*clients features"]  # subtracted from each row that was seen
+    mean: Float[Array, "*clients features"]  # subtracted from each seen row
     count: Float[Array, "*clients"]  # of features
     shape: tuple[int, int] = eqx.field(static=True)
-    observed: Float[Array, "*clients entities"] | None = None  # 1 for a seen one; None: all are
+    observed: Float[Array, "*clients entities"] | None = None  # 1 if seen; None: all are seen
 
     summed_by_index = True
 
@@ -100,11 +100,11 @@ class SparseView(Ragged):
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """The longest list's number of values, and the widest view's of features."""
+        """The longest list's number of values, and the widest view's number of features."""
         return self.values.shape[-1], self.shape[1]
 
     def filled(self, lengths: tuple[int, ...]) -> Self:
-        """With more zeros in the lists, and columns without values."""
+        """Pad lists with zeros, and add columns without values."""
         longest, features = lengths
         # The new zeros are in the last row, so that the lists stay sorted by rows.
         values, columns = (widened(x, {-1: longest}) for x in (self.values, self.columns))
@@ -114,19 +114,19 @@ class SparseView(Ragged):
         return type(self)(values, rows, columns, mean, self.count, shape, self.observed)
 
     def with_zeros(self) -> Self:
-        """This view, whose lists have no values of entities that it has not seen."""
+        """Return the view itself: its lists have no values of unseen entities."""
         return self
 
     def mv(self, weights: Weights) -> Scores:
-        """The product `X Q` of ONE view."""
-        # As fast as products of BCOO arrays, without a second list of values for X'.
+        """Return the product `X Q` of ONE view."""
+        # As fast as products of BCOO arrays, but needs no second list of values for X'.
         terms = self.values[:, None] * weights[self.columns]
-        # Centring subtracts the same row from all.
+        # Centring subtracts the same row from all rows.
         products = jax.ops.segment_sum(terms, self.rows, self.shape[0])
         return seen_rows(self.observed, products - matmul(self.mean, weights))
 
     def rmv(self, scores: Scores) -> Weights:
-        """The product `X' Y` of ONE view."""
+        """Return the product `X' Y` of ONE view."""
         terms = self.values[:, None] * scores[self.rows]
         total = jax.ops.segment_sum(terms, self.columns, self.shape[1])
         ones = jnp.ones(len(scores), scores.dtype) if self.observed is None else self.observed
@@ -134,17 +134,17 @@ class SparseView(Ragged):
 
 
 class First(NamedTuple):
-    """What clients send before the first round."""
+    """Messages before the first round."""
 
     scores: Any  # or bases of scores
-    observed: Float[Array, " entities"] | None  # whose mean is the share of clients; None: all
+    observed: Float[Array, " entities"] | None  # its mean is the share of clients; None: all
 
 
 class Views(Clients):
     """Clients that hold different features of the same entities, in the same order.
 
-    With an alignment they may have seen different entities. Each view counts the same. `features`
-    is the number of features of the widest.
+    With an alignment they may have seen different entities. All views count equally. `features`
+    is the number of features of the widest view.
     """
 
     @classmethod
@@ -155,14 +155,14 @@ class Views(Clients):
         center: bool = False,
         alignment: Alignment | None = None,
     ) -> Self:
-        """Clients from their views.
+        """Create clients from their views.
 
         Args:
             arrays: one `(entities, features_j)` array per client; with an alignment
                 `(entities_j, features_j)`.
             center: subtract each feature's mean over the client's entities, which needs no
                 exchange.
-            alignment: `jf.gcca.align(ids)` of the ids of the arrays' rows, where clients have seen
+            alignment: `jf.gcca.align(ids)` of the ids of the arrays' rows, if clients have seen
                 different entities or hold them in different orders.
 
         Returns:
@@ -170,10 +170,9 @@ class Views(Clients):
             enabled.
 
         Raises:
-            ValueError: for an empty list, views that are not two-dimensional, without entities or
-                features or with different numbers of entities, or other ones than an alignment
-                has, and data that are not real floating point numbers of one type or not finite.
-                The message names the view.
+            ValueError: if the list is empty; views are not two-dimensional, have no entities or
+                features, or differ in their entities or from the alignment; or data are not finite
+                real floating-point numbers of one type. The message names the view.
         """
         check_list("arrays", arrays, MATRICES)
         check_flag("center", center)
@@ -194,14 +193,15 @@ class Views(Clients):
     def from_sparse(
         cls, matrices: Sequence[Any], *, center: bool = False, alignment: Alignment | None = None
     ) -> Self:
-        """Clients from sparse views, which stay sparse; `jf.gcca.MaxVar` and `MVLSA` take them.
+        """Create clients from sparse views, which stay sparse, for `jf.gcca.MaxVar` and `MVLSA`.
 
         Args:
-            matrices: one `(entities, features_j)` matrix per client: of `scipy.sparse`, in any
+            matrices: one `(entities, features_j)` matrix per client: a `scipy.sparse` matrix in any
                 format, or a `jax.experimental.sparse.BCOO`; with an alignment
                 `(entities_j, features_j)`.
-            center: subtract each feature's mean over the client's entities; products subtract it,
-                so that zeros stay zeros.
+            center: subtract each feature's mean over the client's entities. Products subtract it,
+            so
+                zeros stay zeros.
             alignment: as in `from_arrays`.
 
         Returns:
@@ -209,8 +209,8 @@ class Views(Clients):
             enabled.
 
         Raises:
-            ValueError: for matrices that are not sparse, indices outside of a matrix, and as
-                `from_arrays` does.
+            ValueError: if matrices are not sparse, indices are outside a matrix, or as
+                `from_arrays`.
         """
         check_list("matrices", matrices, MATRICES)
         check_flag("center", center)
@@ -224,7 +224,7 @@ class Views(Clients):
         longest = max(1, *(each.nnz for each in lists))
         dtype = lists[0].dtype
         values = np.zeros((len(lists), longest), dtype)
-        rows = np.full((len(lists), longest), shape[0] - 1, np.int32)  # the order is kept
+        rows = np.full((len(lists), longest), shape[0] - 1, np.int32)  # keeps the order
         columns = np.zeros((len(lists), longest), np.int32)
         mean = np.zeros((len(lists), shape[1]), dtype)
         for j, each in enumerate(lists):
@@ -250,7 +250,7 @@ class Views(Clients):
 
 
 def _check_aligned(name: str, tables: list[Any], alignment: Alignment | None) -> None:
-    """Check that tables fit together: all have the same entities, or those of their ids."""
+    """Check that tables have the same entities, or those of the alignment."""
     if alignment is None:
         return check_tables(name, tables, "view", 1, "entities", "features")
     check_instance("alignment", alignment, Alignment, "jaxfed.gcca.align(ids) or None")
@@ -271,7 +271,7 @@ def _check_aligned(name: str, tables: list[Any], alignment: Alignment | None) ->
 def _observed(
     alignment: Alignment | None, dtype: DTypeLike
 ) -> Float[Array, "clients entities"] | None:
-    """1 for the entities that each client has seen; None where all have seen all."""
+    """Return 1 for the entities that each client has seen; None if all have seen all."""
     if alignment is None or alignment.complete:
         return None
     seen = np.zeros((len(alignment.places), len(alignment.ids)), dtype)
@@ -281,14 +281,14 @@ def _observed(
 
 
 def _moved(matrix: Any, places: Int[np.ndarray, " rows"], entities: int) -> Any:
-    """The matrix with its rows at these places of a longer one, sorted by rows again."""
+    """Move the rows of a matrix to these positions of a longer one, sorted by rows again."""
     rows, columns = matrix.coords
     shape = (entities, matrix.shape[1])
     return scipy.sparse.csr_array((matrix.data, (places[rows], columns)), shape).tocoo()
 
 
 def _as_list(matrix: Any, name: str) -> Any:
-    """The matrix's values by rows, each place once."""
+    """Convert a matrix to a list of its values by rows, each position once."""
     from_jax = isinstance(matrix, BCOO) and matrix.n_batch == matrix.n_dense == 0
     if not (from_jax or scipy.sparse.issparse(matrix)):
         raise ValueError(
@@ -305,7 +305,7 @@ def _as_list(matrix: Any, name: str) -> Any:
 
 def _from_jax(matrix: BCOO) -> scipy.sparse.coo_array:
     places = np.asarray(matrix.indices)
-    inside = places[:, 0] < matrix.shape[0]  # JAX pads lists with places outside the matrix
+    inside = places[:, 0] < matrix.shape[0]  # JAX pads lists with positions outside the matrix
     return scipy.sparse.coo_array(
         (np.asarray(matrix.data)[inside], tuple(places[inside].T)), shape=matrix.shape
     )
@@ -326,14 +326,14 @@ def check_views(
 ) -> None:
     """Raise a `ValueError` for clients without views, or more components than entities.
 
-    `dense` is what refuses sparse views, such as "networks need", `complete` what refuses views
-    of some of the entities.
+    If given, `dense` and `complete` begin the message that refuses sparse views and views that lack
+    entities, such as "networks need".
     """
     data = clients.data if isinstance(clients, Clients) else clients
     if isinstance(clients, Clients) and not clients.layout.in_memory:
         raise ValueError(
-            f"{name}: wanted views in memory, as of Views.from_arrays or Views.from_sparse: each "
-            "is one table of all entities, and sources are read by whole clients"
+            f"{name}: wanted views in memory, as of Views.from_arrays or Views.from_sparse, since "
+            "each is one table of all entities, got clients that are read block by block"
         )
     if not isinstance(data, View | SparseView):
         kind = type(data).__name__
@@ -354,20 +354,20 @@ def check_views(
 
 
 def check_all_seen(clients: ClientsLike, start: Start) -> None:
-    """Raise a `ValueError` for an entity that no client has seen, unless they are new ones."""
+    """Raise a `ValueError` if no client has seen some entity, unless all clients are new."""
     observed, new = clients.data.observed, start is not None and start.local is None
     if new or not is_known(observed):
         return
     seen = np.asarray(observed).any(axis=-2)
     if not seen.all():
         raise ValueError(
-            "clients: wanted every entity seen by some client, got none of the entity at index "
+            "clients: wanted every entity seen by some client, got none for the entity at index "
             f"{np.argwhere(~seen)[0][-1]}"
         )
 
 
 def check_shape(part: str, array: Any, wanted: tuple[int, ...]) -> None:
-    """Raise a `ValueError` for a part of a warm start of another shape."""
+    """Raise a `ValueError` if a part of a warm start has another shape."""
     shape = getattr(array, "shape", type(array).__name__)
     if shape != wanted:
         raise ValueError(f"warm_start: wanted {part} of shape {wanted}, got {shape}")

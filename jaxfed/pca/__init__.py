@@ -1,8 +1,8 @@
 """Personalized and federated principal component analysis.
 
-Second moments are squares. In single precision they and all derivatives are finite for data of
-sizes from about 1e-15 to 1e15. Beyond 1e18 they overflow, and the run ends as one that diverged;
-below 1e-18 they vanish, and the data count as zeros. Scale such data, or use double precision.
+Second moments are squares of the data. In single precision they and all derivatives stay finite for
+values of about 1e-15 to 1e15. Above 1e18 they overflow and the run ends as diverged; below 1e-18
+they underflow and the data count as zeros. Scale such data, or use double precision.
 """
 
 from jaxfed import _names

@@ -1,11 +1,11 @@
-"""Federated eigensolvers: one subspace for all clients, found from sums of messages.
+"""Federated eigensolvers: one subspace for all clients, computed from sums of messages.
 
-Client i holds `A_i` with its samples as columns. Wanted is an orthonormal Z that maximizes
-`f(Z) = sum_i |A_iᵀ Z|_F²`: the top eigenvectors of `sum_i A_i A_iᵀ`. Every sample counts the same;
-the clients' weights are ignored, except that a client of weight zero is left out.
+Client i holds `A_i`, whose columns are its samples. The solvers find an orthonormal Z that
+maximizes `f(Z) = sum_i |A_iᵀ Z|_F²`: the top eigenvectors of `sum_i A_i A_iᵀ`. All samples count
+equally; clients' weights are ignored, except that clients of weight zero are left out.
 
-In a round that some clients miss, the sum is over the others and the components follow theirs. The
-result then scatters around what all clients would give, by as much as the clients differ.
+If clients miss a round, the sum runs over the others and the components follow them. The result
+then scatters around that of all clients, by as much as the clients differ.
 """
 
 import abc
@@ -45,12 +45,12 @@ class Server(NamedTuple):
     """The server's state."""
 
     shared: Frame  # Z
-    captured: Float[Array, ""]  # f at the previous Z, at which the last messages were computed
-    energy: Float[Array, ""] | None  # |A|_F², where the scaled KKT violation is measured
+    captured: Float[Array, ""]  # f at the previous Z, for which the last messages were computed
+    energy: Float[Array, ""] | None  # |A|_F², if the KKT violation is measured
 
 
 class Eigensolver(Algorithm, DifferentiatedThrough):
-    """A federated eigensolver: its clients' data and its checks."""
+    """Base of the federated eigensolvers: their checks and the clients' data."""
 
     rank: int = eqx.field(static=True)
     stop: Literal["objective", "kkt"] = eqx.field(static=True)
@@ -63,18 +63,18 @@ class Eigensolver(Algorithm, DifferentiatedThrough):
 
     @abc.abstractmethod
     def _products(self, rounds: int) -> int:
-        """About how many products with the client's matrix so many rounds take."""
+        """Estimate the number of products with the client's matrix in so many rounds."""
 
     @final
     def check(self, clients, start) -> None:
-        """Raise a `ValueError` for a rank or a warm start that does not fit."""
+        """Raise a `ValueError` if the rank or the warm start does not fit."""
         check_fits("rank", self.rank, clients)
         check_start(start, clients, self.rank, None)
 
     @final
     def prepare(self, data: Samples | Moment, client_id, rounds) -> Member:
-        """The client's matrix A_i A_iᵀ, or the samples behind it, whichever is cheaper."""
-        # A second moment whose number of samples is one is the sum.
+        """Return the client's matrix A_i A_iᵀ, or its samples, whichever is cheaper."""
+        # A mean over one sample is the sum.
         one = jnp.ones_like(data.count)
         if isinstance(data, Samples):
             samples = Samples(data.values, one)
@@ -87,16 +87,16 @@ class Eigensolver(Algorithm, DifferentiatedThrough):
 
 
 class Measured(Eigensolver):
-    """An eigensolver whose server measures the components that its messages were computed at."""
+    """An eigensolver whose server measures how good the components of a round were."""
 
     @final
     def first_message(self, key, data: Member, start) -> Sum | None:
-        """The samples' energy |A_i|_F² if the stopping rule needs it."""
+        """Return the energy |A_i|_F² of the samples if the stopping rule needs it."""
         return Sum(data.moment.trace) if self.stop == "kkt" else None
 
     @final
     def _first(self, key: RandomKey, energy: Array | None, like: Member, start: Start) -> Server:
-        """The server's first state: random components, or those of a warm start."""
+        """Return the server's first state, with random components or the warm start's."""
         dtype = like.moment.trace.dtype
         if start is None:
             shared = jax.random.uniform(key, (like.moment.dim, self.rank), dtype, -1, 1)
@@ -112,10 +112,10 @@ class Measured(Eigensolver):
         product: Frame | None,
         exact: Bool[Array, ""] | None = None,
     ) -> Diagnostics:
-        """What the server knows about the components Z that entered a round, with f(Z).
+        """Return what the server knows about the components Z of a round, with f(Z).
 
-        The scaled KKT violation |(I - ZZᵀ) A Aᵀ Z|_F / |A|_F² comes from the product A Aᵀ Z; where
-        the product is not exactly that, it is infinite.
+        The scaled KKT violation |(I - ZZᵀ) A Aᵀ Z|_F / |A|_F² is computed from `product`, A Aᵀ Z.
+        It is infinite where `exact` is false.
         """
         if product is None or server.energy is None:
             change = relative_change(server.captured, captured)
@@ -127,35 +127,35 @@ class Measured(Eigensolver):
 
 
 class HoldsBasis(Measured):
-    """An eigensolver whose server holds the components alone, and whose clients get them."""
+    """An eigensolver whose server holds and sends only the components."""
 
     @final
     def server_init(self, key, first: Array | None, like: Member, start) -> Server:
-        """The first components."""
+        """Return the first components."""
         return self._first(key, first, like, start)
 
     @final
     def downlink(self, server: Server) -> Frame:
-        """The components."""
+        """Return the components."""
         return server.shared
 
 
 def residual_variance(data: Member, captured: Float[Array, ""]) -> Float[Array, ""]:
-    """A client's mean squared reconstruction error of a sample, which goes into the history."""
+    """Return a client's mean squared reconstruction error per sample, for the history."""
     return uncaptured(data.moment, captured) / jnp.maximum(data.count, 1)
 
 
 def relative_change(before: Float[Array, ""], now: Float[Array, ""]) -> Float[Array, ""]:
-    """The change of the captured energy as a share of it, rule (27) of Wang, Liu & Zhang (2022)."""
+    """Return the relative change of the captured energy, rule (27) of Wang, Liu & Zhang (2022)."""
     return jnp.abs(now - before) / positive(now)
 
 
 def positive(x: Array) -> Array:
-    """The numbers, with one in place of zero."""
+    """Replace numbers that are not positive by one."""
     return jnp.where(x > 0, x, 1)
 
 
 def norm(x: Array) -> Float[Array, ""]:
-    """Frobenius norm, with a derivative of zero where it is zero."""
+    """Return the Frobenius norm, with derivative zero at zero."""
     square = jnp.sum(x**2)
     return jnp.where(square > 0, jnp.sqrt(positive(square)), 0)

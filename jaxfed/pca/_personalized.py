@@ -1,7 +1,7 @@
-"""The clients' and the server's steps of `HierarchicalPCA` and `AdaptivePCA`.
+"""The shared implementation of `HierarchicalPCA` and `AdaptivePCA`.
 
-The two differ in where the prior's variance comes from, and in nothing else. Their server's states
-and downlinks are the shared components, or records that hold them as `shared`.
+They differ only in where the prior variance comes from. Their server states and downlinks are the
+shared components, or records with a field `shared`.
 """
 
 from collections.abc import Callable
@@ -30,7 +30,7 @@ from jaxfed.pca.likelihood import Member, Number, Scalar, aligned, check_setting
 
 
 class Solver(NamedTuple):
-    """How components move; step sizes are None where they are automatic."""
+    """How components are updated; a step size of None is automatic."""
 
     # (data, local components, shared components, prior variance, step size) -> local components
     local_step: Callable[[Member, Rows, Rows, Scalar, Array | None], Rows]
@@ -58,19 +58,19 @@ def _best_local(data, local, shared, variance, step_size):
 
 
 def _best_shared(shared, received):
-    # In the basis nearest to the previous one, so that clients need not follow a rotation.
+    # The basis nearest to the previous one spares clients from following a rotation.
     return aligned(Moment.from_dense(received).top(len(shared))[1].T, shared)
 
 
 def _attraction(shared, local, variance, step_size):
-    # Minus the derivative of d²/(2 σ²) by V where the bases are aligned, up to its part along V.
+    # Minus the derivative of d²/(2 σ²) by V for aligned bases, up to its part along V.
     return likelihood.overlap(local, shared).T @ local / variance
 
 
 SOLVERS = {
     "gradient": Solver(_descend, _descended_copy, lambda shared, received: polar(received)),
     "eigenvectors": Solver(_best_local, lambda shared, local, *_: Gram(local.T), _best_shared),
-    # The step of the shared components has a memory: see `_quasi_newton`.
+    # The shared step uses earlier rounds: see `_quasi_newton`.
     "quasi_newton": Solver(_best_local, _attraction, lambda shared, received: received),
 }
 
@@ -108,7 +108,7 @@ class PersonalizedPCA(Algorithm, DifferentiatedThrough, HasBases):
         check_name("likelihood", likelihood, ("exact", "half"))
         check_name("start", start, ("pooled", "random"))
         if solver == "quasi_newton" and likelihood == "half":
-            # Half the gradient is not that of the objective, whose values the server compares.
+            # Half the gradient does not match the objective, whose values the server compares.
             raise ValueError("likelihood: solver='quasi_newton' wants 'exact', got 'half'")
         check_flag("align", align)
         self.rank, self.solver, self.likelihood = rank, solver, likelihood
@@ -120,12 +120,12 @@ class PersonalizedPCA(Algorithm, DifferentiatedThrough, HasBases):
 
     @property
     def needs_everybody(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Whether every client must take part in each round: where values are compared."""
+        """Whether every client must take part in each round, as the quasi-Newton solver needs."""
         return self.solver == "quasi_newton"
 
     @final
     def prepare(self, data: Samples | Moment, client_id, rounds) -> Member:
-        """The client's second moment, and its curvature where a step size comes from it."""
+        """Return the client's second moment, with its curvature if the step size is automatic."""
         factor = 0.5 if self.likelihood == "half" else 1.0
         automatic = self.solver == "gradient" and self.step_size is None
         return likelihood.member(
@@ -134,7 +134,7 @@ class PersonalizedPCA(Algorithm, DifferentiatedThrough, HasBases):
 
     @final
     def client_init(self, key, downlink: Any, data: Member, start) -> Rows:
-        """Local components: a warm start's, random, or the shared ones."""
+        """Return the first local components: the warm start's, random, or the shared ones."""
         from_shared = self.start == "pooled" if start is None else start.local is None
         return (
             shared_of(downlink)
@@ -146,7 +146,7 @@ class PersonalizedPCA(Algorithm, DifferentiatedThrough, HasBases):
     def _step(
         self, shared: Rows, variance: Scalar, local: Rows, data: Member
     ) -> tuple[PyTree, Rows, Diagnostics]:
-        """A step with the local components, then the message that moves the shared ones."""
+        """Update the local components, then compute the message about the shared ones."""
         local = aligned(local, shared) if self.align else local
         noise = self.noise_variance.astype(local.dtype)
         distance = likelihood.squared_distance(shared, local)
@@ -163,21 +163,21 @@ class PersonalizedPCA(Algorithm, DifferentiatedThrough, HasBases):
 
     @final
     def client_result(self, downlink: Any, local: Rows, data: Member) -> Frame:
-        """The local components, turned towards the shared ones."""
-        # Done once a run, so a short program matters more than a fast one.
+        """Return the local components, aligned with the shared ones."""
+        # Runs once, so compile time matters more than speed.
         return (aligned(local, shared_of(downlink), "svd") if self.align else local).T
 
     @final
     def shared_result(self, server: Any) -> Frame:
-        """The shared components."""
+        """Return the shared components."""
         return shared_of(server).T
 
     @final
     def bases(self, server: Any, local: Rows) -> Bases:
-        """The components, all of which rotate together."""
+        """Return the components, which all rotate together."""
         return Bases(shared=(shared_of(server).T,), along=(local.T,))
 
 
 def shared_of(state: Any) -> Rows:
-    """The shared components in a state of the server or a downlink."""
+    """Return the shared components in a server state or a downlink."""
     return getattr(state, "shared", state)

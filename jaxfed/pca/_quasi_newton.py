@@ -1,12 +1,12 @@
 """Limited-memory BFGS at the server, for functions of shared components and a few numbers.
 
-A round is one evaluation: clients report the function's value and gradient at a trial point, and
-that also decides whether the server accepts it, so no line search asks them twice.
+A round is one evaluation: clients report the function's value and gradient at a trial point. These
+also decide whether the server accepts it, so no line search asks the clients twice.
 
 Source: the two-loop recursion is Algorithm 7.4 of Nocedal & Wright (2006), Numerical optimization;
-on manifolds, with pairs carried along by a vector transport, it is that of Huang, Gallivan & Absil
-(2015), A Broyden class of quasi-Newton methods for Riemannian optimization. Pairs are kept by the
-cautious rule of Li & Fukushima (2001), On the global convergence of the BFGS method for nonconvex
+on manifolds, with pairs moved by a vector transport, it is that of Huang, Gallivan & Absil (2015),
+A Broyden class of quasi-Newton methods for Riemannian optimization. Pairs are kept by the cautious
+rule of Li & Fukushima (2001), On the global convergence of the BFGS method for nonconvex
 unconstrained optimization problems. The heavy-ball steps for changing participants are those of
 Polyak (1964), Some methods of speeding up the convergence of iteration methods.
 """
@@ -22,24 +22,24 @@ from jaxfed.linalg import polar
 from jaxfed.linalg.division import ratio
 from jaxfed.pca.components import Frame, Rows, deflate
 
-# Armijo's condition: the share of the predicted gain that a trial must bring.
+# Armijo's condition: the share of the predicted gain that a trial must achieve.
 SUFFICIENT = 1e-4
 # Bounds on the factor by which the step shrinks after a rejected trial.
 SHORTEST, LONGEST = 0.1, 0.5
-# Rejections in a row after which the next trial is accepted whatever it brings. By then it is the
-# base's value that is wrong, as behind a coarse channel.
+# After this many rejections in a row, the next trial is accepted in any case. By then the value at
+# the base is wrong, for example after a coarse channel.
 PATIENCE = 3
-# A pair needs a curvature above CAUTION times the gradient's norm, and above NOISE times rounding.
+# A pair needs a curvature above CAUTION times the gradient norm and NOISE times rounding error.
 CAUTION, NOISE = 1e-6, 16
-# The longest step: of the components as the tangent of an angle, and of a number.
+# Longest step: for the components as the tangent of an angle, and for a number.
 REACH, LEAP = 0.5, 2.0
-# Where participants change: the share of the last direction that the next one keeps, and the number
-# of such rounds after which steps have half the length.
+# If participants change: the share of the last direction kept in the next one, and the number of
+# such rounds after which steps have half the length.
 MOMENTUM, HALVED = 0.8, 10
 
 Scalar = Float[Array, ""]
 Numbers = Float[Array, " numbers"]
-# A tangent vector: the components' part, flattened, then the numbers', each times its weight.
+# A tangent vector: the components' part, flattened, then the numbers' part, times the weights.
 Vector = Float[Array, " coordinates"]
 Pairs = Float[Array, "pairs coordinates"]
 
@@ -48,33 +48,33 @@ class Point(NamedTuple):
     """Where the function is evaluated."""
 
     frame: Frame
-    numbers: Numbers | None  # None where there are none
+    numbers: Numbers | None  # None without numbers
 
 
 class Memory(NamedTuple):
-    """The last accepted point, the trial that is being evaluated, and what is known of F."""
+    """The last accepted point, the trial under evaluation, and what is known of F."""
 
     base: Point
     gradient: Vector  # of F at the base
     value: Scalar  # F at the base
     direction: Vector  # uphill
-    step: Scalar  # the trial is this multiple of the direction away
+    step: Scalar  # the trial is at this multiple of the direction
     trial: Point
-    moves: Pairs  # steps, the latest first; zero where there is none yet
-    changes: Pairs  # by how much the gradient of -F changed along them
+    moves: Pairs  # steps, the latest first; zero for missing ones
+    changes: Pairs  # changes of the gradient of -F along them
     weights: Numbers | None  # the unit of length of each number
-    rejected: Int[Array, ""]  # trials since the base
-    changed: Int[Array, ""]  # rounds so far whose participants were not those of the base
+    rejected: Int[Array, ""]  # rejected trials since the base
+    changed: Int[Array, ""]  # number of rounds whose participants differed from those of the base
     rounds: Int[Array, ""]
 
     @property
     def shared(self) -> Rows:
-        """The components of the trial, in rows."""
+        """The components of the trial, as rows."""
         return self.trial.frame.T
 
     @property
     def numbers(self) -> Numbers:
-        """The numbers of the trial, where there are any."""
+        """The numbers of the trial, which must exist."""
         assert self.trial.numbers is not None
         return self.trial.numbers
 
@@ -82,10 +82,10 @@ class Memory(NamedTuple):
 class Evaluation(NamedTuple):
     """F at the trial."""
 
-    product: Frame  # its derivative by the components, of which the tangent part counts
+    product: Frame  # its derivative by the components; only the tangent part counts
     value: Scalar
     slopes: Numbers | None = None  # its derivatives by the numbers
-    curvature: Scalar | None = None  # a bound of all that matter; by default the product's norm
+    curvature: Scalar | None = None  # upper bound of F's curvature; by default the product's norm
 
 
 def begin(
@@ -95,14 +95,14 @@ def begin(
     *,
     pairs: int = 20,
 ) -> Memory:
-    """No step yet; the first trial is the start itself.
+    """Return the state before the first step; the first trial is the start itself.
 
     Args:
         frame: the components.
         numbers: the numbers, if there are any.
-        curvatures: about how F curves along each number, in units of its curvature along the
+        curvatures: rough curvature of F along each number, relative to its curvature along the
             components.
-        pairs: how many pairs of steps and gradient changes are kept.
+        pairs: number of pairs of steps and gradient changes to keep.
     """
     zero, point = jnp.zeros((), frame.dtype), Point(frame, numbers)
     none = jnp.zeros(frame.size + (0 if numbers is None else len(numbers)), frame.dtype)
@@ -124,11 +124,11 @@ def begin(
 
 
 class Climbed(NamedTuple):
-    """What a round leads to."""
+    """The outcome of a round."""
 
     memory: Memory
     accepted: Bool[Array, ""]  # whether the trial has become the base
-    left: Scalar  # the share of F that its quadratic model has yet to gain; infinite without one
+    left: Scalar  # relative gain that the quadratic model of F still predicts; inf without a model
 
 
 def climb(
@@ -139,18 +139,18 @@ def climb(
     *,
     same: Bool[Array, ""] | bool = True,
 ) -> Climbed:
-    """Accept the trial or reject it, learn from it either way, and step on.
+    """Accept or reject the trial, learn from it in either case, and take the next step.
 
-    What other clients evaluate cannot be compared with the base: such a trial is accepted, and
-    gives no pair. Where there are no pairs, the step after it is one of gradient ascent with
-    momentum, and the shorter the more such rounds there have been.
+    A trial that other clients evaluated cannot be compared with the base: it is accepted, and gives
+    no pair. Without pairs, the next step is one of gradient ascent with momentum, which is shorter
+    the more such rounds there have been.
 
     Args:
-        memory: of the rounds before.
+        memory: the state before the round.
         found: F at the trial.
         least: lower limits of the numbers, if there are any.
         most: upper limits of the numbers, if there are any.
-        same: whether the clients that evaluated the trial are those that evaluated the base.
+        same: whether the same clients evaluated the trial and the base.
     """
     first, same, trial = memory.rounds == 0, jnp.asarray(same), memory.trial
     dtype = trial.frame.dtype
@@ -171,14 +171,14 @@ def climb(
     moved = _joined(memory.step * by_frame, (place - last) * weights)
     predicted = jnp.vdot(memory.gradient, moved)
     gain = found.value - memory.value
-    # A fall within the rounding of the value does not count.
+    # A decrease within rounding error does not count.
     slack = 8 * eps * jnp.abs(found.value)
     sufficient = gain >= SUFFICIENT * predicted - slack
     accepted = first | ~same | sufficient | (memory.rejected >= PATIENCE)
     base = jax.tree.map(lambda new, old: jnp.where(accepted, new, old), trial, before)
 
-    # A rejected trial too tells how the gradient changes on the way to it. Both are carried by
-    # projection to where the next step starts.
+    # A rejected trial also shows how the gradient changes on the way to it. Both are projected to
+    # the tangent space where the next step starts.
     move = _carried(moved, base.frame)
     change = _carried(memory.gradient, base.frame) - _carried(at_trial, base.frame)
     size, curvature = norm(move), jnp.vdot(move, change)
@@ -193,8 +193,8 @@ def climb(
     by_newton = comparable | (jnp.vdot(moves[0], moves[0]) > 0)
     momentum = MOMENTUM * _carried(memory.direction, base.frame)
     uphill = jnp.where(by_newton, newton, momentum + gradient / curvature_bound)
-    # A rejected trial that gives no pair leaves the direction as it is and asks for a shorter step:
-    # to the top of the parabola through the value and slope at the base and the value at the trial.
+    # A rejected trial without a pair leaves the direction unchanged and requires a shorter step: to
+    # the top of the parabola through the value and slope at the base and the value at the trial.
     turn = accepted | useful
     direction = jnp.where(turn, uphill, memory.direction)
     by_frame, by_numbers = _parts(direction, base.frame)
@@ -205,10 +205,10 @@ def climb(
     full = 1 / jnp.maximum(excess, 1) / jnp.where(comparable, 1, 1 + changed / HALVED)
     step = jnp.where(turn, full, shorter)
 
-    # Near a solution all directions uphill lead to the same point, but pairs are differences within
-    # rounding. Derivatives through them would grow without bound, and those along an approximate
-    # inverse of the Hessian need not shrink. So derivatives are those of the gradient step, which
-    # does contract.
+    # Near a solution, all uphill directions lead to the same point, but pairs are differences
+    # within rounding error. Derivatives through them would grow without bound, and those along an
+    # approximate inverse of the Hessian need not shrink. So derivatives are those of the gradient
+    # step, which does contract.
     rounding = step * jnp.vdot(direction, gradient) <= slack
     by_gradient = gradient - jax.lax.stop_gradient(gradient)
     by_gradient = by_gradient / jax.lax.stop_gradient(curvature_bound)
@@ -239,17 +239,17 @@ def climb(
 
 
 def refuse_implicit(algorithm: Algorithm, refused: bool) -> Algorithm:
-    """The algorithm itself, for `through`, unless its server is of this kind.
+    """Return the algorithm itself for `through`, unless its server is a quasi-Newton one.
 
-    A result does not tell the numbers, so that no other algorithm could start at the solution.
+    A result does not contain the numbers, so no other algorithm could start at the solution.
 
     Raises:
-        ValueError: if so.
+        ValueError: if `refused`.
     """
     if refused:
         raise ValueError(
             f"adjoint: wanted {type(algorithm).__name__} with another solver for an implicit "
-            "derivative, since a quasi-Newton server's state is no point, got 'quasi_newton'"
+            "derivative, since a quasi-Newton server also keeps steps, got 'quasi_newton'"
         )
     return algorithm
 
@@ -263,21 +263,22 @@ def _parts(vector: Vector, frame: Frame) -> tuple[Frame, Numbers]:
 
 
 def _carried(vector: Vector, frame: Frame) -> Vector:
-    """The vector's projection onto the tangent space at a frame."""
+    """Project a vector onto the tangent space at a frame."""
     by_frame, by_numbers = _parts(vector, frame)
     return _joined(deflate(by_frame, frame), by_numbers)
 
 
 def _updated(pairs: Pairs, base: Frame, new: Vector, useful: Bool[Array, ""]) -> Pairs:
-    """The pairs carried to a base by projection, the oldest replaced by a useful new one."""
+    """Project pairs to a base, and replace the oldest by a useful new one."""
     pairs = jax.vmap(lambda x: _carried(x, base))(pairs)
     return jnp.where(useful, jnp.roll(pairs, 1, axis=0).at[0].set(new), pairs)
 
 
 def _newton(moves: Pairs, changes: Pairs, gradient: Vector, curvature_bound: Scalar) -> Vector:
-    """The limited-memory BFGS direction uphill: an approximate inverse of -∇²F times the gradient.
+    """Return the uphill direction of limited-memory BFGS: approximately (-∇²F)⁻¹ times the
+    gradient.
 
-    Without pairs it is the gradient over the bound. Pairs of zeros, and those that lost their
+    Without pairs it is the gradient divided by the bound. Pairs that are zero, or that lost their
     positive curvature in transport, do not count.
     """
     curvatures = jax.vmap(jnp.vdot)(moves, changes)
@@ -301,11 +302,11 @@ def _newton(moves: Pairs, changes: Pairs, gradient: Vector, curvature_bound: Sca
 
 
 def norm(x: Array) -> Scalar:
-    """Frobenius norm, with a derivative of zero where it is zero."""
+    """Return the Frobenius norm, with derivative zero at zero."""
     square = jnp.vdot(x, x)
     return jnp.where(square > 0, jnp.sqrt(_positive(square)), 0)
 
 
 def _positive(x: Scalar) -> Scalar:
-    """The number, or one in place of zero."""
+    """Return the number, or one if it is not positive."""
     return jnp.where(x > 0, x, 1)

@@ -2,7 +2,7 @@
 
     F(U) = mean_i max_V [ tr UᵀS_iU + tr VᵀS_iV ] / 2   over orthonormal V orthogonal to U,
 
-whose gradient on the Grassmannian is (I - UUᵀ) mean_i (I - V_iV_iᵀ) S_i U.
+The gradient on the Grassmannian is (I - UUᵀ) mean_i (I - V_iV_iᵀ) S_i U.
 
 Source: the objective is (7) of Shi & Kontar (2024); eliminating the local components is variable
 projection (Golub & Pereyra 1973).
@@ -24,7 +24,7 @@ Active = Float[Array, " local_rank"] | None
 
 
 class Evaluation(NamedTuple):
-    """Uplink: a client's part of the gradient and of the objective at the shared components."""
+    """Uplink: a client's part of the gradient and of the objective."""
 
     product: Frame  # (I - V Vᵀ) S U
     captured: Float[Array, ""]
@@ -33,7 +33,7 @@ class Evaluation(NamedTuple):
 def evaluate(
     moment: Moment, shared: Frame, rank: int, active: Active = None
 ) -> tuple[Evaluation, Float[Array, ""]]:
-    """ONE client's part of gradient and objective at U, and the variance left out."""
+    """Return ONE client's part of gradient and objective at U, and the variance it leaves."""
     local = best_local(moment, shared, rank, active)
     product = moment.mv(jnp.concatenate([shared, local], axis=1))
     by_shared, by_local = jnp.split(product, [shared.shape[1]], axis=1)
@@ -42,30 +42,30 @@ def evaluate(
 
 
 class Reduced(Algorithm, HasBases):
-    """Gradient ascent of F from a solution, by whose round that solution is differentiated.
+    """Gradient ascent of F from a solution, whose round gives the solution's implicit derivative.
 
-    The round's Jacobian is I + t ∇²F there, for any step size t. The local state stays as it is and
-    only fixes the basis of the best local components.
+    The Jacobian of the round is I + t ∇²F at the solution, for any step size t. The local state
+    does not change; it only fixes the basis of the best local components.
     """
 
     model: Algorithm  # prepares the data: `PerPCA`
     rank: int = eqx.field(static=True)  # of the local components
 
     def prepare(self, data, client_id, rounds):
-        """The client's second moment, and its mask where ranks differ."""
+        """Return the client's second moment, with a mask if ranks differ."""
         return self.model.prepare(data, client_id, rounds)
 
     def server_init(self, key, first, like, start):
-        """The shared components of the solution."""
+        """Return the shared components of the solution."""
         assert start is not None
         return start.shared
 
     def downlink(self, server):
-        """The shared components."""
+        """Return the shared components."""
         return server
 
     def client_init(self, key, downlink, data, start):
-        """The local components of the solution."""
+        """Return the local components of the solution."""
         assert start is not None
         return start.local
 
@@ -75,13 +75,13 @@ class Reduced(Algorithm, HasBases):
         return uplink.product, local, {"objective": rest}
 
     def server_step(self, key, server, uplink):
-        """A gradient step whose length is one over the gradient's norm."""
+        """Take a gradient step of length one over the gradient's norm."""
         size = jax.lax.stop_gradient(jnp.linalg.norm(uplink, 2))
         scale = ratio(jnp.ones_like(size), size)
         return polar(server + scale * deflate(uplink, server)), {}
 
     def client_result(self, downlink, local, data):
-        """The best local components, in the basis nearest to that of the solution."""
+        """Return the best local components, in the basis nearest to that of the solution."""
         moment = data.moment if data.unshrunk is None else data.unshrunk
         best = best_local(moment, downlink, self.rank, data.active)
         overlap = best.T @ local
@@ -90,5 +90,5 @@ class Reduced(Algorithm, HasBases):
         return best @ polar(overlap)
 
     def bases(self, server: PyTree, local: PyTree) -> Bases:
-        """The shared components, and each client's own."""
+        """Return the shared components and each client's local ones."""
         return Bases(shared=(server,), own=(local,))

@@ -1,4 +1,4 @@
-r"""Hierarchical-Bayes PCA whose prior variance is learned together with the components.
+r"""Hierarchical-Bayes PCA that learns the prior variance together with the components.
 
 Source: Ozkara, Huang, Zhou & Diggavi, ADEPT: hierarchical Bayes approach to personalized federated
 unsupervised learning.
@@ -53,8 +53,8 @@ SPREADS = {"closed_form": _closed_form, "log": _log_step, "gradient": _gradient_
 class Message(NamedTuple):
     """Uplink and downlink."""
 
-    shared: PyTree  # up: what moves them; down: the shared components
-    scalar: Float[Array, ""]  # up: d²; down: the prior's variance
+    shared: PyTree  # up: the message about the shared components; down: these
+    scalar: Float[Array, ""]  # up: d²; down: the prior variance
     objective: Scalar | None = None  # up, for the quasi-Newton solver
 
 
@@ -64,18 +64,18 @@ class Server(NamedTuple):
     shared: Rows
     prior_variance: Scalar
     hyper_prior: Scalar
-    memory: Memory | None = None  # of the quasi-Newton solver
+    memory: Memory | None = None  # for the quasi-Newton solver
 
 
 class AdaptivePCA(PersonalizedPCA):
-    r"""`HierarchicalPCA` whose prior variance is learned together with the components.
+    r"""`HierarchicalPCA` that learns the prior variance together with the components.
 
-    A hyper prior keeps the variance from vanishing: the objective gains \(R(\sigma) = D \log
+    A hyperprior keeps the variance from vanishing: the objective gains \(R(\sigma) = D \log
     \sigma + (2\xi + \text{mean}\, d^2) / (2\sigma^2)\), which is minimal at \(\sigma^2 = (2\xi +
-    \text{mean}\, d^2)/D\). Clients send their d² along with their message.
+    \text{mean}\, d^2)/D\). Clients send their d² with their message.
 
-    The joint maximum over components and variance is decided by ξ: for small ξ the variance
-    collapses to 2ξ/D, for large ξ it follows the hyper prior. `EmpiricalBayesPCA` needs no ξ.
+    In the joint maximum over components and variance, ξ decides: for small ξ the variance collapses
+    to 2ξ/D, for large ξ it follows the hyperprior. `EmpiricalBayesPCA` needs no ξ.
 
     Source: Ozkara et al., ADEPT, Algorithm 1 and Lemma 3.2.
     """
@@ -102,32 +102,33 @@ class AdaptivePCA(PersonalizedPCA):
         start: Literal["pooled", "random"] = "pooled",
         align: bool = True,
     ):
-        """Set up the algorithm; arguments not listed are those of `HierarchicalPCA`.
+        """Set up the algorithm; arguments not described here are those of `HierarchicalPCA`.
 
         Args:
             rank: number of components of each client, less than the number of features.
             noise_variance: variance s of the noise in each feature.
-            prior_variance: variance σ² to start from, at least ξ/(2D).
-            hyper_prior: ξ; None for D v / 6 with v = s (1 + s) / n, the variance with which n
+            prior_variance: initial variance σ², at least ξ/(2D).
+            hyper_prior: ξ. By default D v / 6 with v = s (1 + s) / n, the variance with which n
                 samples determine a component.
             spread: how the variance is updated: the `"closed_form"` minimizer; a `"log"` step, in
-                log σ²; or a `"gradient"` step in σ, the paper's, which takes σ²/(2 η D) rounds.
-            spread_step_size: η of the last two; None for 1/D (Newton's is 2/D) and ξ/D².
-            dimension: D, of the `"subspace"`, r(d - r), or of the `"frame"`, d·r, the paper's. The
-                latter also counts rotations within the subspace, which the alignment removes, and
-                so makes the variance too small.
-            step_size: of the local components.
-            global_step_size: of the shared components.
-            solver: `"gradient"`, `"eigenvectors"` or `"quasi_newton"`, which moves the variance
-                together with the shared components, so that `spread` must be left as it is. It has
-                no implicit derivative.
+                log σ²; or a `"gradient"` step in σ as in the paper, which takes σ²/(2 η D) rounds.
+            spread_step_size: η of the steps. By default 1/D for `"log"` (Newton's is 2/D) and ξ/D²
+                for `"gradient"`.
+            dimension: D. `"subspace"` means r(d - r); `"frame"` means d·r as in the paper, which
+                also counts rotations within the subspace. Alignment removes these, so `"frame"`
+                makes the variance too small.
+            step_size: step size of the local components.
+            global_step_size: step size of the shared components.
+            solver: `"gradient"`, `"eigenvectors"` or `"quasi_newton"`. The last updates the
+                variance together with the shared components, so `spread` must keep its default. It
+                has no implicit derivative.
             likelihood: `"exact"` or `"half"`.
             start: `"pooled"` or `"random"`.
-            align: rotate the basis of each client's components every round.
+            align: whether to rotate the basis of each client's components every round.
 
         Raises:
-            ValueError: as `HierarchicalPCA`, and for a hyper prior, or step size of the
-                variance, that is not positive and finite.
+            ValueError: as `HierarchicalPCA`, and if the hyperprior or the step size of the variance
+                is not positive and finite.
         """
         steps = step_size, global_step_size
         self._set(rank, noise_variance, prior_variance, *steps, solver, likelihood, start, align)
@@ -142,7 +143,7 @@ class AdaptivePCA(PersonalizedPCA):
         self.spread_step_size = hyperparameter(spread_step_size)
 
     def check(self, clients, start) -> None:
-        """Raise a `ValueError` for what does not fit, or settings outside of Lemma 3.2."""
+        """Raise a `ValueError` if arguments do not fit the data or violate Lemma 3.2."""
         check_proper_rank(self.rank, clients)
         check_start(start, clients, self.rank, self.rank)
         dimension = self._dimension(clients.features)
@@ -164,7 +165,7 @@ class AdaptivePCA(PersonalizedPCA):
                 )
 
     def first_message(self, key, data: Member, start) -> dict[str, PyTree]:
-        """The second moment for the pooled start, the precision where the hyper prior needs it."""
+        """Return the second moment for a pooled start, and the precision for an automatic ξ."""
         first = pooled_message(data, self.start, start)
         if self.hyper_prior is None:
             noise = self.noise_variance.astype(data.precision.dtype)
@@ -172,26 +173,26 @@ class AdaptivePCA(PersonalizedPCA):
         return first
 
     def server_init(self, key, first: dict[str, PyTree], like, start) -> Server:
-        """The shared components, the first variance and the hyper prior."""
+        """Return the first shared components, the first variance and the hyperprior."""
         shared = first_shared(self.rank, key, first, like, start)
         hyper_prior = self.hyper_prior
         if hyper_prior is None:
             hyper_prior = self._dimension(shared.shape[1]) / (6 * first["precision"])
         variance, memory = self.prior_variance.astype(shared.dtype), None
         if self.solver == "quasi_newton":
-            # The hyper prior curves by D/2 along log σ², the distances by 1/σ² along V.
+            # The hyperprior's curvature is D/2 along log σ², that of the distances 1/σ² along V.
             curvature = self._dimension(shared.shape[1]) / 2 * variance
             memory = begin(shared.T, jnp.log(variance)[None], curvature[None])
         return Server(shared, variance, hyper_prior.astype(shared.dtype), memory)
 
     def downlink(self, server: Server) -> Message:
-        """The shared components and the prior's variance."""
+        """Return the shared components and the prior variance."""
         return Message(server.shared, server.prior_variance)
 
     def client_step(self, key, downlink: Message, local: Rows, data: Member):
-        """The step of `HierarchicalPCA`, and the distance that the variance is learned from."""
+        """Take the step of `HierarchicalPCA`, and measure the distance that the variance needs."""
         sent, moved, diagnostics = self._step(downlink.shared, downlink.scalar, local, data)
-        # The paper's gradient step uses the components that entered the round; the other rules are
+        # The paper's gradient step uses the components from before the round; the other rules are
         # block steps and use the new ones.
         distance = diagnostics["distance"]
         if self.spread != "gradient":
@@ -200,7 +201,7 @@ class AdaptivePCA(PersonalizedPCA):
         return Message(sent, distance, objective), moved, diagnostics
 
     def server_step(self, key, server: Server, uplink: Message) -> tuple[Server, Diagnostics]:
-        """The step of `HierarchicalPCA`, and one of the variance."""
+        """Update the shared components and the variance."""
         shared, variance, hyper_prior, memory = server
         dimension = self._dimension(shared.shape[1])
         if memory is not None:
@@ -214,7 +215,7 @@ class AdaptivePCA(PersonalizedPCA):
     def _climbed(
         self, server: Server, memory: Memory, uplink: Message
     ) -> tuple[Server, Diagnostics]:
-        """A quasi-Newton step of the shared components and log σ² together."""
+        """Take a quasi-Newton step in the shared components and log σ² together."""
         assert uplink.objective is not None
         half = self._dimension(server.shared.shape[1]) / 2
         pull = server.hyper_prior / server.prior_variance
@@ -228,10 +229,10 @@ class AdaptivePCA(PersonalizedPCA):
         return server, {"prior_variance": variance, "stopping_measure": left}
 
     def through(self) -> Algorithm:
-        """This one.
+        """Return the algorithm itself.
 
         Raises:
-            ValueError: with the quasi-Newton solver.
+            ValueError: for the quasi-Newton solver.
         """
         return refuse_implicit(self, self.solver == "quasi_newton")
 

@@ -1,8 +1,8 @@
-"""Applications of shared and local components: groups of clients, moving objects, topics.
+"""Applications of shared and local components: client clusters, moving objects in videos, topics.
 
-The two that fit personalized PCA start it from a one-shot estimate in which the shared components
-come first (`OneShot`): in images and texts most of the variance is shared, and a start in which
-local components come first would assign it to every client anew.
+Video separation and topics start personalized PCA from `OneShot`, which estimates the shared
+components first: in images and texts most of the variance is shared, and a start from the local
+components would assign it to every client again.
 """
 
 from collections.abc import Sequence
@@ -28,23 +28,23 @@ from jaxfed.pca.perpca import PerPCA
 def cluster_clients(
     local: Float[ArrayLike, "m d r"], clusters: int, *, seed: int = 0
 ) -> Int[np.ndarray, " m"]:
-    r"""Group clients by their local components.
+    r"""Cluster clients by their local components.
 
-    Spectral clustering of the affinities \(1 - \rho_{ij} / 2 = \|V_i^\top V_j\|_F^2 / r\), the
-    mean squared cosine of the principal angles between two clients' subspaces: 1 for the same
-    subspace, 0 for orthogonal ones.
+    This is spectral clustering with affinities \(1 - \rho_{ij} / 2 = \|V_i^\top V_j\|_F^2 / r\),
+    the mean squared cosines of the principal angles between two clients' subspaces: 1 for equal
+    subspaces, 0 for orthogonal ones.
 
     Args:
         local: local components, `(m, d, r)`, orthonormal.
-        clusters: number of groups.
-        seed: of the k-means step.
+        clusters: number of clusters.
+        seed: seed of the k-means step.
 
     Returns:
-        The group of each client, numbers from 0, `(m,)`.
+        The cluster of each client, `(m,)`, counted from 0.
 
     Raises:
         ImportError: if scikit-learn is not installed.
-        ValueError: if `local` is not `(m, d, r)` or there are more groups than clients.
+        ValueError: if `local` is not `(m, d, r)` or there are more clusters than clients.
 
     Source: Shi & Kontar (2024), Section 7.1.7, distances (31).
 
@@ -64,25 +64,26 @@ def cluster_clients(
     distances = client_distances(local)
     check_count("clusters", clusters, most=len(distances))
     check_count("seed", seed, least=0)
-    # Rounding may leave an affinity a little below zero.
+    # Rounding may leave an affinity slightly negative.
     affinity = np.clip(1 - np.asarray(distances, float) / 2, 0, 1)
     spectral = require("sklearn.cluster", extra="data").SpectralClustering
     return spectral(clusters, affinity="precomputed", random_state=seed).fit_predict(affinity)
 
 
 def embed_clients(local: Float[ArrayLike, "m d r"], dims: int = 2) -> Float[Array, "m dims"]:
-    r"""Place clients in a plane so that distances show how much their local components differ.
+    r"""Compute coordinates of clients, so that distances show how much local components differ.
 
-    Classical multidimensional scaling: \(\rho_{ij}\) is a squared Euclidean distance (between
-    projectors), so the top eigenvectors of \(-\tfrac12 J \rho J\), \(J\) the centring matrix,
-    scaled by the roots of their eigenvalues are the coordinates that keep most of it.
+    This is classical multidimensional scaling. \(\rho_{ij}\) is a squared Euclidean distance
+    between projectors, so the top eigenvectors of \(-\tfrac12 J \rho J\), scaled by the square
+    roots of their eigenvalues, are the coordinates that preserve most of it. \(J\) is the centring
+    matrix.
 
     Args:
         local: local components, `(m, d, r)`, orthonormal.
         dims: number of coordinates.
 
     Returns:
-        Coordinates, `(m, dims)`, centred at zero, the widest spread first.
+        Coordinates, `(m, dims)`, centred at zero, in order of decreasing spread.
 
     Raises:
         ValueError: if `local` is not `(m, d, r)` or there are more coordinates than clients.
@@ -106,11 +107,11 @@ def embed_clients(local: Float[ArrayLike, "m d r"], dims: int = 2) -> Float[Arra
 
 
 class VideoSeparation(NamedTuple):
-    """Three image sequences that add up to the frames, and the run they come from.
+    """Three image sequences that sum to the frames, and the fit behind them.
 
     Attributes:
-        background: the part in the shared components, `(t, h, w)`.
-        foreground: the part in each frame's local components, `(t, h, w)`.
+        background: the part in the span of the shared components, `(t, h, w)`.
+        foreground: the part in the span of each frame's local components, `(t, h, w)`.
         residual: the rest, `(t, h, w)`.
         solution: the fitted components.
     """
@@ -132,28 +133,27 @@ def separate_video(
 ) -> VideoSeparation:
     r"""Separate the moving parts of an image sequence from its background.
 
-    Each frame is a client whose samples are the rows of the image. With the fitted components a
-    frame \(Y_i\) is the sum of its background \(Y_i U U^\top\), its foreground
-    \(Y_i V_i V_i^\top\) and a residual.
+    Each frame is a client whose samples are the rows of the image. A frame \(Y_i\) is the sum of
+    its background \(Y_i U U^\top\), its foreground \(Y_i V_i V_i^\top\) and a residual.
 
-    Components describe only the horizontal profile of an image. A moving object whose profile
-    resembles one of the background is in part assigned to it, and leaves vertical stripes. Pass
-    transposed frames to have columns as samples instead.
+    Components describe only the horizontal profile of an image. If the profile of a moving object
+    resembles that of the background, part of the object is assigned to the background, with
+    vertical stripes as a result. Pass transposed frames to use columns as samples instead.
 
     Args:
         frames: grayscale images, `(t, h, w)`.
         shared_rank: rank of the background.
-        local_rank: rank of the moving part of a frame.
+        local_rank: rank of the moving part of each frame.
         rounds: rounds of `algorithm`.
         algorithm: by default `PerPCA(shared_rank, local_rank)`.
-        warm_start: where to start; by default from `OneShot(shared_rank, local_rank)`.
+        warm_start: where to start; by default `OneShot(shared_rank, local_rank)`.
 
     Returns:
-        Background, foreground, residual, and the solution.
+        Background, foreground, residual and the solution.
 
     Raises:
-        ValueError: if frames are not `(t, h, w)`, are not finite floating point numbers, or are
-            narrower than the ranks need.
+        ValueError: if `frames` is not `(t, h, w)`, holds anything but finite floating-point
+            numbers, or is narrower than the ranks need.
 
     Source: Shi & Kontar (2024), Sections 7.2 and 7.4.1.
 
@@ -179,11 +179,11 @@ def separate_video(
 
 
 class Topics(NamedTuple):
-    """Words that characterize groups of documents, and the run they come from.
+    """Words that characterize groups of documents, and the fit behind them.
 
     Attributes:
-        common: words of the shared components, the heaviest first.
-        own: words of each group's local components, the heaviest first.
+        common: words of the shared components, in order of decreasing weight.
+        own: words of each group's local components, in order of decreasing weight.
         solution: the fitted components.
     """
 
@@ -205,30 +205,30 @@ def topic_words(
     algorithm: PerPCA | None = None,
     warm_start: Solution | Personalized | None = None,
 ) -> Topics:
-    """Words common to all groups of documents, and words specific to each group.
+    """Find the words common to all groups of documents, and those specific to each group.
 
     Each group is a client whose samples are its documents' word counts. The weight of a word is the
-    norm of its row of the components, which does not depend on their basis: of U for the common
-    words, of V_i for those of a group.
+    norm of its row of the components, which does not depend on their basis: rows of U for common
+    words, rows of V_i for a group's words.
 
     Args:
-        counts: word counts of each group's documents, a list of `(n_i, words)`; see
+        counts: word counts of each group's documents, a list of `(n_i, words)` arrays; see
             `jaxfed.data.bag_of_words`.
         vocabulary: the word of each column.
         shared_rank: number of shared components.
         local_rank: number of each group's local components.
-        words: how many words to return for each.
+        words: how many words to return for the common part and for each group.
         rounds: rounds of `algorithm`.
         algorithm: by default `PerPCA(shared_rank, local_rank)`.
-        warm_start: where to start; by default from the shared components of
+        warm_start: where to start; by default the shared components of
             `OneShot(shared_rank, local_rank)`, computed without a words x words matrix.
 
     Returns:
-        The words, and the solution.
+        The words and the solution.
 
     Raises:
-        ValueError: if the vocabulary has another length than the counts have columns, or the
-            counts are not as `Clients.from_samples` wants them.
+        ValueError: if the vocabulary does not have one word per column of the counts, or
+            `Clients.from_samples` refuses the counts.
 
     Source: Shi & Kontar (2024), Section 7.4.2.
 
@@ -270,11 +270,11 @@ def topic_words(
 
 
 def _thin_start(clients: Clients, shared_rank: int, local_rank: int) -> Personalized:
-    """The shared components of `OneShot` and local ones beside them, from thin factors alone.
+    """Compute the shared components of `OneShot`, and local ones, without a d x d matrix.
 
-    The mean of the projectors onto the clients' top components is a thin factor times its
-    transpose; with thousands of words the factor's singular vectors cost less than the mean. The
-    local components are the best ones within the span of the client's top components.
+    The mean projector onto the clients' top components is a thin factor times its transpose. With
+    thousands of words, the singular vectors of the factor cost less than the mean. The local
+    components are the best ones within the span of the client's top components.
     """
     top = _fit(Local(shared_rank + local_rank), clients).result.local
     weighted = top * jnp.sqrt(clients.weights)[:, None, None]
@@ -289,7 +289,7 @@ def _thin_start(clients: Clients, shared_rank: int, local_rank: int) -> Personal
 
 
 def _checked(algorithm: PerPCA | None, shared_rank: int, local_rank: int, rounds: int) -> PerPCA:
-    """The algorithm, `PerPCA` with these ranks by default."""
+    """Return the algorithm, by default `PerPCA` with these ranks."""
     check_count("rounds", rounds)  # before anything is computed
     default = PerPCA(shared_rank, local_rank)
     if algorithm is not None:
@@ -298,5 +298,5 @@ def _checked(algorithm: PerPCA | None, shared_rank: int, local_rank: int, rounds
 
 
 def _fit(algorithm, clients: Clients, *, rounds: int = 1, warm_start=None) -> Solution:
-    # The key does not matter: one-shot estimates and warm starts draw nothing.
+    # Any key will do: one-shot estimates and warm starts draw no random numbers.
     return fit(algorithm, clients, rounds=rounds, key=jax.random.key(0), warm_start=warm_start)

@@ -1,9 +1,9 @@
-r"""The matrix Bingham law on subspaces: its normalizing constant, mean projector and fit.
+r"""The matrix Bingham distribution on subspaces: normalizing constant, mean projector and fit.
 
-Its density on the Grassmannian is proportional to exp(½ tr UᵀAU). For A = κ VVᵀ, of two distinct
-eigenvalues, the normalizing constant C is a hypergeometric function of κ, here by the calibrated
-Laplace approximation of Butler & Wood. For other A every pair of an eigenvalue that is kept and one
-that is left out counts as it does there:
+Its density on the Grassmannian is proportional to exp(½ tr UᵀAU). For A = κ VVᵀ, with two distinct
+eigenvalues, the normalizing constant C is a hypergeometric function of κ, computed here by the
+calibrated Laplace approximation of Butler & Wood. For other A, every pair of a kept and a dropped
+eigenvalue contributes as it does there:
 
     log C(A) ≈ ½ Σ_j a_j + Σ_j Σ_k l(a_j - a_k),    j = 1..r, k = r+1..d,
 
@@ -43,8 +43,8 @@ def log_normalizer(concentration: Numbers, features: int, rank: int) -> Float[Ar
 def prior_distance(concentration: Numbers, features: int, rank: int) -> Float[Array, "*batch"]:
     """Expected ‖U - VVᵀU‖² for A = κ VVᵀ: from r(d - r)/d at κ = 0 down to about r(d - r)/κ.
 
-    It is -2 times the derivative of `log_normalizer`, written out: that of the exponent is 1 - y by
-    the saddle point's equation.
+    This is -2 times the derivative of `log_normalizer`, written out; that of the exponent is 1 - y
+    by the saddle point equation.
     """
     a, b = rank / 2, features / 2
     inside, outside = _saddle(concentration, features, rank)
@@ -54,10 +54,10 @@ def prior_distance(concentration: Numbers, features: int, rank: int) -> Float[Ar
 
 
 def _saddle(concentration: Numbers, features: int, rank: int) -> tuple[Array, Array]:
-    """The y that solves the saddle point's equation, and 1 - y, both to full precision.
+    """Return the solution y of the saddle point equation and 1 - y, both to full precision.
 
     For large κ the printed y = (x - b + ((x - b)² + 4ax)^½) / 2x with x = κ/2 rounds to one. Here
-    all terms are shares of x + b, so that nothing cancels or overflows.
+    all terms are divided by x + b, so that nothing cancels or overflows.
     """
     a, b, x = rank / 2, features / 2, concentration / 2
     large = x > b
@@ -70,7 +70,7 @@ def _saddle(concentration: Numbers, features: int, rank: int) -> tuple[Array, Ar
 
 
 def mean_projector_weights(values: Float[Array, " d"], rank: int) -> Float[Array, " d"]:
-    """Eigenvalues of E[UUᵀ], from 0 to 1 with sum r, from those of A, both descending."""
+    """Eigenvalues of E[UUᵀ], from 0 to 1 with sum r, from those of A; both descending."""
     features = len(values)
     gaps = values[:rank, None] - values[rank:]
     pair = jax.vmap(jax.vmap(lambda gap: prior_distance(gap, features, rank)))(gaps)
@@ -81,24 +81,24 @@ def mean_projector_weights(values: Float[Array, " d"], rank: int) -> Float[Array
 def divided_differences(
     values: Float[Array, " d"], weights: Float[Array, " d"]
 ) -> Float[Array, "d d"]:
-    """(w_i - w_j) / (λ_i - λ_j), by which V diag(w) Vᵀ changes with eigenvectors; zero at ties."""
+    """(w_i - w_j) / (λ_i - λ_j), by which V diag(w) Vᵀ changes with the eigenvectors; 0 at ties."""
     gaps = values[:, None] - values
     clear = jnp.abs(gaps) > jnp.finfo(values.dtype).eps * len(values) * jnp.abs(values[0])
     return ratio(weights[:, None] - weights, jnp.where(clear, gaps, 0))
 
 
 def concentrations(features: int, rank: int, dtype: DTypeLike) -> tuple[float, float]:
-    """The smallest and the largest concentration that a distance can determine.
+    """Return the smallest and the largest concentration that a distance can determine.
 
-    A distance is a difference r - tr VᵀE[UUᵀ]V, with a rounding error of a few units of r.
+    A distance is the difference r - tr VᵀE[UUᵀ]V, with a rounding error of a few units of r.
     """
     return 1e-6, 4 * (features - rank) / float(jnp.finfo(dtype).eps)
 
 
 def fitted_concentration(distance: Float[Array, ""], features: int, rank: int) -> Float[Array, ""]:
-    """The maximum likelihood concentration, whose expected distance is `distance`.
+    """Return the maximum likelihood concentration, whose expected distance is `distance`.
 
-    Beyond the bounds of `concentrations` it is the bound, with a derivative of zero.
+    It is clipped to the bounds of `concentrations`, with derivative zero there.
     """
     limits = jnp.asarray(concentrations(features, rank, distance.dtype), distance.dtype)
     farthest, nearest = prior_distance(limits, features, rank)
@@ -112,7 +112,7 @@ def fitted_concentration(distance: Float[Array, ""], features: int, rank: int) -
     low, high = (jnp.full(distance.shape, limit) for limit in jnp.log(limits))
     bounds = jax.lax.fori_loop(0, 50, halve, jax.lax.stop_gradient((low, high)))
     root = jax.lax.stop_gradient(jnp.exp(sum(bounds) / 2))
-    # The bisection has no derivative, so here is that of the implicit function.
+    # Bisection has no derivative: use that of the implicit function.
     slope = jax.lax.stop_gradient(jax.grad(prior_distance)(root, features, rank))
     within = (nearest < distance) & (distance < farthest)
     return root + ratio(distance - jax.lax.stop_gradient(distance), jnp.where(within, slope, 0))

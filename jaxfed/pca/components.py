@@ -1,6 +1,6 @@
-"""Building blocks of PCA algorithms: second moments, frames of components, messages, checks.
+"""Building blocks of PCA algorithms: second moments, components, messages and checks.
 
-For authors of algorithms, who import from here; users do not need it.
+Authors of algorithms import from here; users do not need it.
 """
 
 from collections.abc import Callable
@@ -26,26 +26,26 @@ from jaxfed.linalg.moments import should_densify
 RandomKey = Key[Array, ""]
 Start = Personalized | None  # the warm start
 Frame = Float[Array, "features rank"]
-# Components in rows, the transpose of what the formulas call U: batches of such small matrices are
+# Components as rows, the transpose of U in the formulas: batches of such small matrices are
 # multiplied two to four times as fast.
 Rows = Float[Array, "rank features"]
 
-# With fewer features a decomposition takes no longer than the steps of `first_components`.
+# With fewer features, an eigendecomposition takes no longer than the steps of `first_components`.
 FEW = 32
-# A solver begins at the shared components; a client finds its own anew beside these.
+# The shared start needs more steps: a solver continues from it, while clients recompute theirs.
 LOCAL_STEPS, SHARED_STEPS = 10, 40
 
-# The energy c of `common_message`, in units of the mean one of a client's components.
+# The energy c of `common_message`, relative to the mean energy of a client's components.
 SMALL = 0.01
 
-# Local components of a smaller misalignment count as common to all clients.
+# Local components with a smaller misalignment count as common to all clients.
 COMMON = 0.05
 
 RETRACTIONS: dict[str, Callable[[Frame], Frame]] = {"polar": polar, "qr": orthonormalize}
 
 
 def moment_of(data: Samples | Moment, *, rank: int, rounds: int) -> Moment:
-    """One client's second moment, as a matrix or as its samples, whichever is cheaper."""
+    """Return one client's second moment, as a matrix or as samples, whichever is cheaper."""
     moment = moment_behind(data)
     if moment.samples is None:
         return moment
@@ -54,12 +54,12 @@ def moment_of(data: Samples | Moment, *, rank: int, rounds: int) -> Moment:
 
 
 def moment_behind(data: Samples | Moment) -> Moment:
-    """One client's second moment as its data hold it, which makes eigenvalues cheapest."""
+    """Return one client's second moment in the form of its data, cheapest for eigenvalues."""
     return data if isinstance(data, Moment) else Moment.from_samples(data.values, data.count)
 
 
 def check_data(clients: ClientsLike) -> None:
-    """Raise a `ValueError` for clients whose data are neither samples nor second moments."""
+    """Raise a `ValueError` if the clients' data are neither samples nor second moments."""
     check_instance("clients", clients, Clients, "jaxfed.Clients")
     part = clients.parts[0]
     if not isinstance(part, Samples | Moment):
@@ -67,13 +67,13 @@ def check_data(clients: ClientsLike) -> None:
 
 
 def check_fits(names: str, total: int, clients: ClientsLike) -> None:
-    """Raise a `ValueError` for data that PCA cannot use, or fewer features than components."""
+    """Raise a `ValueError` if PCA cannot use the data, or there are fewer features than `total`."""
     check_data(clients)
     check_room(names, total, clients)
 
 
 def check_room(names: str, total: int, clients: ClientsLike) -> None:
-    """Raise a `ValueError` for fewer features than components."""
+    """Raise a `ValueError` if there are fewer features than components."""
     if total > clients.features:
         raise ValueError(
             f"{names}: {total} orthonormal components do not fit into {clients.features} features"
@@ -83,9 +83,9 @@ def check_room(names: str, total: int, clients: ClientsLike) -> None:
 def check_start(
     start: Start, clients: ClientsLike, shared_rank: int | None, local_rank: int | None
 ) -> None:
-    """Raise a `ValueError` for a warm start of other shapes, or one that is not finite.
+    """Raise a `ValueError` if a warm start has other shapes or is not finite.
 
-    A rank is None where the algorithm does not use that part. Local components may be missing.
+    A rank is None if the algorithm does not use that part. Local components may be missing.
     """
     if start is None:
         return
@@ -106,38 +106,38 @@ def check_start(
 
 
 def retract(w: Rows, retraction: str, active: Float[Array, " rank"] | None = None) -> Rows:
-    """Orthonormal rows spanning those of `w`; rows that are not active stay zero.
+    """Return orthonormal rows that span those of `w`; inactive rows stay zero.
 
     Source: the generalized retractions of Shi & Kontar (2024), Proposition 6.
     """
     if active is None:
         # The polar factor of a transpose is the transpose of the polar factor.
         return polar(w) if retraction == "polar" else RETRACTIONS[retraction](w.T).T
-    # Each inactive row gets a direction of its own, in extra features, where it is orthonormal to
-    # all others and does not change them.
+    # Each inactive row gets its own direction in extra features, where it is orthonormal to all
+    # others and does not change them.
     used, extra = active[:, None], jnp.diag(1 - active)
     extended = jnp.concatenate([w * used, extra], axis=1)
     return retract(extended, retraction)[:, : w.shape[1]] * used
 
 
 def deflate(w: Frame, basis: Float[Array, "features basis_rank"]) -> Frame:
-    """The part of `w` orthogonal to `basis`."""
+    """Return the part of `w` orthogonal to `basis`."""
     return w - thin_product(basis, basis.T @ w)
 
 
 def top_components(moment: Moment, rank: int, active: Float[Array, " rank"] | None = None) -> Frame:
-    """Top eigenvectors of a second moment; columns that are not active are zero."""
+    """Return the top eigenvectors of a second moment; inactive columns are zero."""
     return activated(moment, *moment.top(rank), active)
 
 
 def activated(
     moment: Moment, values: Array, vectors: Frame, active: Float[Array, " rank"] | None
 ) -> Frame:
-    """A second moment's top eigenvectors, with zeros for those that are not active."""
+    """Return the top eigenvectors with inactive columns set to zero."""
     if active is None:
         return vectors
-    # `Moment.top` leaves rotations among the eigenvectors out of its derivative, but the active
-    # ones rotate towards the inactive: dv_j = sum_i v_i (v_iᵀ dS v_j) / (l_j - l_i).
+    # The derivative of `Moment.top` leaves out rotations among the eigenvectors, but active ones
+    # rotate towards inactive ones: dv_j = sum_i v_i (v_iᵀ dS v_j) / (l_j - l_i).
     gaps = values - values[:, None]
     least = jnp.finfo(values.dtype).eps * len(values) * values[0]
     clear = (active > active[:, None]) & (gaps > least)
@@ -150,11 +150,11 @@ def beside(
     local: Frame,
     active: Float[Array, " rank"] | None = None,
 ) -> Frame:
-    """Orthonormal columns that span the part of `local` orthogonal to `shared`.
+    """Return orthonormal columns that span the part of `local` orthogonal to `shared`.
 
-    Where that part has too few dimensions, other directions orthogonal to `shared` complete it.
+    If that part has too few dimensions, other directions orthogonal to `shared` complete it.
     """
-    # The first columns of a QR factor do not depend on the last ones, so they stay the shared ones.
+    # The first columns of a QR factor do not depend on the last, so they stay the shared ones.
     joint = orthonormalize_once(jnp.concatenate([shared, local], axis=1))
     rest = joint[:, shared.shape[1] :]
     return rest if active is None else rest * active
@@ -166,14 +166,14 @@ def best_local(
     rank: int,
     active: Float[Array, " local_rank"] | None = None,
 ) -> Float[Array, "features local_rank"]:
-    """The best local components beside shared ones: top eigenvectors of the deflated moment.
+    """Return the best local components beside shared ones: top eigenvectors of the deflated moment.
 
-    The shared directions are eigenvectors of the deflated moment too, with eigenvalue zero. Where
-    it has fewer components than wanted they would be taken for local ones, hence `beside`.
+    The shared directions are eigenvectors of the deflated moment too, with eigenvalue zero. If its
+    rank is too low, they would count as local components, hence the call of `beside`.
     """
     values, vectors = moment.top(rank, beside=shared)
     if active is not None:
-        vectors = deflate(vectors, shared)  # where moment and deflated moment are the same
+        vectors = deflate(vectors, shared)  # makes moment and deflated moment the same on them
     return beside(shared, activated(moment, values, vectors, active), active)
 
 
@@ -185,17 +185,17 @@ def first_components(
     *,
     steps: int = LOCAL_STEPS,
 ) -> Rows:
-    """Orthonormal rows to begin with, whose span is near that of the top eigenvectors.
+    """Return orthonormal rows to start from, whose span is near that of the top eigenvectors.
 
-    Subspace iteration, a few products where `top_components` and `best_local` decompose a matrix.
-    The first k rows are what they would be for the rank k; rows that are not active are zero.
+    This is subspace iteration. It takes a few products, whereas `top_components` and `best_local`
+    decompose a matrix. The first k rows are the result for rank k; inactive rows are zero.
 
     Args:
         moment: the second moment.
-        rank: how many rows.
-        active: 1 for rows in use, by default all.
-        beside: orthonormal rows by which the moment is deflated first.
-        steps: of subspace iteration, with 32 features or more.
+        rank: number of rows.
+        active: 1 for rows in use; by default all.
+        beside: orthonormal rows that deflate the moment first.
+        steps: steps of subspace iteration, used with 32 features or more.
 
     Source: Golub & Van Loan, Matrix Computations, Section 8.2.4.
     """
@@ -208,44 +208,44 @@ def first_components(
         w = multiplied(w, moment.row_products(w)[0])
         return orthonormal_rows(w if beside is None else deflate(w.T, beside.T).T)
 
-    # The same for all clients, so that clients that are alike begin alike.
+    # The same for all clients, so that similar clients start at similar components.
     start = np.random.default_rng(0).standard_normal((rank, moment.dim))
     w = lax.fori_loop(0, steps, step, jnp.asarray(start, moment.trace.dtype))
     return w if active is None else w * active[:, None]
 
 
 def multiplied(basis: Rows, product: Rows) -> Rows:
-    """A step of orthogonal iteration from a basis, to be made orthonormal.
+    """Take a step of orthogonal iteration, before orthonormalization.
 
     Args:
         basis: orthonormal rows.
-        product: their product with a positive semi-definite matrix.
+        product: product of these with a positive semi-definite matrix.
     """
     energy = jnp.vdot(basis, product) / len(basis)
-    # Directions without energy stay as they are, instead of being whatever rounding leaves.
+    # Directions without energy stay as they are, instead of becoming rounding noise.
     return ratio(product, energy) + float(jnp.finfo(basis.dtype).eps) ** 0.5 * basis
 
 
 def change_within(moment: Moment, vectors: Frame) -> Float[Array, "rank rank"]:
-    """Zeros with the derivative VᵀdSV: how a moment changes within the span of its eigenvectors.
+    """Return zeros with the derivative VᵀdSV, the change of a moment in its eigenvectors' span.
 
     The derivative of `Moment.top` leaves it out, because no function of the span depends on it. A
-    function that tells the eigenvectors apart has to add it. There is no second derivative.
+    function that distinguishes the eigenvectors must add it. There is no second derivative.
     """
     return zero_with_derivative(vectors.T @ moment.mv(vectors))
 
 
 def first_shared(received: Array, rank: int) -> Rows:
-    """Shared components to begin with, from the clients' reduced messages of moments."""
+    """Return shared components to start from, given the clients' reduced moment messages."""
     return first_components(moment_received(received), rank, steps=SHARED_STEPS)
 
 
 def moment_message(
     moment: Moment, scale: Float[Array, ""] | float = 1.0, *, total: bool = False
 ) -> Gram | Symmetric:
-    """The smaller of two messages that give the server the exact mean, or total, of the moments.
+    """Return the smaller of two messages that give the server the exact mean or total moment.
 
-    A thin factor, or the upper triangle of the matrix, multiplied by the scale. A total is the sum
+    It is a thin factor or the upper triangle of the matrix, times the scale. The total is the sum
     over clients, whatever their weights.
     """
     if moment.samples is not None and 2 * len(moment.samples) <= moment.dim:
@@ -256,16 +256,16 @@ def moment_message(
 
 
 def common_message(moment: Moment, rank: int) -> Gram:
-    """What shows the server the directions that are among the top eigenvectors of many clients.
+    """Return a message about the directions among the top eigenvectors of many clients.
 
-    A factor of the client's projector onto them in which a component of energy e has the weight
-    e² / (e + c)², so that of directions common to all clients the larger come first.
+    It is a factor of the client's projector in which a component of energy e has the weight
+    e² / (e + c)², so that among directions common to all clients the larger come first.
     """
     rows = first_components(moment, rank)
     inner = moment.row_products(rows)[1]
     inner = ratio(inner, jnp.trace(inner) / rank)
-    # K (K + c)^{-1} to first order in the entries off the diagonal. Beside eigenvectors these are
-    # zero, but not their derivatives.
+    # K (K + c)^{-1} to first order in the off-diagonal entries. For eigenvectors these are zero,
+    # but their derivatives are not.
     energies = jnp.diagonal(inner)
     inverse = 1 / (energies + SMALL)
     mixed = SMALL * inverse[:, None] * inner * inverse
@@ -274,8 +274,8 @@ def common_message(moment: Moment, rank: int) -> Gram:
 
 
 def moment_received(reduced: Array) -> Moment:
-    """The mean or the total of the clients' moments, from their reduced messages."""
-    if reduced.ndim == 1:  # secure aggregation sums the triangles as they are
+    """Return the mean or the total of the clients' moments, from their reduced messages."""
+    if reduced.ndim == 1:  # secure aggregation sums the triangles as vectors
         reduced = unfolded(reduced)
     if reduced.shape[0] != reduced.shape[1]:  # `Gram` may leave a factor
         return Moment.from_samples(reduced.T, 1)
@@ -283,9 +283,9 @@ def moment_received(reduced: Array) -> Moment:
 
 
 def common_local(result: Personalized) -> tuple[str, ...]:
-    """A remark if some direction lies in almost every client's local part.
+    """Return a warning if some direction lies in almost every client's local part.
 
-    The measure is the misalignment θ of `jaxfed.metrics.misalignment`.
+    It compares the misalignment θ of `jaxfed.metrics.misalignment`.
     """
     from scipy.sparse.linalg import svds  # importing it takes longer than many runs
 
@@ -308,5 +308,5 @@ def common_local(result: Personalized) -> tuple[str, ...]:
 
 
 def uncaptured(moment: Moment, captured: Float[Array, ""]) -> Float[Array, ""]:
-    """The variance that is left, at least zero in spite of rounding."""
+    """Return the variance not captured, at least zero despite rounding."""
     return jnp.maximum(moment.trace - captured, 0)

@@ -1,18 +1,18 @@
 r"""Hierarchical PCA whose prior variance is estimated from the marginal likelihood.
 
-In a joint maximum over the clients' components and the prior's variance, the variance collapses or
-follows a hyper prior, because a point estimate of the components ignores how uncertain they are.
-Here the components are integrated out.
+In a joint maximum over the clients' components and the prior variance, the variance collapses or
+follows a hyperprior, because a point estimate of the components ignores their uncertainty. Here the
+components are integrated out.
 
-Given the shared components V, prior and posterior of a client's subspace are both matrix Bingham
-laws on the Grassmannian, with density proportional to exp(½ tr UᵀAU): the prior with
-A = κ VVᵀ, κ = 1/σ², the posterior with A = c S_i + κ VVᵀ. So the marginal likelihood is a ratio of
-their normalizing constants, C(c S_i + κ VVᵀ) / C(κ VVᵀ), and an EM step needs their derivatives,
-the mean projectors E[UUᵀ]. Those have the eigenvectors of A, so the most probable subspace is also
-the best one on average.
+Given the shared components V, the prior and the posterior of a client's subspace are both matrix
+Bingham distributions on the Grassmannian, with density proportional to exp(½ tr UᵀAU): A = κ VVᵀ
+with κ = 1/σ² for the prior, A = c S_i + κ VVᵀ for the posterior. So the marginal likelihood is a
+ratio of their normalizing constants, C(c S_i + κ VVᵀ) / C(κ VVᵀ), and an EM step needs their
+derivatives, the mean projectors E[UUᵀ]. These have the eigenvectors of A, so the most probable
+subspace is also the best one on average.
 
-Source: the prior is that of Ozkara, Huang & Diggavi (2023), as a law of subspaces; that law is
-in `jaxfed.pca.bingham`.
+Source: the prior is that of Ozkara, Huang & Diggavi (2023), as a distribution of subspaces (see
+`jaxfed.pca.bingham`).
 """
 
 from typing import Literal, NamedTuple
@@ -49,8 +49,8 @@ from jaxfed.pca.components import (
 )
 from jaxfed.pca.likelihood import Scalar, aligned, check_proper_rank, joint_moment, precision
 
-LARGEST_ACCELERATION = 100.0  # of EM's own step
-LARGEST_RATIO = 100.0  # of the concentration to the samples' mean precision
+LARGEST_ACCELERATION = 100.0  # relative to EM's own step
+LARGEST_RATIO = 100.0  # of the concentration to the mean precision of the samples
 
 
 class Downlink(NamedTuple):
@@ -61,7 +61,7 @@ class Downlink(NamedTuple):
 
 
 class Uplink(NamedTuple):
-    """The posterior's mean projector times V, and the expected distance from V."""
+    """The posterior mean projector times V, and the expected distance from V."""
 
     product: Frame
     distance: Scalar
@@ -73,36 +73,36 @@ class Server(NamedTuple):
 
     shared: Frame
     concentration: Scalar
-    previous: Float[Array, " 2"]  # the last round's log κ, and EM's step from there
+    previous: Float[Array, " 2"]  # log κ of the last round, and EM's step from there
     most: Scalar  # the largest concentration allowed
-    memory: Memory | None = None  # of the quasi-Newton solver
+    memory: Memory | None = None  # for the quasi-Newton solver
 
 
 class EmpiricalBayesPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
-    r"""Personalized components around shared ones, with a prior variance that the data decide.
+    r"""Personalized components around shared ones, with a prior variance learned from the data.
 
-    Expectation maximization of the marginal likelihood, the clients' components integrated out:
-    each round a client sends E[UUᵀ]V, a thin matrix, and the expected distance r - tr VᵀE[UUᵀ]V;
-    the server orthonormalizes the mean matrix (the shared components' step) and finds the
-    concentration at which the prior expects the mean distance. There is neither a step size nor a
-    hyper prior to choose.
+    This is expectation maximization of the marginal likelihood, with the clients' components
+    integrated out. Each round, a client sends E[UUᵀ]V, a d x r matrix, and the expected distance
+    r - tr VᵀE[UUᵀ]V. The server orthonormalizes the mean matrix, which gives the shared components,
+    and finds the concentration at which the prior expects the mean distance. There is no step size
+    and no hyperprior to choose.
 
-    The prior is one of subspaces, of density proportional to exp(κ/2 ‖VᵀU‖²), so a result of
-    σ² = 1/κ is at once the best `prior_variance` of `HierarchicalPCA`. It grows without bound as
-    the clients' subspaces become unrelated, where (2ξ + d²)/D of `AdaptivePCA` hardly exceeds 1/d.
-    Where samples show no spread it falls to its lower limit, a hundredth of the mean sampling
-    variance 1/c, below which a client's components no longer change; `history["at_lower_limit"]` is
-    1 in such rounds.
+    The prior is a distribution of subspaces with density proportional to exp(κ/2 ‖VᵀU‖²), so the
+    learned σ² = 1/κ is also the best `prior_variance` of `HierarchicalPCA`. It grows without bound
+    as the clients' subspaces become unrelated, whereas (2ξ + d²)/D of `AdaptivePCA` hardly exceeds
+    1/d. If samples show no spread, it falls to its lower limit, a hundredth of the mean sampling
+    variance 1/c, below which a client's components no longer change;
+    `history["at_lower_limit"]` is 1 in such rounds.
 
     The noise variance decides how much of the scatter is due to sampling. If it is twice too large
-    and samples are few, sampling explains all of it, and the spread falls to its limit although the
-    clients differ. `history["residual_variance"]` is the variance that the components leave in each
-    of the other features; where it is not the noise variance, it is the better value for another
-    fit. From twice the noise variance, with 20 samples of 20 features and 4 components, the noise
-    of five such fits is 20, 6, 2, 0.3 and 0.1 % off, their spread at the limit and then 19, 6, 2
-    and 0.4 % too small.
+    and samples are few, sampling explains all of the scatter, and the learned variance falls to its
+    limit although the clients differ. `history["residual_variance"]` is the variance that the
+    components leave per remaining feature. If it differs from the noise variance, refit with this
+    value. Starting from twice the noise variance, with 20 samples of 20 features and 4 components,
+    the noise estimates of five such fits are 20, 6, 2, 0.3 and 0.1 % off; the learned variance is
+    at its limit in the first fit and then 19, 6, 2 and 0.4 % too small.
 
-    The likelihood is an approximation. Against numerical integration (one component of three
+    The likelihood is an approximation. Compared with numerical integration (one component of three
     features, 100 clients of 20 samples), κ is 3, 11 and 15 % too small for clients that scatter
     with variances of 0.03, 0.1 and 0.3.
     """
@@ -124,14 +124,13 @@ class EmpiricalBayesPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
             rank: number of components of each client, less than the number of features.
             noise_variance: variance of the noise in each feature, perhaps from an earlier fit (see
                 the class). The latent variance is one.
-            solver: `"em"`, or `"quasi_newton"`: limited-memory BFGS on the same likelihood, for
-                the shared components and log κ together, which takes a fraction of the rounds. It
-                wants every client in each round, sends one number more, and has no implicit
-                derivative.
+            solver: `"em"`, or `"quasi_newton"`: limited-memory BFGS on the same likelihood, in the
+                shared components and log κ together, which takes a fraction of the rounds. It needs
+                every client in each round, sends one more number, and has no implicit derivative.
 
         Raises:
-            ValueError: for a rank that is not a positive whole number, a variance that is not
-                positive and finite, and an unknown solver.
+            ValueError: if the rank is not a positive whole number, the variance is not positive and
+                finite, or the solver is unknown.
         """
         check_count("rank", rank)
         check_positive("noise_variance", noise_variance)
@@ -141,76 +140,76 @@ class EmpiricalBayesPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
 
     @property
     def needs_everybody(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Whether every client must take part in each round: where values are compared."""
+        """Whether every client must take part in each round, as the quasi-Newton solver needs."""
         return self.solver == "quasi_newton"
 
     def check(self, clients, start) -> None:
-        """Raise a `ValueError` for a rank or a warm start that does not fit."""
+        """Raise a `ValueError` if the rank or the warm start does not fit."""
         check_proper_rank(self.rank, clients)
         check_start(start, clients, self.rank, None)
 
     def prepare(self, data: Samples | Moment, client_id, rounds) -> Moment:
-        """The client's second moment."""
+        """Return the client's second moment."""
         return moment_of(data, rank=self.rank, rounds=rounds)
 
     def first_message(self, key, data: Moment, start) -> dict[str, PyTree]:
-        """The precision of the second moment, and the moment itself for the pooled start."""
+        """Return the precision of the second moment, and the moment itself for a pooled start."""
         weight = self._precision(data)
         first: dict[str, PyTree] = {"precision": weight}
         return first if start is not None else first | {"moment": moment_message(data, weight)}
 
     def server_init(self, key, first: dict[str, PyTree], like, start) -> Server:
-        """Pooled components; a prior as strong as the samples."""
+        """Return the first components and a prior as strong as the samples."""
         top = moment_received(first["moment"]).top(self.rank)[1] if start is None else start.shared
-        # A last step of zero makes the first one EM's own.
+        # A previous step of zero makes the first step EM's own.
         weight = first["precision"]
         place = jnp.log(weight)
         limit = bingham.concentrations(like.dim, self.rank, weight.dtype)[1]
         most = jnp.minimum(LARGEST_RATIO * weight, limit)
         memory = None
         if self.solver == "quasi_newton":
-            # Expected distances of about r(d - r)/κ curve by half of that times κ along log κ, and
-            # the posterior by κ along V.
+            # An expected distance of about r(d - r)/κ has the curvature r(d - r)/(2κ) along log κ;
+            # the posterior has κ along V.
             curvature = self.rank * (like.dim - self.rank) / (2 * weight)
             memory = begin(top, place[None], curvature[None])
         return Server(top, weight, jnp.stack([place, jnp.zeros_like(place)]), most, memory)
 
     def downlink(self, server: Server) -> Downlink:
-        """The shared components and the concentration."""
+        """Return the shared components and the concentration."""
         return Downlink(server.shared, server.concentration)
 
     def client_init(self, key, downlink: Downlink, data: Moment, start) -> None:
-        """Nothing: the posterior is found anew each round."""
+        """Return None: each round computes the posterior anew."""
 
     def client_step(self, key, downlink: Downlink, local: None, data: Moment):
-        """The posterior's mean projector, applied to the shared components."""
+        """Apply the posterior mean projector to the shared components."""
         shared, concentration = downlink
         joint = self._posterior(data, downlink)
         rows = data.dim if joint.samples is None else len(joint.samples)
         top, vectors = joint.top(min(rows, data.dim))
         count = len(top)
-        # Eigenvalues beyond the vectors are zero.
+        # The remaining eigenvalues are zero.
         values = jnp.pad(top, (0, data.dim - count))
         features, rank, s = data.dim, self.rank, self.noise_variance.astype(values.dtype)
         weights = bingham.mean_projector_weights(values, rank)
         rest = weights[-1] if count < features else 0.0
         inside = vectors.T @ shared
-        # The eigenvectors' own derivative leaves out what turns them towards each other.
+        # The derivative of eigenvectors leaves out their rotations towards each other.
         differences = bingham.divided_differences(values, weights)[:count, :count]
         turned = differences * change_within(joint, vectors)
         within = (weights[:count, None] - rest) * inside + turned @ inside
         product = rest * shared + vectors @ within
-        # Computed here: the server's difference of two rounded messages would have no digit left.
+        # Computed here: a difference of two rounded messages would have no correct digit.
         distance = jnp.vdot(shared, shared - product)
 
         gaps = values[:rank, None] - values[rank:]
         posterior = bingham.log_normalizer(gaps, features, rank).mean() + values[:rank].sum() / 2
-        # The shared components arrive not quite orthonormal, and a large κ multiplies the error.
+        # The shared components arrive not quite orthonormal, and a large κ amplifies the error.
         prior = bingham.log_normalizer(concentration, features, rank)
         prior += concentration / 2 * jnp.vdot(shared, shared)
         constant = features * jnp.log(s) + rank * jnp.log1p(1 / s) + data.trace / s
         objective = data.count / 2 * constant - posterior + prior
-        # What the components hold of the variance: tr E[UUᵀ]S from E[UUᵀ](cS + κVVᵀ).
+        # The variance along the components: tr E[UUᵀ]S from E[UUᵀ](cS + κVVᵀ).
         held = jnp.vdot(weights[:count], top) - concentration * jnp.vdot(shared, product)
         left = (data.trace - ratio(held, self._precision(data))) / (features - rank)
         sent = objective if self.solver == "quasi_newton" else None
@@ -218,20 +217,20 @@ class EmpiricalBayesPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
         return Uplink(product, distance, sent), local, diagnostics
 
     def server_step(self, key, server: Server, uplink: Uplink) -> tuple[Server, Diagnostics]:
-        """The shared components and the concentration that the mean posterior asks for."""
+        """Update the shared components and the concentration from the mean posterior."""
         if server.memory is not None:
             return self._climbed(server, server.memory, uplink)
         features = len(server.shared)
         place = jnp.log(server.concentration)
         move = jnp.log(bingham.fitted_concentration(uplink.distance, features, self.rank)) - place
-        # EM is slow where the samples say little about σ²; the secant through its last two steps
-        # shows where they vanish.
+        # EM is slow if samples say little about σ²; the secant through its last two steps predicts
+        # where they vanish.
         moved, change = place - server.previous[0], move - server.previous[1]
         useful = (moved * change < 0) & (jnp.abs(change) < jnp.abs(moved))
         factor = jnp.where(useful, -moved / jnp.where(useful, change, 1), 1)
         place_next = place + move * jnp.clip(factor, 1, LARGEST_ACCELERATION)
         least, _ = bingham.concentrations(features, self.rank, place.dtype)
-        # Kept and handed on, the limit would have no implicit derivative.
+        # As part of the state, the limit would have no implicit derivative.
         most = jax.lax.stop_gradient(server.most)
         concentration = jnp.clip(jnp.exp(place_next), least, most)
         # The basis nearest to the previous one, so that it converges with the subspace.
@@ -242,7 +241,7 @@ class EmpiricalBayesPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
     def _climbed(
         self, server: Server, memory: Memory, uplink: Uplink
     ) -> tuple[Server, Diagnostics]:
-        """A quasi-Newton step of the shared components and log κ together."""
+        """Take a quasi-Newton step in the shared components and log κ together."""
         assert uplink.objective is not None
         concentration, features = server.concentration, len(server.shared)
         farther = bingham.prior_distance(concentration, features, self.rank) - uplink.distance
@@ -262,41 +261,42 @@ class EmpiricalBayesPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
         }
 
     def client_result(self, downlink: Downlink, local: None, data: Moment) -> Frame:
-        """The most probable subspace, in the basis nearest to V."""
+        """Return the most probable subspace, in the basis nearest to V."""
         top = self._posterior(data, downlink).top(self.rank)[1]
-        # Done once a run, so a short program matters more than a fast one.
+        # Runs once, so compile time matters more than speed.
         return aligned(top.T, downlink.shared.T, "svd").T
 
     def shared_result(self, server: Server) -> Frame:
-        """The shared components."""
+        """Return the shared components."""
         return server.shared
 
     def remarks(self, result, history) -> tuple[str, ...]:
-        """Whether the spread is at its lower limit, and what noise the components leave."""
+        """Warn if the learned variance is at its lower limit, with the noise that remains."""
         if not history["at_lower_limit"].size or not history["at_lower_limit"][-1]:
             return ()
         left, assumed = history["residual_variance"][-1], float(self.noise_variance)
         return (
-            "The learned spread is at its lower limit: the clients are alike, or noise_variance "
-            f"({assumed:.3g}) is too large; the components leave {left:.3g} in each other feature.",
+            "The learned prior variance is at its lower limit: the clients are alike, or "
+            f"noise_variance ({assumed:.3g}) is too large; the components leave a variance of "
+            f"{left:.3g} per remaining feature.",
         )
 
     def through(self) -> Algorithm:
-        """This one.
+        """Return the algorithm itself.
 
         Raises:
-            ValueError: with the quasi-Newton solver.
+            ValueError: for the quasi-Newton solver.
         """
         return refuse_implicit(self, self.solver == "quasi_newton")
 
     def bases(self, server: Server, local: None) -> Bases:
-        """The shared components."""
+        """Return the shared components."""
         return Bases(shared=(server.shared,))
 
     def _precision(self, moment: Moment) -> Scalar:
         return precision(moment.count, self.noise_variance.astype(moment.trace.dtype))
 
     def _posterior(self, moment: Moment, downlink: Downlink) -> Moment:
-        """The posterior's matrix, c S + κ VVᵀ."""
+        """Return the posterior's matrix, c S + κ VVᵀ."""
         weight = self._precision(moment)
         return joint_moment(moment, weight, downlink.shared, 1 / downlink.concentration)

@@ -2,11 +2,11 @@
 
     min over Z, X_1..X_d  - sum_i |A_iᵀ X_i|_F² / 2   with orthonormal columns and X_i X_iᵀ = Z Zᵀ
 
-by a method of multipliers: the multiplier of the constraint of client i is
+by a method of multipliers. The multiplier of client i's constraint is
 `Λ_i = X_i W_iᵀ + W_i X_iᵀ` with `W_i = -(I - X_i X_iᵀ) A_i A_iᵀ X_i`, two thin factors.
 
 Source: Wang, Liu & Zhang (2022), Seeking consensus on subspaces in federated principal component
-analysis, Algorithm 1; equations below are numbered as there.
+analysis, Algorithm 1; equation numbers below are those of the paper.
 """
 
 from typing import Literal, NamedTuple
@@ -29,8 +29,8 @@ from jaxfed.pca._consensus import (
 from jaxfed.pca.components import Frame, deflate
 from jaxfed.pca.subspace_iteration import Accelerated
 
-# Rule (25): every PERIOD rounds the penalty grows, unless the distance between the subspaces of
-# client and server has fallen by the factor DECREASE since.
+# Rule (25): every PERIOD rounds the penalty grows, unless the distance between the client's and the
+# server's subspace has since fallen by the factor DECREASE.
 PERIOD, DECREASE = 5, 1.01
 
 
@@ -41,7 +41,7 @@ class Consensus(NamedTuple):
     w: Frame  # W_i
     penalty: Float[Array, ""]  # beta_i
     distance: Float[Array, ""]  # |X_i X_iᵀ - Z Zᵀ|_F when rule (25) was last applied
-    age: Int[Array, ""]  # rounds in which the client took part
+    age: Int[Array, ""]  # number of rounds in which the client took part
 
 
 class Masked(NamedTuple):
@@ -55,20 +55,20 @@ class Masked(NamedTuple):
 class FAPS(Accelerated, HoldsBasis):
     r"""Principal components of all samples together by projection splitting.
 
-    In round k client i brings its own basis \(X_i\) nearer to the top eigenvectors of
-    \(H_i = A_i A_i^\top + \Lambda_i + \beta_i ZZ^\top\) (12) by some steps of subspace
-    iteration, renews \(W_i\) (16), and sends \(Q_i Z\) with
-    \(Q_i = \beta_i X_i X_i^\top - \Lambda_i\) (18); the server sums and orthonormalizes (19).
+    In each round, client i moves its own basis \(X_i\) towards the top eigenvectors of
+    \(H_i = A_i A_i^\top + \Lambda_i + \beta_i ZZ^\top\) (12) by a few steps of subspace iteration,
+    updates \(W_i\) (16), and sends \(Q_i Z\) with \(Q_i = \beta_i X_i X_i^\top - \Lambda_i\) (18).
+    The server sums and orthonormalizes (19).
 
     The number of rounds depends on the local steps. One step is always slower than
-    `SubspaceIteration`. The relative-change rule at its printed tolerance takes a single step after
-    about ten rounds, because it measures how far a basis moves and not how well the problem is
-    solved. Five steps take about a third of the rounds of subspace iteration if the spectrum decays
-    slowly and the clients are alike; more can oscillate. With large ranks, few samples per client
-    and many clients (\(\sum_i \beta_i > \lambda_{p+1}\)) every rule is slower than subspace
-    iteration.
+    `SubspaceIteration`. With the printed tolerance, the relative-change rule takes only single
+    steps after about ten rounds, because it measures how far a basis moves and not how well the
+    problem is solved. Five steps take about a third of the rounds of subspace iteration if the
+    spectrum decays slowly and the clients are alike; more steps can oscillate. With large ranks,
+    few samples per client and many clients (\(\sum_i \beta_i > \lambda_{p+1}\)), every rule is
+    slower than subspace iteration.
 
-    Every sample counts the same: \(A_i A_i^\top\) is the sum over a client's samples.
+    All samples count equally: \(A_i A_i^\top\) is the sum over a client's samples.
     """
 
     penalty: Float[Array, ""]
@@ -95,24 +95,27 @@ class FAPS(Accelerated, HoldsBasis):
         Args:
             rank: number of components p.
             penalty: the first \(\beta_i\), as a multiple of \(|A_i|_2^2\).
-            penalty_growth: raise \(\beta_i\) by this share every five rounds in which the
-                subspaces of client and server have come no nearer (25); None never does.
-            local_solver: when the local iteration stops: `"fixed"`, after `local_steps`;
-                `"relative_change"` (26), once a step changes the basis by at most `local_tol` of
-                its norm, as printed; `"sufficient_decrease"` (14), once the local KKT violation
-                is at most `local_tol` of what it was. The last two have no reverse derivative.
-            local_steps: local steps of a round: 5 of them with `"fixed"`, else at most 500.
-            local_tol: tolerance of the local rule: 0.01 for `"relative_change"`, 0.5 for
+            penalty_growth: relative increase of \(\beta_i\) after any five rounds in which the
+                client's and the server's subspaces have come no nearer (25); None for no
+                increase.
+            local_solver: when the local iteration stops. `"fixed"`: after `local_steps`.
+                `"relative_change"` (26): once a step changes the basis by at most `local_tol` of
+                its norm, as printed. `"sufficient_decrease"` (14): once the local KKT violation has
+                fallen to `local_tol` of its first value. The last two have no reverse-mode
+                derivative.
+            local_steps: local steps per round: by default 5 with `"fixed"`, otherwise a maximum of
+                500.
+            local_tol: tolerance of the local rule: by default 0.01 for `"relative_change"`, 0.5 for
                 `"sufficient_decrease"`.
-            stop: what `tol` is compared with: `"objective"`, the relative change of the captured
-                energy, rule (27), which costs one number a round and can be met by chance far
-                from a solution, because the iteration may oscillate; or `"kkt"`, the scaled KKT
-                violation, for which messages are twice as large.
+            stop: what `tol` applies to. `"objective"`: the relative change of the captured energy,
+                rule (27), which costs one number per round. Because the iteration may oscillate, it
+                can be met by chance far from a solution. `"kkt"`: the scaled KKT violation, which
+                doubles the messages.
 
         Raises:
             ValueError: if `rank` or `local_steps` is not a positive whole number, a name is
-                unknown, a penalty, its growth or a tolerance is not positive and finite, or a
-                tolerance is given that the rule does not use.
+                unknown, a penalty, its growth or a tolerance is not positive and finite, or the
+                rule does not use the given tolerance.
         """
         self._set(rank, stop)
         rules = {"fixed": (5, None), "relative_change": (500, 1e-2)}
@@ -135,7 +138,7 @@ class FAPS(Accelerated, HoldsBasis):
         return rounds * (self.local_steps + 2 if self.local_solver == "fixed" else 4)
 
     def client_init(self, key, downlink: Frame, data: Member, start) -> Consensus:
-        """X_i = Z, with its multiplier."""
+        """Return X_i = Z with its multiplier."""
         norm = data.moment.largest_eigenvalue()
         return Consensus(
             x=downlink,
@@ -146,7 +149,7 @@ class FAPS(Accelerated, HoldsBasis):
         )
 
     def client_step(self, key, downlink: Frame, local: Consensus, data: Member):
-        """Solve the local problem a little, renew the multiplier, send Q_i Z."""
+        """Improve the local solution, update the multiplier, send Q_i Z."""
         z, moment, penalty = downlink, data.moment, local.penalty
         x, steps = self._solve(local, z, data)
         w = -deflate(moment.mv(x), x)  # (16)
@@ -163,7 +166,7 @@ class FAPS(Accelerated, HoldsBasis):
         return Sum(uplink), Consensus(x, w, *self._adapted(local, z), local.age + 1), diagnostics
 
     def server_step(self, key, server: Server, uplink: Masked) -> tuple[Server, Diagnostics]:
-        """One step of subspace iteration on the sum of the Q_i."""
+        """Take one step of subspace iteration on the sum of the Q_i."""
         product, captured, gradient = uplink
         if gradient is not None:
             captured = jnp.vdot(server.shared, gradient)
@@ -172,11 +175,11 @@ class FAPS(Accelerated, HoldsBasis):
         return Server(orthonormalize(product), captured, server.energy), measured
 
     def _adapted(self, local: Consensus, z: Frame) -> tuple[Array, Array]:
-        """The next round's penalty by rule (25), and the distance to compare with next."""
+        """Return the next penalty by rule (25), and the distance to compare with next."""
         if self.penalty_growth is None:
             return local.penalty, local.distance
-        # By a residual, since inner products keep no digit of a small distance; without derivative,
-        # which a norm lacks at zero and a comparison does not need.
+        # From a residual, since inner products lose all digits of a small distance. It needs no
+        # derivative, and a norm has none at zero.
         distance = 2**0.5 * jnp.linalg.norm(jax.lax.stop_gradient(deflate(z, local.x)))
         due = local.age % PERIOD == 0
         grows = due & (local.age > 0) & (local.distance <= DECREASE * distance)
@@ -184,12 +187,12 @@ class FAPS(Accelerated, HoldsBasis):
         return jnp.where(grows, grown, local.penalty), jnp.where(due, distance, local.distance)
 
     def _solve(self, local: Consensus, z: Frame, data: Member) -> tuple[Frame, Array]:
-        """Subspace iteration on H_i from the client's own basis, by the local rule."""
+        """Run subspace iteration on H_i from the client's own basis, by the local rule."""
         initial, w, penalty, *_ = local
         empty = data.moment.trace == 0
 
         def h(y):
-            """The product H_i Y, (12) with (15)."""
+            """Return H_i Y, (12) with (15)."""
             product = data.moment.mv(y) + initial @ (w.T @ y) + w @ (initial.T @ y)
             # A client whose samples are all zero keeps its basis.
             return jnp.where(empty, y, product + penalty * (z @ (z.T @ y)))
@@ -216,7 +219,7 @@ class FAPS(Accelerated, HoldsBasis):
             if self.local_solver == "relative_change":
                 met = jnp.linalg.norm(new - x) <= tol * jnp.linalg.norm(new)  # (26)
             else:
-                # (14); the violation cannot fall below its rounding.
+                # (14); the violation cannot fall below its rounding error.
                 slack = 8 * eps * jnp.linalg.norm(hnew)
                 met = residual(new, hnew) <= jnp.maximum(wanted, slack)
             return met, new, hnew, done + 1
@@ -229,4 +232,4 @@ class FAPS(Accelerated, HoldsBasis):
         return x, steps
 
     def client_result(self, downlink: Frame, local: Consensus, data: Member) -> None:
-        """No local components."""
+        """Return None: there are no local components."""

@@ -1,12 +1,12 @@
-"""Use of learned components: scores, reconstructions, variances, anomalies, new clients.
+"""Use learned components: scores, reconstructions, variances, anomalies, new clients.
 
-A client's components are the shared ones followed by its local ones, where these are orthogonal to
-each other. Where they are not, as in `HierarchicalPCA`, whose local components scatter around the
-shared ones, a client's components are its local ones alone. Scores are in the same order.
+A client's components are the shared ones followed by its local ones if the two are orthogonal.
+If they are not, as in `HierarchicalPCA`, whose local components scatter around the shared ones, a
+client's components are only its local ones. Scores have the same order.
 
-Samples are an array `(m, n, d)` or a list of `(n_i, d)`, one for each client, centred as those that
-the components were learned from. With `client=i`, or where nothing is local, they may be one table
-`(n, d)`.
+Samples are an array `(m, n, d)` or a list of `(n_i, d)` arrays, one per client, centred like the
+samples that the components were learned from. With `client=i`, or without local components, they
+may be one array `(n, d)`.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,17 +34,17 @@ Tables: TypeAlias = (
 )
 Found: TypeAlias = Float[Array, "..."] | list[Float[Array, "n_i ..."]]
 
-# The largest overlap of shared and local components that still count as orthogonal.
+# The largest overlap at which shared and local components still count as orthogonal.
 OVERLAP = 0.01
 
 
 class ExplainedVariance(NamedTuple):
-    """The clients' second moments along components: variances, if samples are centred.
+    """The clients' second moments along components: variances if the samples are centred.
 
     Attributes:
-        shared: along each shared component, the mean over the clients, `(r1,)`; None where a
-            client's components are its local ones alone.
-        local: along each client's local components, `(m, r2)`; None where nothing is local.
+        shared: along each shared component, the mean over clients, `(r1,)`; None if a client's
+            components are only its local ones.
+        local: along each client's local components, `(m, r2)`; None without local components.
         total: the trace of each client's second moment, `(m,)`.
     """
 
@@ -54,33 +54,33 @@ class ExplainedVariance(NamedTuple):
 
 
 def transform(fitted: Fitted, samples: Tables, *, client: int | None = None) -> Found:
-    """The scores of samples, their coordinates in their client's components.
+    """Compute scores: the coordinates of samples in their client's components.
 
     Args:
-        fitted: a solution, its result, or what `jaxfed.load` read.
-        samples: `(m, n, d)`, a list of `(n_i, d)`, or with `client` one `(n, d)`.
-        client: the position of the client that all samples are of.
+        fitted: a solution, its result, or what `jaxfed.load` returned.
+        samples: `(m, n, d)`, a list of `(n_i, d)`, or `(n, d)` with `client`.
+        client: position of the client that all samples belong to.
 
     Returns:
-        Scores in the form of the samples, r in place of d: `(m, n, r)`, `(n_i, r)`, `(n, r)`.
+        Scores in the form of the samples, with r in place of d: `(m, n, r)`, `(n_i, r)`, `(n, r)`.
 
     Raises:
-        ValueError: if `fitted` is no result of PCA, for samples of other clients or features, NaN
-            and infinite numbers unless they are traced, and one table without its client.
+        ValueError: if `fitted` is not a result of PCA, the samples have other clients or features,
+            values are not finite (unless traced), or one array is given without its client.
     """
     return _mapped("samples", lambda x, basis: x @ basis, fitted, samples, client, 0)
 
 
 def inverse_transform(fitted: Fitted, scores: Tables, *, client: int | None = None) -> Found:
-    """The samples with these scores, in the span of their client's components.
+    """Reconstruct samples from scores, in the span of their client's components.
 
     Args:
-        fitted: a solution, its result, or what `jaxfed.load` read.
+        fitted: a solution, its result, or what `jaxfed.load` returned.
         scores: as `transform` returns them: `(m, n, r)`, a list of `(n_i, r)`, or `(n, r)`.
-        client: the position of the client that all scores are of.
+        client: position of the client that all scores belong to.
 
     Returns:
-        Samples in the form of the scores, d in place of r.
+        Samples in the form of the scores, with d in place of r.
 
     Raises:
         ValueError: as `transform`.
@@ -89,18 +89,18 @@ def inverse_transform(fitted: Fitted, scores: Tables, *, client: int | None = No
 
 
 def anomaly_score(fitted: Fitted, samples: Tables, *, client: int | None = None) -> Found:
-    """How far samples are from their client's components: the squared distance to their span.
+    """Compute the squared distance of samples to the span of their client's components.
 
     Source: the Q statistic of Jackson & Mudholkar (1979), Control procedures for residuals
     associated with principal component analysis, Technometrics 21 (3).
 
     Args:
-        fitted: a solution, its result, or what `jaxfed.load` read.
-        samples: `(m, n, d)`, a list of `(n_i, d)`, or with `client` one `(n, d)`.
-        client: the position of the client that all samples are of.
+        fitted: a solution, its result, or what `jaxfed.load` returned.
+        samples: `(m, n, d)`, a list of `(n_i, d)`, or `(n, d)` with `client`.
+        client: position of the client that all samples belong to.
 
     Returns:
-        A number of at least 0 for each sample: `(m, n)`, a list of `(n_i,)`, or `(n,)`.
+        One distance per sample, at least 0: `(m, n)`, a list of `(n_i,)`, or `(n,)`.
 
     Raises:
         ValueError: as `transform`.
@@ -113,22 +113,22 @@ def anomaly_score(fitted: Fitted, samples: Tables, *, client: int | None = None)
 
 
 def complete(fitted: Fitted, samples: Tables, *, client: int | None = None) -> Found:
-    """Samples with what their client's components say in place of missing entries.
+    """Fill in missing entries of samples from their client's components.
 
-    The scores of a sample are those of least squares on its observed entries, the shortest where
-    there are several. For samples that were learned from, `HMF` has the same at a solution.
+    The scores of a sample are the least-squares solution on its observed entries, the shortest one
+    if there are several. For the samples it was fitted to, a converged `HMF` has the same values.
 
     Args:
-        fitted: a solution, its result, or what `jaxfed.load` read.
-        samples: `(m, n, d)`, a list of `(n_i, d)`, or with `client` one `(n, d)`; NaN stands for an
-            entry that is missing.
-        client: the position of the client that all samples are of.
+        fitted: a solution, its result, or what `jaxfed.load` returned.
+        samples: `(m, n, d)`, a list of `(n_i, d)`, or `(n, d)` with `client`; NaN marks missing
+            entries.
+        client: position of the client that all samples belong to.
 
     Returns:
-        Samples in the same form; what was observed is not changed.
+        Samples in the same form; observed entries do not change.
 
     Raises:
-        ValueError: as `transform`, but for NaN.
+        ValueError: as `transform`, but NaN is allowed.
     """
 
     def of_one(x: Float[Array, " d"], basis: Frame) -> Float[Array, " d"]:
@@ -144,20 +144,20 @@ def complete(fitted: Fitted, samples: Tables, *, client: int | None = None) -> F
 
 
 def explained_variance(fitted: Fitted, samples: Tables | Moment) -> ExplainedVariance:
-    """What each component explains of each client's second moment.
+    """Compute how much of each client's second moment every component explains.
 
-    Shares of the whole are `jaxfed.metrics.separation`.
+    `jaxfed.metrics.separation` returns shares of the whole.
 
     Args:
-        fitted: a solution, its result, or what `jaxfed.load` read.
+        fitted: a solution, its result, or what `jaxfed.load` returned.
         samples: `(m, n, d)`, a list of `(n_i, d)`, or a batched `jaxfed.linalg.Moment`.
 
     Returns:
-        Variances along the shared and the local components, and in all.
+        Variances along the shared and the local components, and in total.
 
     Raises:
-        ValueError: if `fitted` is no result of PCA, for samples of other clients or features, and
-            NaN and infinite numbers unless they are traced.
+        ValueError: if `fitted` is not a result of PCA, the samples have other clients or features,
+            or values are not finite (unless traced).
     """
     shared, local = side_by_side(fitted)
     data = moments(samples, None)
@@ -180,22 +180,22 @@ def explained_variance(fitted: Fitted, samples: Tables | Moment) -> ExplainedVar
 
 
 def personalize(fitted: Fitted, samples: Tables, rank: int) -> Personalized:
-    """Components of new clients: the shared ones as they are, and local ones from their samples.
+    """Compute components of new clients: the same shared ones, and local ones from their samples.
 
-    The local components are the best ones beside the shared ones, top eigenvectors of the deflated
-    second moment, as in Shi & Kontar (2024), (14).
+    The local components are the best ones orthogonal to the shared ones: top eigenvectors of the
+    deflated second moment, as in Shi & Kontar (2024), (14).
 
     Args:
-        fitted: a solution with shared components, its result, or what `jaxfed.load` read.
-        samples: of the new clients: `(m, n, d)`, or a list of `(n_i, d)`.
-        rank: number of local components of each.
+        fitted: a solution with shared components, its result, or what `jaxfed.load` returned.
+        samples: the new clients' samples: `(m, n, d)`, or a list of `(n_i, d)`.
+        rank: number of local components of each client.
 
     Returns:
-        The same shared components, and the new clients' local ones, `(m, d, rank)`.
+        The same shared components, and the new clients' local components, `(m, d, rank)`.
 
     Raises:
-        ValueError: if `fitted` is no result of PCA, or has no shared components orthogonal to local
-            ones, and for samples or a rank that do not fit.
+        ValueError: if `fitted` is not a result of PCA, it has no shared components orthogonal to
+            local ones, or the samples or the rank do not fit.
     """
     shared, _ = side_by_side(fitted)
     check_count("rank", rank)
@@ -216,25 +216,25 @@ def personalize(fitted: Fitted, samples: Tables, rank: int) -> Personalized:
 def principal_axes(
     basis: Float[ArrayLike, "d r"], samples: Sequence[Float[ArrayLike, "n_i d"]]
 ) -> Float[np.ndarray, "d r"]:
-    """The basis of principal axes for components: uncorrelated scores, the largest variance first.
+    """Rotate components to principal axes: uncorrelated scores, in order of decreasing variance.
 
-    Algorithms learn a subspace, in an arbitrary basis. Pictures need the basis whose components
-    have a meaning one by one. Each client counts the same. The largest entry of each axis is
+    Algorithms learn a subspace, in an arbitrary basis. Plots need a basis in which each component
+    has a meaning. Every client counts equally. The entry of largest magnitude of each axis is
     positive.
 
     Args:
         basis: orthonormal components, such as `solution.result.shared`.
-        samples: of all clients for shared components, of one client for its local ones; centred as
-            those that the components were learned from.
+        samples: all clients' samples for shared components, one client's for its local ones;
+            centred like the samples that the components were learned from.
 
     Returns:
-        The axes, in columns.
+        The axes, as columns.
 
     Raises:
-        ValueError: for components or samples that are not tables, or differ in their features.
+        ValueError: if components or samples are not matrices, or their numbers of features differ.
     """
     checked_array("basis", basis, "features rank", finite=True)
-    axes = np.asarray(basis)  # in its own precision
+    axes = np.asarray(basis)  # keeps the precision
     if not is_list(samples) or len(samples) == 0:
         raise refuse("samples", "a list of tables, one for each client", samples)
     for i, table in enumerate(samples):
@@ -247,10 +247,10 @@ def principal_axes(
 
 
 def side_by_side(fitted: Fitted) -> tuple[Frame | None, Float[Array, "m d r2"] | None]:
-    """A client's components: shared and local ones, or local ones alone if the two overlap.
+    """Return a client's components: shared and local ones, or only local ones if the two overlap.
 
     Raises:
-        ValueError: if `fitted` is no result of PCA.
+        ValueError: if `fitted` is not a result of PCA.
     """
     result = fitted if isinstance(fitted, Personalized) else getattr(fitted, "result", None)
     wanted = "what PCA learned: a jaxfed.Solution, its result, or what jaxfed.load returned"
@@ -267,7 +267,7 @@ def side_by_side(fitted: Fitted) -> tuple[Frame | None, Float[Array, "m d r2"] |
     if len(shared) != local.shape[1]:
         raise refuse("fitted", wanted, fitted)
     overlap = jnp.max(jnp.abs(shared.T @ local))
-    # A traced overlap is not known: they count as orthogonal.
+    # A traced overlap is unknown: count them as orthogonal.
     if not isinstance(overlap, Tracer) and overlap > OVERLAP:
         return None, local
     return shared, local
@@ -283,9 +283,10 @@ def _mapped(
     *,
     gaps: bool = False,
 ) -> Found:
-    """Apply a function to each client's table and basis; the basis's `axis` is the table's last.
+    """Apply a function to each client's table and basis, and check the tables first.
 
-    With `gaps`, tables may hold NaN.
+    The basis has as many entries along `axis` as tables have columns. With `gaps`, tables may hold
+    NaN.
     """
     shared, local = side_by_side(fitted)
 
@@ -319,7 +320,7 @@ def _mapped(
 
 
 def _checked(argument: str, table: Any, axes: str, gaps: bool) -> Array:
-    """Finite numbers, or NaN too where there may be gaps."""
+    """Check that a table holds finite numbers, or also NaN with `gaps`."""
     array = checked_array(argument, table, axes, finite=not gaps)
     if gaps and not isinstance(array, Tracer) and np.isinf(np.asarray(array)).any():
         raise ValueError(f"{argument}: wanted finite numbers or NaN, got infinity")

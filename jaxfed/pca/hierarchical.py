@@ -1,13 +1,13 @@
-r"""Hierarchical-Bayes PCA: every client its own components, tied together by a common prior.
+r"""Hierarchical-Bayes PCA: each client has its own components, tied together by a common prior.
 
 A sample of client i is y = U_i x + e with standard normal x and noise of variance s in every
-feature, and the components U_i scatter around common ones V. Maximizing the joint density means
+feature, and the components U_i scatter around shared ones V. Maximizing the joint density means
 
     min over V, U_i of  mean_i  n_i/2 (log det W_i + tr W_i⁻¹ S_i) + d²(V, U_i) / (2 σ²),
     W_i = U_i U_iᵀ + s I,     d²(V, U) = ‖U - V sym(VᵀU)‖²
 
-over matrices with orthonormal columns; d² is the length of the projection of U onto the tangent
-space at V. W is never formed or inverted: by Woodbury's identity W⁻¹ = (I - UUᵀ / (1 + s)) / s and
+over matrices with orthonormal columns; d is the length of the projection of U onto the tangent
+space at V. W is never formed or inverted: by Woodbury's identity W⁻¹ = (I - UUᵀ / (1 + s)) / s, and
 log det W is constant.
 
 Source: Ozkara, Huang & Diggavi (2023), Personalized PCA for federated heterogeneous data.
@@ -35,20 +35,20 @@ class Message(NamedTuple):
 class HierarchicalPCA(PersonalizedPCA):
     r"""Personalized components around shared ones, by alternating Stiefel gradient descent.
 
-    Each round a client takes a step with its local components, \(U \leftarrow GR(U - \alpha\,
-    \mathrm{grad}_U f)\), then one with its copy of the shared ones, and sends that; the server
-    averages the copies and retracts. `result.local` are the clients' components, which is what a
-    client reconstructs with; `result.shared` is the prior's centre V, which overlaps with them.
+    Each round, a client takes a step with its local components, \(U \leftarrow GR(U - \alpha\,
+    \mathrm{grad}_U f)\), then one with its copy of the shared ones, and sends the copy. The server
+    averages the copies and retracts. `result.local` holds the clients' components, which
+    reconstruct their samples; `result.shared` is the prior's centre V, which overlaps with them.
 
-    The likelihood depends on the subspace of U_i alone, but d²(V, U_i) on its basis: a random basis
-    of V's own subspace is (r-1)/2 away from V on average, and where VᵀU_i is not positive
-    semi-definite the descent is slow, along flat valleys. So before its step each client rotates
-    its basis as near to V as possible (`align=True`): the minimum is the same, the prior is one of
-    subspaces, and the frames of different clients are comparable. `align=False` is the printed
-    algorithm.
+    The likelihood depends only on the subspace of U_i, but d²(V, U_i) depends on its basis. A
+    random basis of V's own subspace is (r-1)/2 away from V on average, and where VᵀU_i is not
+    positive semi-definite, descent is slow along flat valleys. So before its step, each client
+    rotates its basis as near to V as possible (`align=True`). The minimum is the same, the prior
+    becomes one of subspaces, and the bases of different clients are comparable. `align=False` is
+    the algorithm as printed.
 
-    Columns stay orthonormal at every step size: the retraction is the orthonormal polar factor,
-    and not (U + X)(I + XᵀX)^(-1/2), whose rounding errors grow exponentially for long steps.
+    Columns stay orthonormal at every step size, because the retraction is the orthonormal polar
+    factor and not (U + X)(I + XᵀX)^(-1/2), whose rounding errors grow exponentially for long steps.
 
     Source: Ozkara, Huang & Diggavi (2023), Algorithm 1 and (4).
     """
@@ -72,54 +72,54 @@ class HierarchicalPCA(PersonalizedPCA):
             rank: number of components of each client, less than the number of features.
             noise_variance: variance s of the noise in each feature; the latent variance is one.
             prior_variance: variance σ² of the clients' components around the shared ones.
-            step_size: of the local components; None for 1 / (c λ + 1/σ²) with the client's
-                precision c = n / (s (1 + s)) and largest eigenvalue λ, which is stable up to
-                twice that.
-            global_step_size: of the shared components; None for σ², stable up to three times
-                that.
-            solver: `"gradient"` steps, or `"eigenvectors"`: in turn the best local components for
-                the shared ones, top eigenvectors of c S_i + VVᵀ/σ², and the best shared ones, top
-                eigenvectors of the mean U_iU_iᵀ. That takes an order of magnitude fewer rounds and
-                no step size, but an eigendecomposition per client and round. `"quasi_newton"`: the
-                best local components as well, and limited-memory BFGS for the shared ones, which
-                takes a fraction of the rounds again where the prior is tight. It wants every client
-                in each round and `likelihood="exact"`, and sends one number more.
-            likelihood: `"exact"`, or `"half"`: with its gradient as printed in Fact 1, too small by
-                a factor of two. That solves the problem of half the prior variance, with steps
-                half as long.
+            step_size: step size of the local components. By default 1 / (c λ + 1/σ²) with the
+                client's precision c = n / (s (1 + s)) and largest eigenvalue λ; steps up to twice
+                that are stable.
+            global_step_size: step size of the shared components. By default σ²; steps up to three
+                times that are stable.
+            solver: how components are updated. `"gradient"` takes gradient steps. `"eigenvectors"`
+                alternates between the best local components, top eigenvectors of c S_i + VVᵀ/σ²,
+                and the best shared ones, top eigenvectors of the mean U_iU_iᵀ. It takes an order of
+                magnitude fewer rounds and no step size, but an eigendecomposition per client and
+                round. `"quasi_newton"` takes the best local components, and limited-memory BFGS for
+                the shared ones. It takes still fewer rounds if the prior is tight. It needs every
+                client in each round and `likelihood="exact"`, and sends one more number.
+            likelihood: `"exact"`, or `"half"` for the gradient as printed in Fact 1, which is too
+                small by a factor of two. That solves the problem with half the prior variance, with
+                steps half as long.
             start: `"pooled"`: server and clients start at the top eigenvectors of the mean second
-                moment, weighted by the numbers of samples. `"random"`: each at components of its
-                own.
-            align: rotate the basis of each client's components towards the shared ones every round;
+                moment, weighted by the numbers of samples. `"random"`: each starts at its own
+                random components.
+            align: whether each client rotates its basis towards the shared components every round;
                 see the class.
 
         Raises:
-            ValueError: for a rank that is not a positive whole number, variances and step sizes
-                that are not positive and finite, and unknown names.
+            ValueError: if the rank is not a positive whole number, a variance or step size is not
+                positive and finite, or a name is unknown.
         """
         steps = step_size, global_step_size
         self._set(rank, noise_variance, prior_variance, *steps, solver, likelihood, start, align)
 
     def check(self, clients, start) -> None:
-        """Raise a `ValueError` for a rank or a warm start that does not fit."""
+        """Raise a `ValueError` if the rank or the warm start does not fit."""
         check_proper_rank(self.rank, clients)
         check_start(start, clients, self.rank, self.rank)
 
     def first_message(self, key, data: Member, start) -> dict[str, PyTree]:
-        """The second moment for the pooled start."""
+        """Return the second moment for the pooled start."""
         return pooled_message(data, self.start, start)
 
     def server_init(self, key, first: dict[str, PyTree], like, start) -> Rows | Memory:
-        """The shared components."""
+        """Return the shared components."""
         shared = first_shared(self.rank, key, first, like, start)
         return begin(shared.T) if self.solver == "quasi_newton" else shared
 
     def downlink(self, server: Rows | Memory) -> Rows:
-        """The shared components."""
+        """Return the shared components."""
         return shared_of(server)
 
     def client_step(self, key, downlink: Rows, local: Rows, data: Member):
-        """A step with the local components, then the message that moves the shared ones."""
+        """Update the local components, then compute the message about the shared ones."""
         variance = self.prior_variance.astype(downlink.dtype)
         sent, moved, diagnostics = self._step(downlink, variance, local, data)
         if self.solver == "quasi_newton":
@@ -127,16 +127,16 @@ class HierarchicalPCA(PersonalizedPCA):
         return sent, moved, diagnostics
 
     def server_step(self, key, server, uplink) -> tuple[Rows | Memory, Diagnostics]:
-        """Retract the mean of the copies, take the mean projector's eigenvectors, or climb."""
+        """Update the shared components by the solver's rule."""
         if self.solver != "quasi_newton":
             return SOLVERS[self.solver].shared_step(server, uplink), {}
         server, _, left = climb(server, Evaluation(uplink.attraction.T, -uplink.objective))
         return server, {"stopping_measure": left}
 
     def through(self) -> Algorithm:
-        """This one; alternating eigenvectors, whose state is a point, for the quasi-Newton solver.
+        """Return the algorithm itself; for the quasi-Newton solver, alternating eigenvectors.
 
-        Both have the same stationary points.
+        Both have the same stationary points, and the latter's state is a single point.
         """
         alternating = dataclasses.replace(self, solver="eigenvectors")
         return alternating if self.solver == "quasi_newton" else self

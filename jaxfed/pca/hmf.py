@@ -1,9 +1,9 @@
-"""Heterogeneous matrix factorization: shared and local factors of clients' matrices.
+"""Heterogeneous matrix factorization: shared and local factors of the clients' matrices.
 
 min over U, U_i, V_i, W_i of  mean_i [ ‖Y_i - V_i Uᵀ - W_i U_iᵀ‖²
     + β (‖UᵀU - I‖² + ‖U_iᵀU_i - I‖²) ] / 2   with Uᵀ U_i = 0,
 
-where Y_i has a client's samples in rows, and errors are those of its observed entries.
+where the rows of Y_i are a client's samples, and errors are summed over its observed entries.
 
 Source: Shi, Fattahi & Al Kontar (2023), Heterogeneous matrix factorization: when features differ by
 datasets, arXiv:2305.17744.
@@ -44,14 +44,14 @@ from jaxfed.pca.components import (
 
 Scalar = Float[Array, ""]
 
-# The automatic penalty in units of the curvature; the authors' synthetic example has these numbers.
+# The automatic penalty, relative to the curvature, as in the authors' synthetic example.
 PENALTY = 0.1
 
 
 class Member(NamedTuple):
     """ONE client's prepared data."""
 
-    values: Float[Array, "samples features"]  # zeros in place of what is missing
+    values: Float[Array, "samples features"]  # missing entries are zero
     observed: Bool[Array, "samples features"]
     curvature: Scalar  # the largest eigenvalue of YᵀY
 
@@ -60,7 +60,7 @@ class Message(NamedTuple):
     """Uplink and downlink: the shared components, and what the step rule needs."""
 
     components: Rows
-    curvature: Scalar | None  # that of squared errors by them; None where nothing is automatic
+    curvature: Scalar | None  # of the squared error; None if nothing is automatic
 
 
 class Server(NamedTuple):
@@ -68,7 +68,7 @@ class Server(NamedTuple):
 
     components: Rows
     curvature: Scalar | None
-    first: Scalar | None  # the curvature before the first round, the largest of any client
+    first: Scalar | None  # the largest curvature of any client before the first round
 
 
 class Local(NamedTuple):
@@ -76,11 +76,11 @@ class Local(NamedTuple):
 
     components: Rows
     shared_scores: Float[Array, "samples shared_rank"]
-    scores: Float[Array, "samples local_rank"]  # of its own components
+    scores: Float[Array, "samples local_rank"]  # in the local components
 
 
 class Pace(NamedTuple):
-    """How components move: down the gradient, which has the penalty's part."""
+    """Step size and penalty of a gradient step."""
 
     step: Scalar
     penalty: Scalar
@@ -91,22 +91,22 @@ class HMF(Algorithm, HasBases, HasRemarks):
     r"""Heterogeneous matrix factorization by regularized gradient descent.
 
     A client's matrix of samples is \(Y \approx V U^\top + W U_i^\top\), with shared components U,
-    its own components \(U_i\) orthogonal to them, and scores V and W of its own. Each round a
-    client makes its components orthogonal to the shared ones without a change of what it
-    approximates, \(V \leftarrow V + W U_i^\top U (U^\top U)^{-1}\) and
-    \(U_i \leftarrow U_i - U (U^\top U)^{-1} U^\top U_i\), and takes a gradient step with all four;
-    the server averages the clients' U.
+    local components \(U_i\) orthogonal to them, and the client's scores V and W. Each round, a
+    client makes its local components orthogonal to the shared ones without changing the
+    approximation, \(V \leftarrow V + W U_i^\top U (U^\top U)^{-1}\) and
+    \(U_i \leftarrow U_i - U (U^\top U)^{-1} U^\top U_i\), and takes a gradient step with all four
+    factors. The server averages the clients' U.
 
-    Of samples with missing entries, `Clients.from_samples(missing="mask")`, the observed entries
-    count; `jaxfed.pca.complete` fills in the others. Without any, solutions are those of `PerPCA`
-    with each client's second moment times its number of samples: errors are sums over entries, and
-    not means over samples.
+    Samples may have missing entries (`Clients.from_samples(missing="mask")`): only observed
+    entries count, and `jaxfed.pca.complete` fills in the others. Without missing entries, the
+    solutions are those of `PerPCA` with each client's second moment times its number of samples,
+    because errors are sums over entries, not means over samples.
 
-    Components of the result are orthonormal, as they are at a solution for any positive penalty.
-    Clients keep scores of their samples, so they may not be in buckets.
+    The components of the result are orthonormal, as they are at a solution for any positive
+    penalty. Clients keep scores of their samples, so the data may not be in buckets.
 
-    Source: Shi, Fattahi & Al Kontar (2023), arXiv:2305.17744. The automatic step sizes, a client's
-    own for its own factors, are not in the paper.
+    Source: Shi, Fattahi & Al Kontar (2023), arXiv:2305.17744. The automatic step sizes, which
+    differ between clients, are not in the paper.
     """
 
     step_size: Float[Array, ""] | None
@@ -124,24 +124,25 @@ class HMF(Algorithm, HasBases, HasRemarks):
     ):
         """Set up the algorithm.
 
-        Without a warm start each client's own components come first, from its top ones, then the
-        shared ones from the mean deflated products YᵀY, as in `OneShot(method="local_first")`.
+        Without a warm start, each client's local components are computed first, from its top
+        components, then the shared ones from the mean deflated products YᵀY, as in
+        `OneShot(method="local_first")`.
 
         Args:
             shared_rank: number of shared components.
-            local_rank: number of each client's own components.
-            step_size: one for all gradient steps, as in the paper, which has to be below about one
-                over the largest eigenvalue of any YᵀY and below one. None for steps in units of the
-                curvature: of the shared components by the largest such eigenvalue of any client, of
-                a client's own by its own eigenvalue, of scores by the unit length of components. So
-                a client of small scale does not wait for its own factors.
-            penalty: the weight β of the penalty that holds components near orthonormal ones, which
-                no solution depends on; 0 for none. None for a tenth of the eigenvalues in place of
-                which `step_size` has none.
+            local_rank: number of each client's local components.
+            step_size: one step size for all gradient steps, as in the paper. It has to be below one
+                and below about one over the largest eigenvalue of any YᵀY. By default steps are
+                relative to the curvature: the largest such eigenvalue of any client for the shared
+                components, the client's own eigenvalue for its local components, and one for
+                scores, because components have unit length. A client of small scale then learns
+                its local factors as fast as the others.
+            penalty: weight β of the penalty that keeps components nearly orthonormal; solutions do
+                not depend on it. 0 disables it. By default a tenth of the curvature above.
 
         Raises:
-            ValueError: for ranks that are not positive whole numbers, a step size that is not
-                positive and finite, and a penalty that is negative or not finite.
+            ValueError: if a rank is not a positive whole number, the step size is not positive and
+                finite, or the penalty is negative or not finite.
         """
         check_count("shared_rank", shared_rank)
         check_count("local_rank", local_rank)
@@ -151,24 +152,24 @@ class HMF(Algorithm, HasBases, HasRemarks):
         self.step_size, self.penalty = hyperparameter(step_size), hyperparameter(penalty)
 
     def check(self, clients, start) -> None:
-        """Raise a `ValueError` for no samples, and for ranks or a warm start that do not fit."""
+        """Raise a `ValueError` if the data, the ranks or the warm start do not fit."""
         samples.check_rows(clients)
         check_room("shared_rank + local_rank", self.shared_rank + self.local_rank, clients)
         check_start(start, clients, self.shared_rank, self.local_rank)
 
     def prepare(self, data: samples.Rows, client_id, rounds) -> Member:
-        """Zeros in place of what is missing, and the largest eigenvalue."""
+        """Replace missing entries by zeros, and compute the largest eigenvalue."""
         observed = data.observed
         values = jnp.where(observed, data.values, 0).astype(data.count.dtype)
         moment = Moment.from_samples(values, 1)
         inner = moment.row_products(first_components(moment, self.local_rank))[1]
         share = jnp.sum(observed) / (data.count * observed.shape[1])
-        # As if the missing entries were like the others.
+        # Extrapolates to the missing entries.
         curvature = ratio(Moment.from_dense(inner).largest_eigenvalue(), share)
         return Member(values, observed, curvature)
 
     def first_message(self, key, data: Member, start):
-        """What the server needs for its start: deflated moments, and the largest eigenvalue."""
+        """Return what the server starts from: a deflated moment and the largest eigenvalue."""
         first: dict[str, PyTree] = {}
         if self.step_size is None or self.penalty is None:
             first["curvature"] = Max(data.curvature)
@@ -179,14 +180,14 @@ class HMF(Algorithm, HasBases, HasRemarks):
         return first
 
     def server_init(self, key, first, like, start) -> Server:
-        """The shared components and the largest curvature."""
+        """Return the shared components and the largest curvature."""
         curvature = first.get("curvature")
         if start is not None:
             return Server(start.shared.T, curvature, curvature)
         return Server(first_shared(first["moment"], self.shared_rank), curvature, curvature)
 
     def client_init(self, key, downlink: Message, data: Member, start) -> Local:
-        """A warm start's own components or the top ones beside the shared, and all scores."""
+        """Return the warm start's local components, or the top ones, and all scores."""
         shared = downlink.components
         if start is not None and start.local is not None:
             components = start.local.T
@@ -198,18 +199,18 @@ class HMF(Algorithm, HasBases, HasRemarks):
         return Local(components, *self._split(data_matmul(data.values, together.T)))
 
     def downlink(self, server: Server) -> Message:
-        """The shared components, and the curvature unless nothing is automatic."""
+        """Return the shared components, and the curvature unless nothing is automatic."""
         return Message(server.components, server.curvature)
 
     def client_step(self, key, downlink: Message, local: Local, data: Member):
-        """Make the client's components orthogonal to the shared ones, and take a step."""
+        """Make the local components orthogonal to the shared ones, and take a step."""
         shared = downlink.components
         components, *scores = _corrected(local, shared)
         together, scores = jnp.concatenate([shared, components]), jnp.concatenate(scores, axis=1)
         rest = data.observed * (data.values - client_matmul(scores, together))
         rise = data_matmul(scores.T, rest)
 
-        # Where few entries of a sample are observed, its scores may be large.
+        # A sample with few observed entries may have large scores.
         curvature = jnp.maximum(data.curvature, _size(client_matmul(scores.T, scores)))
         own_pace = self._pace(curvature)
         pace = own_pace if downlink.curvature is None else self._pace(downlink.curvature)
@@ -224,41 +225,41 @@ class HMF(Algorithm, HasBases, HasRemarks):
         return uplink, local, {"objective": objective / 2}
 
     def server_step(self, key, server: Server, uplink: Message):
-        """The mean of the copies; the mean curvature unless the first one is larger."""
+        """Average the copies and the curvature, which stays at least the first one."""
         if server.first is None or uplink.curvature is None:
             return Server(uplink.components, None, None), {}
         curvature = jnp.maximum(server.first, uplink.curvature)
         return Server(uplink.components, curvature, server.first), {}
 
     def client_result(self, downlink: Message, local: Local, data: Member):
-        """The client's own components, orthonormal and orthogonal to the shared ones."""
+        """Return the local components, orthonormal and orthogonal to the shared ones."""
         return beside(retract(downlink.components, "polar").T, local.components.T)
 
     def shared_result(self, server: Server):
-        """The shared components, orthonormal."""
+        """Return the shared components, orthonormal."""
         return retract(server.components, "polar").T
 
     @property
     def energy_weighted(self) -> bool:
-        """Whether clients of large variance count more: yes, by a mean of squared errors."""
+        """True: a mean of squared errors weights clients by their variance."""
         return True
 
     def remarks(self, result, history):
-        """Whether the local components are common to all clients."""
+        """Warn if the local components are common to all clients."""
         return common_local(result)
 
     def bases(self, server: Server, local: Local) -> Bases:
-        """Components along with their scores."""
+        """Return the components, each with its scores."""
         own = jnp.concatenate([local.components.T, local.scores])
         return Bases((server.components.T,), (local.shared_scores,), (own,))
 
     def _pace(self, curvature: Scalar) -> Pace:
-        """The step size and the penalty of components, by which errors have this curvature."""
+        """Return the step size and the penalty of components with this curvature."""
         penalty = PENALTY * curvature if self.penalty is None else self.penalty
         if self.step_size is not None:
             step = jnp.asarray(self.step_size)
         else:
-            # Of components and scores together, the squared error has twice the curvature.
+            # A step in components and scores together has twice the curvature.
             step = ratio(jnp.ones_like(curvature), 2 * curvature + 4 * penalty)
         return Pace(step.astype(curvature.dtype), jnp.asarray(penalty, curvature.dtype))
 
@@ -267,9 +268,9 @@ class HMF(Algorithm, HasBases, HasRemarks):
 
 
 def _corrected(local: Local, shared: Rows) -> Local:
-    """The same approximation with components orthogonal to the shared ones."""
+    """Make local components orthogonal to the shared ones without changing the approximation."""
     gram = client_matmul(shared, shared.T)
-    # Lossy channels may leave nothing of a component.
+    # A lossy channel may turn a component into zeros.
     least = jnp.finfo(gram.dtype).eps * jnp.trace(gram) + jnp.finfo(gram.dtype).tiny
     gram += least * jnp.eye(len(gram), dtype=gram.dtype)
     overlap = jnp.linalg.solve(gram, client_matmul(shared, local.components.T))
@@ -281,19 +282,19 @@ def _corrected(local: Local, shared: Rows) -> Local:
 
 
 def _moved(components: Rows, rise: Rows, pace: Pace) -> Rows:
-    """Components after a step, down the gradient of what they miss and of the penalty."""
+    """Take a gradient step of the squared error and the penalty."""
     by_penalty = 2 * pace.penalty * client_matmul(_excess(components), components)
     return components + pace.step * (rise - by_penalty)
 
 
 def _excess(components: Rows) -> Float[Array, "rank rank"]:
-    """What is orthonormal has none."""
+    """Return UᵀU - I, which is zero for orthonormal components."""
     gram = client_matmul(components, components.T)
     return gram - jnp.eye(len(gram), dtype=gram.dtype)
 
 
 def _size(second: Float[Array, "rank rank"]) -> Scalar:
-    """The 8-mean of the eigenvalues: nearly the largest, and smooth where some are equal."""
+    """Return the 8-mean of the eigenvalues: nearly the largest, but smooth if some are equal."""
     unit = jnp.trace(second)
     fourth = jnp.linalg.matrix_power(ratio(second, unit), 4)
     mean = jnp.sum(fourth**2) / len(second)

@@ -2,18 +2,18 @@ r"""Federated block Lanczos: the server combines the products of all rounds.
 
     client:  Y_i = A_i A_iᵀ B_k          server:  Rayleigh-Ritz in span [B_1 ... B_k], next block
 
-Traffic is that of subspace iteration: one block down, and one block of products up, of which the
-server needs only the sum. But where subspace iteration uses only the last product, here the answer
+A round sends as much as one of subspace iteration: one block down, and one block of products up, of
+which the server needs only the sum. Subspace iteration uses only the last product. Here the answer
 is the best one within the span of all blocks sent so far, a block Krylov space, and the next block
-spans what all of its residuals
+spans what all residuals
 
     A Aᵀ Q - Q T  =  W E_kᵀ,     T = Qᵀ A Aᵀ Q,     Q = [B_1 ... B_k]
 
 have in common: the orthonormalized W. The scaled KKT violation of the current answer Q V, with V
-the top eigenvectors of T, is then |W E_kᵀ V|_F / |A|_F², which the server knows without a message.
+the top eigenvectors of T, is |W E_kᵀ V|_F / |A|_F², which the server computes without a message.
 
-Source: Golub & Underwood (1977), The block Lanczos method for computing eigenvalues; restarts are
-those of Wu & Simon (2000), Thick-restart Lanczos method for large symmetric eigenvalue problems.
+Source: Golub & Underwood (1977), The block Lanczos method for computing eigenvalues; the restarts
+are from Wu & Simon (2000), Thick-restart Lanczos method for large symmetric eigenvalue problems.
 """
 
 from typing import Literal, NamedTuple
@@ -32,12 +32,12 @@ from jaxfed.pca._consensus import Member, norm, positive, relative_change
 from jaxfed.pca.components import Frame, RandomKey
 from jaxfed.pca.subspace_iteration import Accelerated
 
-# Columns that the server remembers by default. More save hardly a round on spectra that decay, and
-# the eigenproblem of T must stay cheap beside the clients' products: LAPACK takes a millisecond for
-# it, and many times that where its threads find the processor's cores busy.
+# Columns that the server keeps by default. More save hardly any rounds on decaying spectra, and the
+# eigenproblem of T must stay cheap beside the clients' products: LAPACK takes a millisecond for it,
+# and many times that if other work keeps the CPU cores busy.
 COLUMNS = 128
-# In units of rounding. A direction of W below NOISE is noise. The iteration has converged with a
-# violation below VIOLATION and a change of the captured energy below CHANGE.
+# In units of rounding error. Directions of W below NOISE are noise. The iteration has converged if
+# the violation is below VIOLATION and the change of the captured energy is below CHANGE.
 NOISE, VIOLATION, CHANGE = 32, 0.25, 4
 
 
@@ -49,45 +49,45 @@ class Totals(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """The server's state. All of it is in units in which |A|_F² is one."""
+    """The server's state, in units in which |A|_F² is one."""
 
     basis: Float[Array, "features columns"]  # Q: the blocks sent, or Ritz vectors of earlier ones
-    projected: Float[Array, "columns columns"]  # T; -1 on the diagonal of a column not in use
+    projected: Float[Array, "columns columns"]  # T; -1 on the diagonal of unused columns
     used: Int[Array, ""]  # number of leading columns of the basis in use
-    rest: Frame  # W: the last block's product, without its part in the span of the basis
+    rest: Frame  # W: the last block's product, minus its part in the span of the basis
     block: Frame  # B: the next block, orthonormal and orthogonal to the basis
     captured: Float[Array, ""]
     kkt: Float[Array, ""]
-    converged: Int[Array, ""]  # 1 once nothing but rounding would change
-    totals: Totals  # |A|_F², and the number of all samples
+    converged: Int[Array, ""]  # 1 once only rounding errors would change
+    totals: Totals  # |A|_F², and the total number of samples
 
 
 class BlockLanczos(Accelerated):
-    r"""Principal components of all samples together by a block Lanczos iteration.
+    r"""Principal components of all samples together by block Lanczos iteration.
 
-    The default for federated PCA: a round costs as much as one of `SubspaceIteration`, and the
-    number of rounds grows like the square root of its number. There is nothing to tune. For
-    singular values \(\xi^{1-i}\) with \(\xi = 1.01\) and ten components, 14 rounds are as accurate
-    as about 340 of subspace iteration.
+    This is the default for federated PCA. A round costs as much as one of `SubspaceIteration`, but
+    the number of rounds grows only like the square root of its number. There is nothing to tune.
+    For singular values \(\xi^{1-i}\) with \(\xi = 1.01\) and ten components, 14 rounds are as
+    accurate as about 340 rounds of subspace iteration.
 
-    The server keeps `memory` blocks. When they are full it continues from the best half of their
-    span (a thick restart: eigenvectors of \(T\), recombined exactly and without a message). Blocks
-    are orthogonalized against all that is kept, so that no component is computed twice. Where a
-    direction of the next block would be rounding noise, a random one takes its place; that also
-    finds components to which a warm start is orthogonal.
+    The server keeps `memory` blocks. When they are full, it continues from the best half of their
+    span (a thick restart: eigenvectors of \(T\), recombined exactly and without a message). New
+    blocks are orthogonalized against all kept blocks, so no component is computed twice. A
+    direction of the next block that would be rounding noise is replaced by a random one, which also
+    finds components orthogonal to a warm start.
 
     Every client must take part in each round, because products of different rounds are combined.
-    For the same reason a lossy channel leaves an error of its own size, and the violation that the
-    server computes, of the products as they arrived, is far too small. The history is that of the
-    best components within the memory after the round: their objective is the mean squared
-    reconstruction error of a sample, over all samples. The result is one product with
-    \(A A^\top\) further, which costs no message and only improves the components.
+    For the same reason a lossy channel leaves an error as large as its own, and the violation,
+    which the server computes from the products as received, is then far too small. The history
+    describes the best components within the memory after each round; their objective is the mean
+    squared reconstruction error per sample, over all samples. The result includes one more product
+    with \(A A^\top\), which costs no message and only improves the components.
 
     From a random start, derivatives of unrolled rounds are as accurate as the components. After a
-    converged warm start no rounds are left to unroll: use `adjoint=jf.adjoint.implicit()`.
+    converged warm start there are no rounds to unroll: use `adjoint=jf.adjoint.implicit()`.
     """
 
-    needs_everybody = True  # products of different rounds are compared
+    needs_everybody = True  # products of different rounds are combined
 
     memory: int | None = eqx.field(static=True)
 
@@ -102,16 +102,16 @@ class BlockLanczos(Accelerated):
 
         Args:
             rank: number of components p.
-            memory: blocks of `rank` columns that the server keeps, at least three; by default
-                128 columns, and six blocks if those are more. Never more than all features.
-            stop: what `tol` is compared with: `"kkt"`, the larger of the scaled KKT violation
+            memory: blocks of `rank` columns that the server keeps, at least three; by default 128
+                columns or six blocks, whichever is more. At most as many columns as features.
+            stop: what `tol` applies to. `"kkt"`: the larger of the scaled KKT violation
                 \(|(I - ZZ^\top) A A^\top Z|_F / |A|_F^2\) and the relative change of the
-                captured energy \(f(Z) = \sum_i |A_i^\top Z|_F^2\); or `"objective"`, that change
-                alone, rule (27) of Wang, Liu & Zhang (2022).
+                captured energy \(f(Z) = \sum_i |A_i^\top Z|_F^2\). `"objective"`: only that change,
+                rule (27) of Wang, Liu & Zhang (2022).
 
         Raises:
-            ValueError: if `rank` is not a positive whole number, `memory` is one below three, or
-                `stop` is unknown.
+            ValueError: if `rank` is not a positive whole number, `memory` is not a whole number of
+                at least three, or `stop` is unknown.
         """
         self._set(rank, stop)
         if memory is not None:
@@ -119,18 +119,18 @@ class BlockLanczos(Accelerated):
         self.memory = memory
 
     def _products(self, rounds: int) -> int:
-        return min(rounds, 16)  # far fewer rounds than are allowed will do
+        return min(rounds, 16)  # it converges in far fewer rounds than a run allows
 
     def _blocks(self, features: int) -> int:
         wanted = max(6, COLUMNS // self.rank) if self.memory is None else self.memory
         return min(wanted, -(-features // self.rank))
 
     def first_message(self, key, data: Member, start) -> Sum:
-        """The energy and the number of the samples."""
+        """Return the energy and the number of the samples."""
         return Sum(Totals(data.moment.trace, data.count))
 
     def server_init(self, key, first: Totals, like, start) -> Memory:
-        """A first block, random but for a warm start, and an empty memory."""
+        """Return an empty memory and a first block: the warm start's, or random."""
         features, dtype = like.moment.dim, like.moment.trace.dtype
         if start is None:
             block = jax.random.normal(key, (features, self.rank), dtype)
@@ -151,22 +151,22 @@ class BlockLanczos(Accelerated):
         )
 
     def client_init(self, key, downlink: Frame, data: Member, start) -> None:
-        """Clients keep nothing."""
+        """Return None: clients keep no state."""
 
     def downlink(self, server: Memory) -> Frame:
-        """The next block."""
+        """Return the next block."""
         return server.block
 
     def client_step(self, key, downlink: Frame, local: None, data: Member):
-        """One product with the client's matrix."""
+        """Multiply the block by the client's matrix."""
         product = data.moment.mv(downlink)
-        # The server alone knows the components, and its objective replaces this one in the history.
-        # The energy in the block is free; an error would take another pass over the samples.
+        # Only the server knows the components, and its objective replaces this one in the history.
+        # The energy in the block costs nothing; the error would take another pass over the samples.
         return Sum(product), local, {"objective": jnp.sum(downlink * product)}
 
     def server_step(self, key, server: Memory, uplink: Frame) -> tuple[Memory, Diagnostics]:
-        """Rayleigh-Ritz with one block more, and the next block."""
-        # After convergence, more rounds would only add rounding, also to derivatives.
+        """Add a block to the memory, and compute the next one."""
+        # After convergence, more rounds would only add rounding errors, also to derivatives.
         new = lax.cond(
             server.converged > 0, lambda: server, lambda: self._extended(key, server, uplink)
         )
@@ -203,7 +203,7 @@ class BlockLanczos(Accelerated):
         captured = jnp.sum(values)
         used = used + self.rank
         unit = jnp.finfo(basis.dtype).eps * captured
-        still = jnp.abs(captured - before) <= CHANGE * unit  # not so in the first round: NaN
+        still = jnp.abs(captured - before) <= CHANGE * unit  # False in the first round: NaN
         converged = (still & (kkt <= VIOLATION * unit)) | (used >= features)
         return Memory(
             basis=basis,
@@ -220,7 +220,7 @@ class BlockLanczos(Accelerated):
     def _ritz(
         self, projected: Float[Array, "columns columns"], used: Int[Array, ""]
     ) -> tuple[Float[Array, " rank"], Float[Array, "columns rank"]]:
-        """The top eigenvalues and eigenvectors of T, of its first half alone if that is all."""
+        """Return the top eigenvalues and eigenvectors of T, or of its first half if that is all."""
         columns = len(projected)
         half = (columns // self.rank + 1) // 2 * self.rank
 
@@ -228,7 +228,7 @@ class BlockLanczos(Accelerated):
             values, vectors = top_eigenvectors(projected[:half, :half], self.rank)
             return values, jnp.pad(vectors, ((0, columns - half), (0, 0)))
 
-        # LAPACK takes a fifth of the time for it.
+        # LAPACK takes a fifth of the time for half the columns.
         return lax.cond(
             used + self.rank <= half, of_half, lambda: top_eigenvectors(projected, self.rank)
         )
@@ -236,10 +236,10 @@ class BlockLanczos(Accelerated):
     def _restarted(
         self, basis: Array, projected: Array, used: Int[Array, ""]
     ) -> tuple[Array, Array, Array]:
-        """The memory, half empty again, with the best half of its span exactly recombined."""
+        """Return a half-empty memory with the best half of its span, recombined exactly."""
         kept = (len(projected) // self.rank + 1) // 2 * self.rank
         empty = len(projected) - kept
-        # All residuals are in the span of the next block, so T remains the projection of A Aᵀ.
+        # All residuals lie in the span of the next block, so T is still the projection of A Aᵀ.
         _, vectors = top_eigenvectors(projected, kept)
         turned = vectors.T @ projected @ vectors
         return (
@@ -252,14 +252,14 @@ class BlockLanczos(Accelerated):
     def _next(
         self, key: RandomKey, basis: Array, rest: Frame, scale: Array, left: Int[Array, ""]
     ) -> Frame:
-        """The next block: an orthonormal basis of the residuals W, orthogonal to Q.
+        """Return the next block: an orthonormal basis of the residuals W, orthogonal to Q.
 
-        The largest eigenvalue known is the scale of noise. Columns beyond the dimensions that are
-        left outside of the basis are zero.
+        `scale` is the largest known eigenvalue, which noise is compared with. Only `left`
+        dimensions remain outside the basis; columns beyond them are zero.
         """
         eps = jnp.finfo(rest.dtype).eps
         # Rotated so that noise comes last, since the first columns of a QR factor do not depend on
-        # the others. The rotation does not change the span, so it has no derivative.
+        # the others. The rotation does not change the span, so it needs no derivative.
         gram = lax.stop_gradient(rest.T @ rest)
         rest = rest @ top_eigenvectors(gram, self.rank)[1]
         size = jnp.linalg.norm(lax.stop_gradient(rest), axis=0)
@@ -271,16 +271,16 @@ class BlockLanczos(Accelerated):
         )
         block = jnp.where(clear, rest / jnp.where(clear, size, 1), random)
         some = (jnp.arange(self.rank) < left).astype(block.dtype)
-        for _ in range(2):  # once leaves rounding errors as large as the part projected out
+        for _ in range(2):  # one pass leaves rounding errors as large as the part projected out
             block = orthonormalize((block - basis @ (basis.T @ block)) * some) * some
         return block
 
     def shared_result(self, server: Memory) -> Frame:
-        """The best components within the memory, Q V, one product further."""
+        """Return the best components within the memory, Q V, improved by one more product."""
         values, vectors = top_eigenvectors(server.projected, self.rank)
         last = lax.dynamic_slice_in_dim(vectors, server.used - self.rank, self.rank)
-        # A Aᵀ Q V = Q V (VᵀT V) + W E_kᵀ V costs no message. The small multiple of the identity
-        # prevents columns of zeros where A Aᵀ has a null space.
+        # A Aᵀ Q V = Q V (VᵀT V) + W E_kᵀ V needs no message. The small multiple of the identity
+        # prevents zero columns if A Aᵀ has a null space.
         more = jnp.finfo(values.dtype).eps ** 0.5 * positive(values[0])
         within = server.projected @ vectors
         within = vectors @ (vectors.T @ within) + more * vectors

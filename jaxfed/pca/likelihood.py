@@ -1,4 +1,4 @@
-"""The likelihood and the prior of hierarchical-Bayes PCA, and where its algorithms start."""
+"""Likelihood, prior and initial components of hierarchical-Bayes PCA."""
 
 from typing import Literal, NamedTuple
 
@@ -31,15 +31,15 @@ Number = float | Scalar
 
 
 def precision(count: Scalar, noise_variance: Number) -> Scalar:
-    """The precision with which n samples determine the components, c = n / (s (1 + s)).
+    """Return the precision with which n samples determine the components, c = n / (s (1 + s)).
 
-    Up to a constant factor the likelihood is exp(c/2 tr UᵀSU).
+    Up to a constant factor, the likelihood is exp(c/2 tr UᵀSU).
     """
     return count / (noise_variance * (1 + noise_variance))
 
 
 def negative_log_likelihood(moment: Moment, frame: Rows, noise_variance: Number) -> Scalar:
-    """n/2 (log det W + tr W⁻¹S) for orthonormal components, without the normal law's constant."""
+    """n/2 (log det W + tr W⁻¹S) for orthonormal components, without the normal's constant."""
     (rank, features), s = frame.shape, noise_variance
     log_det = (features - rank) * jnp.log(s) + rank * jnp.log1p(s)
     energy = jnp.trace(moment.row_products(frame)[1])
@@ -49,7 +49,7 @@ def negative_log_likelihood(moment: Moment, frame: Rows, noise_variance: Number)
 def likelihood_gradient(moment: Moment, frame: Rows, precision: Number) -> Rows:
     """Riemannian gradient of `negative_log_likelihood`, -c (I - UUᵀ) S U.
 
-    It is the projection of n (W⁻¹U - W⁻¹SW⁻¹U), of which Ozkara et al. (2023), Fact 1, print half.
+    It is the projection of n (W⁻¹U - W⁻¹SW⁻¹U); Ozkara et al. (2023), Fact 1, print half of it.
     """
     product, within = moment.row_products(frame)
     return -precision * (product - matmul(within, frame))
@@ -57,8 +57,8 @@ def likelihood_gradient(moment: Moment, frame: Rows, precision: Number) -> Rows:
 
 def overlap(frame: Rows, shared: Rows) -> Float[Array, "r r"]:
     """UᵀV."""
-    # Mapped over clients this order makes one large product, which is faster. Where its transpose
-    # is used, as in `aligned`, XLA cannot tile that product on a GPU.
+    # Mapped over clients, this order makes one large product, which is faster. But on a GPU, XLA
+    # cannot tile that product if its transpose is used, as in `aligned`.
     return lax.platform_dependent(
         frame,
         shared,
@@ -68,7 +68,7 @@ def overlap(frame: Rows, shared: Rows) -> Float[Array, "r r"]:
 
 
 def squared_distance(shared: Rows, frame: Rows) -> Scalar:
-    """d²(V, U) = ‖U - V sym(VᵀU)‖², of the projection onto the tangent space at V."""
+    """d²(V, U) = ‖U - V sym(VᵀU)‖², with the projection of U onto the tangent space at V."""
     return jnp.sum((frame - matmul(_symmetric(overlap(frame, shared)), shared)) ** 2)
 
 
@@ -85,21 +85,21 @@ def distance_gradients(shared: Rows, frame: Rows) -> tuple[Rows, Rows]:
 
 
 def _symmetric(x: Float[Array, "r r"]) -> Float[Array, "r r"]:
-    # Without the barrier XLA fuses the transposition into the product that follows, which it then
-    # cannot tile on a GPU.
+    # Without the barrier, XLA fuses the transpose into the next product, which it then cannot tile
+    # on a GPU.
     return lax.optimization_barrier((x + x.T) / 2)
 
 
 def aligned(frame: Rows, shared: Rows, method: Literal["svd"] | None = None) -> Rows:
-    """The basis UQ of a client's components that is nearest to V: VᵀUQ is symmetric and PSD.
+    """Return the basis UQ of a client's components that is nearest to V: VᵀUQ symmetric PSD.
 
-    d²(V, UQ) is then the least over all bases, r - ‖VᵀU‖², a distance between subspaces.
+    d²(V, UQ) is then the minimum over all bases, r - ‖VᵀU‖², a distance between subspaces.
     """
     return matmul(polar(overlap(frame, shared).T, method), frame)
 
 
 def joint_moment(moment: Moment, weight: Number, shared: Frame, prior_variance: Number) -> Moment:
-    """The matrix c S + VVᵀ/σ² whose top eigenvectors are a client's best components."""
+    """Return c S + VVᵀ/σ², whose top eigenvectors are a client's best components."""
     if moment.dense is not None:
         return Moment.from_dense(weight * moment.dense + shared @ shared.T / prior_variance)
     assert moment.samples is not None
@@ -111,14 +111,14 @@ def joint_moment(moment: Moment, weight: Number, shared: Frame, prior_variance: 
 
 
 def check_settings(rank: int, noise_variance: Number, step_size: Number | None) -> None:
-    """Raise a `ValueError` for a rank, a variance or a step size that is not positive."""
+    """Raise a `ValueError` if the rank, the variance or the step size is not positive."""
     check_count("rank", rank)
     check_positive("noise_variance", noise_variance)
     check_positive("step_size", step_size, optional=True)
 
 
 def check_proper_rank(rank: int, clients: ClientsLike) -> None:
-    """Raise a `ValueError` for other data, or as many components as features, or more."""
+    """Raise a `ValueError` if PCA cannot use the data, or `rank` is not below the features."""
     check_fits("rank", rank, clients)
     if rank == clients.features:
         raise ValueError(f"rank: wanted less than the {clients.features} features, got {rank}")
@@ -129,7 +129,7 @@ class Member(NamedTuple):
 
     moment: Moment
     precision: Scalar  # c
-    curvature: Scalar | None  # c times the largest eigenvalue, where a step size comes from it
+    curvature: Scalar | None  # c times the largest eigenvalue, if it sets the step size
 
 
 def member(
@@ -141,10 +141,15 @@ def member(
     factor: float = 1.0,
     curvature: bool = False,
 ) -> Member:
-    """One client's prepared data.
+    """Prepare one client's data.
 
-    The precision is multiplied by `factor`, and `curvature` is whether a step size is derived from
-    it.
+    Args:
+        data: the client's samples or second moment.
+        noise_variance: variance of the noise in each feature.
+        rank: number of components.
+        rounds: number of rounds.
+        factor: factor on the precision.
+        curvature: whether to compute the curvature for an automatic step size.
     """
     moment = moment_of(data, rank=rank, rounds=rounds)
     weight = factor * precision(moment.count, noise_variance.astype(moment.trace.dtype))
@@ -153,7 +158,7 @@ def member(
 
 
 def pooled_message(data: Member, rule: str, start: Start) -> dict[str, PyTree]:
-    """A client's second moment times its precision, if the run starts from the pooled moment."""
+    """Return a client's second moment times its precision if the start is pooled."""
     pooled = start is None and rule == "pooled"
     return {"moment": moment_message(data.moment, data.precision)} if pooled else {}
 
@@ -161,7 +166,7 @@ def pooled_message(data: Member, rule: str, start: Start) -> dict[str, PyTree]:
 def first_shared(
     rank: int, key: RandomKey, first: dict[str, PyTree], like: Member, start: Start
 ) -> Rows:
-    """The first shared components: a warm start's, the mean moment's eigenvectors, or random."""
+    """Return the first shared components: warm start, top eigenvectors of the mean, or random."""
     if start is not None:
         return start.shared.T
     if "moment" in first:
@@ -170,14 +175,14 @@ def first_shared(
 
 
 def first_local(rank: int, key: RandomKey, data: Member, start: Start) -> Rows:
-    """A client's first components: a warm start's, or random."""
+    """Return a client's first components: the warm start's, or random."""
     if start is not None and start.local is not None:
         return start.local.T
     return stiefel.random(key, data.moment.dim, rank, data.moment.trace.dtype).T
 
 
 def stepped(frame: Rows, gradient: Rows, step_size: Array | None, curvature: Scalar | None) -> Rows:
-    """A step down the gradient, of size `step_size` or else one over the curvature (0 for 0)."""
+    """Step down the gradient by `step_size`, or one over the curvature (zero if that is zero)."""
     if step_size is None:
         assert curvature is not None
         return polar(frame - ratio(gradient, curvature))

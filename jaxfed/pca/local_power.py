@@ -1,7 +1,7 @@
-"""LocalPower: subspace iteration with several products at each client before a message.
+"""LocalPower: subspace iteration in which clients make several products between messages.
 
 Source: Li, Wang, Chen & Zhang (2021), Communication-efficient distributed SVD via local power
-iterations; with the decay that Wang, Liu & Zhang (2022), section 5.3, compare with.
+iterations; with the decay that Wang, Liu & Zhang (2022), Section 5.3, use for comparison.
 """
 
 from typing import Literal, NamedTuple
@@ -23,11 +23,11 @@ class Broadcast(NamedTuple):
     """Downlink."""
 
     shared: Frame
-    steps: Int[Array, ""]  # products each client is to make this round
+    steps: Int[Array, ""]  # products that each client makes this round
 
 
 class Aligned(NamedTuple):
-    """A product `A_i A_iᵀ Q_i` with what the server needs to align it."""
+    """A product `A_i A_iᵀ Q_i`, with what the server needs to align it."""
 
     product: Frame
     basis: Frame  # Q_i
@@ -44,12 +44,13 @@ class PowerServer(NamedTuple):
 class LocalPower(Accelerated, Measured):
     r"""Principal components of all samples together by local power iterations.
 
-    In a round with q local steps client i starts at the common Z, makes q products with
-    \(A_i A_i^\top\), orthonormalizes between them, and sends the last product as it is; the
-    server sums and orthonormalizes. q starts at `local_steps` and is halved every round until it
-    is one. From then on this is subspace iteration, which converges as fast and reveals as much.
+    In a round with q local steps, client i starts at the common Z, makes q products with
+    \(A_i A_i^\top\), orthonormalizes in between, and sends the last product as it is. The server
+    sums the products and orthonormalizes. q starts at `local_steps` and is halved every round until
+    it is one. From then on this is subspace iteration, with the same convergence and the same
+    leakage of information.
 
-    Every sample counts the same: \(A_i A_i^\top\) is the sum over a client's samples.
+    All samples count equally: \(A_i A_i^\top\) is the sum over a client's samples.
     """
 
     local_steps: int = eqx.field(static=True)
@@ -67,17 +68,16 @@ class LocalPower(Accelerated, Measured):
 
         Args:
             rank: number of components p.
-            local_steps: products of the first round.
-            alignment: whether the server aligns the clients' bases with that of the client of
+            local_steps: products in the first round.
+            alignment: whether the server aligns the clients' bases with that of the client with the
                 smallest id before it sums: `"none"`; `"sign"`, column by column; or
-                `"procrustes"`, \(\min_O |Q_i O - Q_0|_F\). The signs of bases here agree
-                already, so `"sign"` rarely differs from `"none"`. Aligning needs every client's
-                own message, with its basis beside the product: twice the numbers, and no sum.
-                (They are counted in every round, though rounds with one local step do not need
-                them.)
-            stop: what `tol` is compared with: `"objective"`, the relative change of the captured
-                energy, rule (27) of Wang, Liu & Zhang (2022); or `"kkt"`, the scaled KKT
-                violation, which is known once there is one local step and infinite before.
+                `"procrustes"`, \(\min_O |Q_i O - Q_0|_F\). The signs of the bases already agree
+                here, so `"sign"` rarely differs from `"none"`. Alignment needs every client's own
+                message, with its basis beside the product: twice the numbers, and no sum. (They are
+                counted in every round, although rounds with one local step do not need them.)
+            stop: what `tol` applies to. `"objective"`: the relative change of the captured energy,
+                rule (27) of Wang, Liu & Zhang (2022). `"kkt"`: the scaled KKT violation, which is
+                infinite until there is only one local step.
 
         Raises:
             ValueError: if `rank` or `local_steps` is not a positive whole number, or a name is
@@ -92,25 +92,25 @@ class LocalPower(Accelerated, Measured):
         return rounds
 
     def server_init(self, key, first: Array | None, like, start) -> PowerServer:
-        """The first components, and the most local steps."""
+        """Return the first components and the first number of local steps."""
         steps = jnp.asarray(self.local_steps, jnp.int32)
         return PowerServer(self._first(key, first, like, start), steps)
 
     def client_init(self, key, downlink: Broadcast, data: Member, start) -> None:
-        """Clients keep nothing."""
+        """Return None: clients keep no state."""
 
     def downlink(self, server: PowerServer) -> Broadcast:
-        """The components, and how many products to make."""
+        """Return the components and the number of products to make."""
         return Broadcast(server.common.shared, server.steps)
 
     def client_step(self, key, downlink: Broadcast, local: None, data: Member):
-        """As many products with the client's matrix as the server asks for."""
+        """Make as many products with the client's matrix as the server asks for."""
         z, steps = downlink
         first = data.moment.mv(z)
 
         def another(pair, step):
             basis = orthonormalize(pair[1])
-            # A loop of fixed length has a reverse derivative; a while loop has none.
+            # A loop of fixed length has a reverse-mode derivative; a while loop has none.
             new = basis, data.moment.mv(basis)
             return jax.tree.map(lambda new, old: jnp.where(step < steps, new, old), new, pair), None
 
@@ -130,7 +130,7 @@ class LocalPower(Accelerated, Measured):
     def server_step(
         self, key, server: PowerServer, uplink: tuple[Frame | Aligned, Float[Array, ""]]
     ):
-        """An orthonormal basis of the aligned sum; half the local steps."""
+        """Orthonormalize the aligned sum, and halve the local steps."""
         (common, steps), (product, captured) = server, uplink
         if isinstance(product, Aligned):
             product = self._aligned_sum(product)
@@ -140,8 +140,8 @@ class LocalPower(Accelerated, Measured):
         return PowerServer(common, jnp.maximum(steps // 2, 1)), measured
 
     def _aligned_sum(self, clients: Aligned) -> Frame:
-        """The sum of all clients' products, each turned towards one client's basis."""
-        # Absent clients have the number zero and products of zeros.
+        """Return the sum of all clients' products, each aligned with one client's basis."""
+        # Absent clients have number zero and zero products.
         order = jnp.where(clients.number > 0, clients.number, jnp.iinfo(jnp.int32).max)
         reference = clients.basis[jnp.argmin(order)]
 
@@ -154,5 +154,5 @@ class LocalPower(Accelerated, Measured):
         return jax.vmap(aligned)(clients.product, clients.basis).sum(0)
 
     def shared_result(self, server: PowerServer) -> Frame:
-        """The components."""
+        """Return the components."""
         return server.common.shared

@@ -1,6 +1,6 @@
 """PCA in one exchange: each client alone, all data pooled, and distributed estimates.
 
-All of them need a single round (`rounds=1`); more change nothing.
+All of them need one round (`rounds=1`); further rounds change nothing.
 """
 
 from typing import Literal, final
@@ -28,12 +28,12 @@ from jaxfed.pca.components import (
 )
 
 METHODS = ("projector", "median", "spectrum", "local_first")
-# Reweighted means towards a geometric median.
+# Number of Weiszfeld iterations for a geometric median.
 STEPS = 20
 
 
 class _OneRank(OneExchange):
-    """PCA of one kind of components."""
+    """Base of `Local` and `Pooled`, which learn one set of components."""
 
     rank: int = eqx.field(static=True)
 
@@ -51,12 +51,12 @@ class _OneRank(OneExchange):
 
     @final
     def check(self, clients, start) -> None:
-        """Raise a `ValueError` for a rank that does not fit."""
+        """Raise a `ValueError` if the rank does not fit."""
         check_fits("rank", self.rank, clients)
 
     @final
     def prepare(self, data, client_id, rounds):
-        """The client's second moment."""
+        """Return the client's second moment."""
         return moment_of(data, rank=self.rank, rounds=1)
 
 
@@ -67,60 +67,60 @@ class Local(_OneRank):
     """
 
     def server_init(self, key, first, like, start):
-        """Nothing is shared."""
+        """Return None: nothing is shared."""
 
     def client_init(self, key, downlink, data, start):
-        """Top components."""
+        """Return the top components."""
         return top_components(data, self.rank)
 
     def residual_variance(self, downlink, local, data):
-        """The variance that the components leave."""
+        """Return the variance that the components leave."""
         return uncaptured(data, data.quadratic(local))
 
 
 class Pooled(_OneRank):
-    """PCA of all samples together ("CPCA"): the result if the data could be moved.
+    """PCA of all samples together ("CPCA"): the result if the data could be pooled.
 
-    Every sample counts the same, so a client counts by its number of samples. The messages are
-    exact: they amount to the data or their second moments.
+    All samples count equally, so a client counts by its number of samples. The messages are exact:
+    they are as good as the data or their second moments.
 
     Source: Shi & Kontar (2024), Section 7.1.5.
     """
 
     def first_message(self, key, data, start):
-        """The sum of the samples' outer products, exactly."""
+        """Return the exact sum of the samples' outer products."""
         return moment_message(data, data.count, total=True)
 
     def server_init(self, key, first, like, start):
-        """Top eigenvectors of the sum."""
+        """Return the top eigenvectors of the sum."""
         return moment_received(first).top(self.rank)[1]
 
     def client_init(self, key, downlink, data, start):
-        """Nothing is local."""
+        """Return None: nothing is local."""
 
     def residual_variance(self, downlink, local, data):
-        """The variance that the components leave."""
+        """Return the variance that the components leave."""
         return uncaptured(data, data.quadratic(downlink))
 
 
 class OneShot(OneExchange, HasRemarks):
     """Shared and local components from one exchange.
 
-    Four estimates of the shared components, each followed by local components as the top
-    eigenvectors of the client's second moment deflated by them:
+    There are four estimates of the shared components. The local components are then the top
+    eigenvectors of the client's second moment deflated by the shared ones.
 
     * `"projector"` (distPCA of Fan et al. 2019, with the personal second shot of Shi & Kontar
       2024, Section 7.1.2): top eigenvectors of the mean projector onto the clients' top
       `shared_rank + local_rank` components;
-    * `"median"`: the same with the geometric median of the projectors, in which each client counts
-      the same (the subspace median of Singh & Vaswani 2024, with all projectors at the server). It
-      stays near the shared components if fewer than half of the clients are faulty or lie;
-    * `"spectrum"` (the start of Qu et al. in Shi & Kontar 2024, Section 5): the same with the
-      components scaled by their standard deviations, i.e. of the mean of best rank
-      `shared_rank + local_rank` approximations of the second moments;
+    * `"median"`: the same with the geometric median of the projectors, in which all clients count
+      equally (the subspace median of Singh & Vaswani 2024, with all projectors at the server). It
+      stays near the shared components if fewer than half of the clients are faulty or malicious;
+    * `"spectrum"` (the start of Qu et al. in Shi & Kontar 2024, Section 5): the same as
+      `"projector"` with components scaled by their standard deviations, i.e. the mean of the best
+      rank `shared_rank + local_rank` approximations of the second moments;
     * `"local_first"`: top eigenvectors of the mean of the clients' second moments, each deflated
-      by its own top `local_rank` eigenvectors. Right where local variance is large and shared
-      variance small. Its messages are exact deflated second moments, the largest of the three.
+      by its own top `local_rank` eigenvectors. Use it if local variance is large and shared
+      variance small. It sends exact deflated second moments, the largest of the messages.
     """
 
     shared_rank: int = eqx.field(static=True)
@@ -139,10 +139,10 @@ class OneShot(OneExchange, HasRemarks):
         Args:
             shared_rank: number of shared components.
             local_rank: number of each client's local components.
-            method: how the shared components are estimated; see the class.
+            method: how to estimate the shared components; see the class.
 
         Raises:
-            ValueError: for ranks that are not positive whole numbers or an unknown method.
+            ValueError: if a rank is not a positive whole number, or the method is unknown.
         """
         check_count("shared_rank", shared_rank)
         check_count("local_rank", local_rank)
@@ -150,63 +150,62 @@ class OneShot(OneExchange, HasRemarks):
         self.shared_rank, self.local_rank, self.method = shared_rank, local_rank, method
 
     def check(self, clients, start) -> None:
-        """Raise a `ValueError` for ranks that do not fit."""
+        """Raise a `ValueError` if the ranks do not fit."""
         check_fits("shared_rank + local_rank", self.shared_rank + self.local_rank, clients)
 
     def prepare(self, data, client_id, rounds):
-        """The client's second moment."""
+        """Return the client's second moment."""
         return moment_of(data, rank=self.shared_rank + self.local_rank, rounds=1)
 
     def first_message(self, key, data, start):
-        """The one shot: what the server averages."""
+        """Return what the server averages: the one shot."""
         if self.method == "local_first":
             return moment_message(data.deflate(top_components(data, self.local_rank)))
         values, vectors = data.top(self.shared_rank + self.local_rank)
         if self.method == "spectrum":
-            # V K^(1/2) with K = VᵀSV, which is diagonal but for its derivative.
+            # V K^(1/2) with K = VᵀSV, which is diagonal but whose derivative is not.
             root = jax.lax.stop_gradient(jnp.sqrt(jnp.maximum(values, 0)))
             sums = root + root[:, None]
             change = change_within(data, vectors) / jnp.where(sums > 0, sums, 1)
             vectors = vectors @ (jnp.diag(root) + jnp.where(sums > 0, change, 0))
             return Gram(vectors, thin=True)
-        # Directions without variance, which complete the basis of a client of few samples, do not
-        # count.
+        # Ignore directions without variance, which complete the basis of a client with few samples.
         least = jnp.finfo(values.dtype).eps * data.dim * values[0]
         vectors = jnp.where(values > least, vectors, 0)
         return Gather(vectors) if self.method == "median" else Gram(vectors, thin=True)
 
     def server_init(self, key, first, like, start) -> Frame:
-        """Top eigenvectors of the mean, or of the median."""
+        """Return the top eigenvectors of the mean or the median."""
         if self.method == "median":
             first = _median_factor(first)
         return moment_received(first).top(self.shared_rank)[1]
 
     @property
     def energy_weighted(self) -> bool:
-        """Whether components count by their variances: not by projectors."""
+        """Whether components count by their variance; projectors ignore it."""
         return self.method in ("spectrum", "local_first")
 
     def client_init(self, key, downlink, data, start):
-        """The personal second shot."""
+        """Return the local components (the personal second shot)."""
         return best_local(data, downlink, self.local_rank)
 
     def residual_variance(self, downlink, local, data):
-        """The variance that the components leave."""
+        """Return the variance that the components leave."""
         return uncaptured(data, data.quadratic(downlink) + data.quadratic(local))
 
     def remarks(self, result, history):
-        """Whether the local components are common to all clients."""
+        """Warn if the local components are common to all clients."""
         return common_local(result)
 
     def client_result(self, downlink, local, data):
-        """The local components, made orthogonal to the final shared ones."""
+        """Return the local components, made orthogonal to the final shared ones."""
         return beside(downlink, local)
 
 
 def _median_factor(bases: Float[Array, "m d k"]) -> Float[Array, "d columns"]:
-    """A factor of the geometric median of projectors, by Weiszfeld's reweighted means.
+    """Compute a factor of the geometric median of projectors, by Weiszfeld's reweighted means.
 
-    The distances follow from the weights and from what each two bases have in common.
+    The distances follow from the weights and the pairwise overlaps of the bases.
     """
     clients, _, width = bases.shape
     wide = jnp.moveaxis(bases, 0, 1).reshape(bases.shape[1], -1)

@@ -1,4 +1,4 @@
-"""Personalized PCA: components shared by all clients beside components of each client's own.
+"""Personalized PCA: components shared by all clients and components specific to each.
 
 min over U, V_1..V_N of  mean_i tr((I - UUᵀ - V_i V_iᵀ) S_i)  with [U, V_i] orthonormal.
 
@@ -54,13 +54,13 @@ from jaxfed.pca.shrinkage import shrink
 class Member(NamedTuple):
     """One client's prepared data."""
 
-    moment: Moment  # of the rounds, perhaps shrunk
-    unshrunk: Moment | None  # of start and result, where the other one is shrunk
-    active: Float[Array, " local_rank"] | None  # 1 for columns in use; None for all
+    moment: Moment  # for the rounds, perhaps shrunk
+    unshrunk: Moment | None  # for start and result, if `moment` is shrunk
+    active: Float[Array, " local_rank"] | None  # 1 for columns in use; None means all
 
 
 class Message(NamedTuple):
-    """Uplink and downlink: the shared components, in rows, and what the step rule needs."""
+    """Uplink and downlink: the shared components, as rows, and what the step rule needs."""
 
     shared: Rows
     scalar: Float[Array, ""] | None  # up: the objective; down: the curvature
@@ -70,16 +70,16 @@ class Server(NamedTuple):
     """The server's state."""
 
     shared: Rows
-    curvature: Float[Array, ""] | None  # one over the step size; None where that is a constant
-    objective: Float[Array, ""] | None  # of the round before, where the step rule compares
+    curvature: Float[Array, ""] | None  # one over the step size; None if that is constant
+    objective: Float[Array, ""] | None  # of the previous round, if the step size can decay
 
 
 class PerPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
     r"""Personalized PCA by Stiefel gradient descent.
 
-    Each round a client deflates its local components by the shared ones and retracts them,
-    \(V \leftarrow GR(V - UU^\top V)\), takes a step, and sends its copy of the shared
-    components; the server averages the copies and retracts.
+    Each round, a client deflates its local components by the shared ones and retracts them,
+    \(V \leftarrow GR(V - UU^\top V)\), takes a gradient step, and sends its copy of the shared
+    components. The server averages the copies and retracts.
 
     Source: Shi & Kontar (2024), Algorithm 2 (Algorithm 1 is `variant="polar"` with the polar
     retraction). `variant="power"` is not in the paper: it is orthogonal iteration (Golub & Van
@@ -111,46 +111,46 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
 
         Args:
             shared_rank: number of shared components.
-            local_rank: number of each client's local components, one for all or one per client
+            local_rank: number of local components, one number for all clients or one per client
                 (in the order of the clients' ids).
-            step_size: of the gradient steps; None for one over the largest eigenvalue of any
-                client's second moment (with 32 features or more, an estimate from below). The
+            step_size: step size of the gradient steps. By default one over the largest eigenvalue
+                of any client's second moment (estimated from below with 32 features or more). The
                 `"tangent"` variant converges for step sizes up to two over that eigenvalue.
-            variant: `"tangent"` (choice 1 of Algorithm 2): a step along the gradient's tangent
-                part, the shared copy not retracted by the client; its fixed points are the
-                stationary points of the objective. `"polar"` (choice 2): a step along `S [U, V]`
-                retracted as a whole; converges for any step size, but on noisy data its fixed
-                point is off the stationary points, more so for large steps. `"power"`: no step
-                size, `V <- GR((I - UUᵀ) S V)` and `U <- GR(mean (I - VVᵀ) S U)`, so that one
-                client of another scale does not slow the others. This is the step of `"tangent"`
-                with the inverses of VᵀSV and of the mean of UᵀSU for step sizes, and has the same
-                fixed points. With all clients in every round the objective never rises, because
-                power iteration does not lower the energy in V, nor `tr(UᵀBU)` for the mean B of
-                (I - VVᵀ) S (I - VVᵀ), which bounds from below, and at the old U equals, what U
-                adds to the energy in V. It forgets faster: a round of few clients gives what is
-                best for these, and coarse compression (3 bits) can make it diverge.
-            retraction: `"polar"` or `"qr"` (R's diagonal made positive); the joint step of
-                `variant="polar"` takes the polar factor in any case.
-            start: where to start if no warm start is given. `"local_first"`: each client's
-                top components first, then the shared ones as the top eigenvectors of the mean
-                deflated second moment, as in `OneShot(method="local_first")`; with 32 features or
-                more both are near the top, by ten steps of subspace iteration at the clients and
-                forty at the server. Its one exchange sends deflated moments. `"random"`: random
-                shared and local components.
-            decay: multiply the step size by this whenever the mean objective has risen
-                (the authors' scripts use exp(-1)); None never does.
-            shrinkage: take the noise out of the second moments before the iteration (see
-                `jaxfed.pca.shrink`). Where local components fill most of the features and are far
-                above the noise, the objective's optimum can lie far from the true shared
-                components; this keeps the iteration near them. Elsewhere it does harm: it drops
-                shared components that one client cannot tell from noise though all together
-                could. `jaxfed.pca.split_half` chooses. The local components of the result are
-                the best ones for the observed moments.
+            variant: the step of a client. `"tangent"` (choice 1 of Algorithm 2) is a step along the
+                tangent part of the gradient; the client does not retract its copy of the shared
+                components. Its fixed points are the stationary points of the objective. `"polar"`
+                (choice 2) is a step along `S [U, V]`, retracted as a whole. It converges for any
+                step size, but on noisy data its fixed point is off the stationary points, more so
+                for large steps. `"power"` sets `V <- GR((I - UUᵀ) S V)` and
+                `U <- GR(mean (I - VVᵀ) S U)`, without a step size, so a client of another scale
+                does not slow the others. This is the step of `"tangent"` with the inverses of VᵀSV
+                and of the mean of UᵀSU as step sizes, and has the same fixed points. With all
+                clients in every round the objective never rises: power iteration lowers neither
+                the energy in V nor `tr(UᵀBU)`, where B is the mean of (I - VVᵀ) S (I - VVᵀ). That
+                trace is a lower bound on the energy that U adds to V, with equality at the old U.
+                The step depends little on earlier rounds: after a round with few clients the
+                components fit mainly these, and coarse compression (3 bits) can make it diverge.
+            retraction: `"polar"` or `"qr"` (with positive diagonal of R). The joint step of
+                `variant="polar"` always uses the polar factor.
+            start: where to start without a warm start. `"local_first"`: first each client's top
+                components, then the shared ones as the top eigenvectors of the mean deflated second
+                moment, as in `OneShot(method="local_first")`. With 32 features or more both are
+                approximated, by ten steps of subspace iteration at the clients and forty at the
+                server. This sends deflated moments once. `"random"`: random components.
+            decay: factor on the step size whenever the mean objective has risen (exp(-1) in the
+                authors' scripts). None keeps the step size.
+            shrinkage: remove the noise from the second moments before the iteration (see
+                `jaxfed.pca.shrink`). If local components fill most of the features and are far
+                above the noise, the optimum of the objective can lie far from the true shared
+                components; shrinkage keeps the iteration near them. Otherwise it does harm: it
+                drops shared components that no single client can tell from noise, even if all of
+                them together could. `jaxfed.pca.split_half` helps to choose. The local components
+                of the result are the best ones for the observed moments.
 
         Raises:
-            ValueError: for ranks that are not positive whole numbers (a local rank may be 0 for
-                some clients), unknown names, and a step size or decay that is not positive and
-                finite, or given for `variant="power"`.
+            ValueError: if a rank is not a positive whole number (a local rank may be 0 for some
+                clients), a name is unknown, or a step size or decay is not positive and finite or
+                is given for `variant="power"`.
         """
         check_count("shared_rank", shared_rank)
         ranks = local_rank if isinstance(local_rank, tuple | list) else (local_rank,)
@@ -182,7 +182,7 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
         return self.step_size is None and self.variant != "power"
 
     def check(self, clients, start) -> None:
-        """Raise a `ValueError` for ranks or a warm start that do not fit."""
+        """Raise a `ValueError` if the ranks or the warm start do not fit."""
         check_fits("shared_rank + local_rank", self.shared_rank + self._width, clients)
         if isinstance(self.local_rank, tuple):
             ranks = len(self.local_rank)
@@ -196,7 +196,7 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
         check_start(start, clients, self.shared_rank, self._width)
 
     def prepare(self, data, client_id, rounds):
-        """The client's second moment, and its mask where ranks differ."""
+        """Return the client's second moment, with a mask if ranks differ."""
         total = self.shared_rank + self._width
         moment = moment_of(data, rank=total, rounds=rounds)
         unshrunk = None
@@ -209,7 +209,7 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
         return Member(moment, unshrunk, active)
 
     def first_message(self, key, data, start):
-        """What the server needs for its start: deflated moments, and the largest eigenvalue."""
+        """Return what the server starts from: a deflated moment and the largest eigenvalue."""
         moment, unshrunk, active = data
         moment = moment if unshrunk is None else unshrunk
         first: dict[str, PyTree] = {}
@@ -226,7 +226,7 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
         return first
 
     def server_init(self, key, first, like, start):
-        """The shared components and the first curvature."""
+        """Return the first shared components and the first curvature."""
         if start is not None:
             shared = start.shared.T
         elif self.start == "local_first":
@@ -244,13 +244,13 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
         return Server(shared, curvature, objective)
 
     def client_init(self, key, downlink, data, start):
-        """Local components: a warm start's, random, or the best for the first shared ones."""
+        """Return the local components: the warm start's, random, or the best beside `shared`."""
         moment, unshrunk, active = data
         if start is not None and start.local is not None:
-            # Orthogonal to the shared ones now, or deflation in the rounds could leave too few.
+            # Make them orthogonal to the shared ones now: deflation in a round could leave too few.
             return beside(downlink.shared.T, start.local, active).T
         if start is None and self.start == "random":
-            # Transposed, so that components in rows draw the same numbers as in columns.
+            # Transposed, so that rows hold the same random numbers as columns would.
             draw = jax.random.normal(key, (moment.dim, self._width), moment.trace.dtype)
             return retract(draw.T, "qr", active)
         moment = moment if unshrunk is None else unshrunk
@@ -259,7 +259,7 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
         return first_components(moment, self._width, active, downlink.shared)
 
     def downlink(self, server):
-        """The shared components, and the curvature unless the step size is a constant."""
+        """Return the shared components, and the curvature unless the step size is constant."""
         return Message(server.shared, server.curvature)
 
     def client_step(self, key, downlink, local, data):
@@ -275,19 +275,19 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
         if self.variant == "tangent":
             # (I - P_U - P_V) S W is the tangent projection, because WᵀSW is symmetric.
             moved = w + self._step(sw - data_matmul(wsw, w, once=True), curvature)
-            # The paper retracts the local part here, and again, deflated, when the next round
-            # begins. Only its span matters, so one retraction does for both.
+            # The paper retracts the local part here and again, after deflation, at the start of the
+            # next round. Only its span matters, so one retraction is enough.
         elif self.variant == "power":
             by_shared, by_local = jnp.split(sw, [self.shared_rank])
             inside = client_matmul(wsw[self.shared_rank :, : self.shared_rank], shared)
             local = retract(multiplied(local, by_local - inside), self.retraction, active)
-            # What is left of S U beside the new local components, of any size.
+            # The part of S U orthogonal to the new local components, not normalized.
             moved = by_shared - client_matmul(client_matmul(by_shared, local.T), local)
             moved = jnp.concatenate([moved, local])
         else:
             if active is not None:
                 active = jnp.concatenate([jnp.ones(self.shared_rank, active.dtype), active])
-            # Always the polar factor: QR would keep the span of the shared copy alone, and the
+            # Always the polar factor: QR would keep only the span of the shared copy, and the
             # average would drift to pooled PCA.
             moved = retract(w + self._step(sw, curvature), "polar", active)
         copy, local = moved[: self.shared_rank], moved[self.shared_rank :]
@@ -311,38 +311,38 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
         }
 
     def _step(self, gradient, curvature):
-        """A gradient times the step size."""
+        """Return a gradient times the step size."""
         if curvature is None:
             assert self.step_size is not None
             return self.step_size.astype(gradient.dtype) * gradient
         return ratio(gradient, curvature)
 
     def client_result(self, downlink, local, data):
-        """The local components, deflated by the final shared ones and retracted."""
+        """Return the local components, deflated by the final shared ones and retracted."""
         if data.unshrunk is not None:
             return best_local(data.unshrunk, downlink.shared.T, self._width, data.active)
         return beside(downlink.shared.T, local.T, data.active)
 
     def shared_result(self, server):
-        """The shared components."""
+        """Return the shared components."""
         return server.shared.T
 
     @property
     def energy_weighted(self) -> bool:
-        """Whether clients of large variance count more: yes, by a mean of second moments."""
+        """True: a mean of second moments weights clients by their variance."""
         return True
 
     def remarks(self, result, history):
-        """Whether the local components are common to all clients."""
+        """Warn if the local components are common to all clients."""
         return common_local(result)
 
     def through(self) -> Algorithm:
-        """The problem in the shared components alone, or the rounds themselves for `"polar"`.
+        """Return the problem in the shared components alone; for `"polar"`, the rounds themselves.
 
-        Those do not end at the objective's stationary points.
+        The rounds of `"polar"` do not end at stationary points of the objective.
         """
         return self if self.variant == "polar" else Reduced(self, self._width)
 
     def bases(self, server: Server, local: Rows) -> Bases:
-        """The shared components, and each client's own."""
+        """Return the shared components and each client's local ones."""
         return Bases(shared=(server.shared.T,), own=(local.mT,))

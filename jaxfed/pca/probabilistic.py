@@ -1,7 +1,7 @@
 """Maximum likelihood PCA by gradient descent, for each client alone or for all together.
 
-Source: Ozkara, Huang & Diggavi (2023), Personalized PCA for federated heterogeneous data, where
-they are called local and global training.
+Source: Ozkara, Huang & Diggavi (2023), Personalized PCA for federated heterogeneous data, which
+calls them local and global training.
 """
 
 from typing import Literal, NamedTuple, final
@@ -18,7 +18,7 @@ from jaxfed.pca.likelihood import Member, Number, Scalar, check_settings
 
 
 class _Descent(Algorithm, HasBases):
-    """Gradient descent of the negative log-likelihood of components."""
+    """Base of both: gradient descent on the negative log-likelihood."""
 
     noise_variance: Array
     step_size: Array | None
@@ -32,7 +32,7 @@ class _Descent(Algorithm, HasBases):
 
     @final
     def _evaluated(self, frame: Rows, data: Member) -> tuple[Rows, Scalar]:
-        """The likelihood's gradient, and the objective."""
+        """Return the gradient of the likelihood, and the objective."""
         noise = self.noise_variance.astype(frame.dtype)
         objective = likelihood.negative_log_likelihood(data.moment, frame, noise)
         return likelihood.likelihood_gradient(data.moment, frame, data.precision), objective
@@ -41,7 +41,7 @@ class _Descent(Algorithm, HasBases):
 class LocalProbabilisticPCA(_Descent):
     """Each client's most likely components, by Stiefel gradient descent without any exchange.
 
-    `result.local` are the components, `result.shared` is None. The optimum is that of `Local`.
+    `result.local` holds the components; `result.shared` is None. `Local` has the same optimum.
     """
 
     def __init__(
@@ -52,51 +52,51 @@ class LocalProbabilisticPCA(_Descent):
         Args:
             rank: number of components of each client, less than the number of features.
             noise_variance: variance s of the noise in each feature; the latent variance is one.
-            step_size: of the gradient steps; None for 1 / (c λ) with the client's precision
-                c = n / (s (1 + s)) and largest eigenvalue λ, stable up to twice that. A client
-                whose samples are all zero takes no step.
+            step_size: step size of the gradient steps. By default 1 / (c λ) with the client's
+                precision c = n / (s (1 + s)) and largest eigenvalue λ; steps up to twice that are
+                stable. A client whose samples are all zero takes no step.
 
         Raises:
-            ValueError: for a rank, variance or step size that is not positive.
+            ValueError: if the rank, the variance or the step size is not positive.
         """
         self._set(rank, noise_variance, step_size)
 
     def check(self, clients, start) -> None:
-        """Raise a `ValueError` for a rank or a warm start that does not fit."""
+        """Raise a `ValueError` if the rank or the warm start does not fit."""
         likelihood.check_proper_rank(self.rank, clients)
         check_start(start, clients, None, self.rank)
 
     def prepare(self, data: Samples | Moment, client_id, rounds) -> Member:
-        """The client's second moment, and its curvature where the step size comes from it."""
+        """Return the client's second moment, with its curvature if the step size is automatic."""
         automatic = self.step_size is None
         return likelihood.member(data, self.noise_variance, self.rank, rounds, curvature=automatic)
 
     def server_init(self, key, first: None, like, start) -> None:
-        """Nothing is shared."""
+        """Return None: nothing is shared."""
 
     def downlink(self, server: None) -> None:
-        """Nothing is sent."""
+        """Return None: nothing is sent."""
 
     def client_init(self, key, downlink: None, data: Member, start) -> Rows:
-        """A warm start's components, or random ones."""
+        """Return the warm start's components, or random ones."""
         return likelihood.first_local(self.rank, key, data, start)
 
     def client_step(self, key, downlink: None, local: Rows, data: Member):
-        """A gradient step."""
+        """Take a gradient step."""
         gradient, objective = self._evaluated(local, data)
         moved = likelihood.stepped(local, gradient, self.step_size, data.curvature)
         return None, moved, {"objective": objective}
 
     def server_step(self, key, server: None, uplink: None) -> tuple[None, Diagnostics]:
-        """Nothing changes."""
+        """Change nothing."""
         return server, {}
 
     def client_result(self, downlink: None, local: Rows, data: Member) -> Frame:
-        """The client's components."""
+        """Return the client's components."""
         return local.T
 
     def bases(self, server: None, local: Rows) -> Bases:
-        """Each client's components."""
+        """Return each client's components."""
         return Bases(own=(local.T,))
 
 
@@ -104,15 +104,15 @@ class Server(NamedTuple):
     """The server's state in global training."""
 
     shared: Rows
-    curvature: Scalar | None  # where the step size comes from it
+    curvature: Scalar | None  # for an automatic step size
 
 
 class GlobalProbabilisticPCA(_Descent):
-    """The same most likely components for all clients, by Stiefel gradient descent.
+    """Most likely components, the same for all clients, by Stiefel gradient descent.
 
-    Clients send their likelihood's gradients; the server steps along the mean and retracts.
-    `result.shared` are the components, `result.local` is None. The optimum is that of `Pooled`
-    where each client weighs the same.
+    Clients send gradients of their likelihood. The server steps along the mean and retracts.
+    `result.shared` holds the components; `result.local` is None. If all clients have the same
+    weight, `Pooled` has the same optimum.
     """
 
     start: Literal["pooled", "random"] = eqx.field(static=True)
@@ -130,64 +130,67 @@ class GlobalProbabilisticPCA(_Descent):
         Args:
             rank: number of components, less than the number of features.
             noise_variance: variance s of the noise in each feature; the latent variance is one.
-            step_size: of the gradient steps; None for one over the largest eigenvalue of the mean
-                of c S, c = n / (s (1 + s)), or, without a pooled start, over a bound of it.
-            start: `"pooled"`: at the top eigenvectors of that mean, the optimum. `"random"`.
+            step_size: step size of the gradient steps. By default one over the largest eigenvalue
+                of the mean of c S, c = n / (s (1 + s)), or, without a pooled start, over an upper
+                bound of it.
+            start: `"pooled"`: the top eigenvectors of that mean, which are the optimum. `"random"`:
+                random components.
 
         Raises:
-            ValueError: for a rank, variance or step size that is not positive, and another start.
+            ValueError: if the rank, the variance or the step size is not positive, or the start is
+                unknown.
         """
         self._set(rank, noise_variance, step_size)
         check_name("start", start, ("pooled", "random"))
         self.start = start
 
     def check(self, clients, start) -> None:
-        """Raise a `ValueError` for a rank or a warm start that does not fit."""
+        """Raise a `ValueError` if the rank or the warm start does not fit."""
         likelihood.check_proper_rank(self.rank, clients)
         check_start(start, clients, self.rank, None)
 
     def prepare(self, data: Samples | Moment, client_id, rounds) -> Member:
-        """The client's second moment."""
+        """Return the client's second moment."""
         return likelihood.member(data, self.noise_variance, self.rank, rounds)
 
     def first_message(self, key, data: Member, start) -> dict[str, PyTree]:
-        """The second moment for the pooled start, or the curvature where the step size needs it."""
+        """Return the second moment for a pooled start, or the curvature for the step size."""
         first = likelihood.pooled_message(data, self.start, start)
         if self.step_size is None and not first:
             first["curvature"] = data.precision * data.moment.largest_eigenvalue()
         return first
 
     def server_init(self, key, first: dict[str, PyTree], like, start) -> Server:
-        """The components, and the curvature where the step size comes from it."""
+        """Return the components, and the curvature if the step size is automatic."""
         shared, curvature = likelihood.first_shared(self.rank, key, first, like, start), None
         if self.step_size is None:
-            # A mean of largest eigenvalues bounds that of the mean, which a pooled start knows.
+            # The mean of largest eigenvalues bounds that of the mean, which a pooled start knows.
             curvature = first.get("curvature")
             if curvature is None:
                 curvature = moment_received(first["moment"]).largest_eigenvalue()
         return Server(shared, curvature)
 
     def downlink(self, server: Server) -> Rows:
-        """The components."""
+        """Return the components."""
         return server.shared
 
     def client_init(self, key, downlink: Rows, data: Member, start) -> None:
-        """No local components."""
+        """Return None: there are no local components."""
 
     def client_step(self, key, downlink: Rows, local: None, data: Member):
-        """The likelihood's gradient."""
+        """Return the gradient of the likelihood."""
         gradient, objective = self._evaluated(downlink, data)
         return gradient, local, {"objective": objective}
 
     def server_step(self, key, server: Server, uplink: Rows) -> tuple[Server, Diagnostics]:
-        """A step along the mean gradient."""
+        """Step along the mean gradient."""
         moved = likelihood.stepped(server.shared, uplink, self.step_size, server.curvature)
         return server._replace(shared=moved), {}
 
     def shared_result(self, server: Server) -> Frame:
-        """The components."""
+        """Return the components."""
         return server.shared.T
 
     def bases(self, server: Server, local: None) -> Bases:
-        """The components."""
+        """Return the components."""
         return Bases(shared=(server.shared.T,))

@@ -1,4 +1,4 @@
-"""Choice of the numbers of shared and local components, from fits over a grid of ranks."""
+"""Choose the numbers of shared and local components from fits over a grid of ranks."""
 
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
@@ -22,17 +22,18 @@ from jaxfed.pca.perpca import PerPCA
 
 
 class RankTable(NamedTuple):
-    """One entry for each pair of ranks, and the pair suggested.
+    """One entry for each pair of ranks, and the suggested pair.
 
     Attributes:
         shared_rank: number of shared components.
         local_rank: number of local components.
-        error: share of the energy in no component, `mean_i ||Y_i - Y_i (P_U + P_Vi)||² / n_i` over
-            `mean_i ||Y_i||² / n_i`, on held-out samples where there are any.
+        error: share of the energy outside all components,
+            `mean_i ||Y_i - Y_i (P_U + P_Vi)||² / n_i` over `mean_i ||Y_i||² / n_i`, on held-out
+            samples if there are any.
         misalignment: `θ = 1 - λ_max(mean_i P_Vi)` of the local components.
-        held_out: whether errors are of samples that were not fitted.
-        suggested: the pair `(shared_rank, local_rank)`, or None where local components are
-            aligned at the pairs that explain enough.
+        held_out: whether errors are computed on samples that were not fitted.
+        suggested: the pair `(shared_rank, local_rank)`, or None if the local components are
+            aligned at all pairs that explain enough.
     """
 
     shared_rank: Int[np.ndarray, " pairs"]
@@ -69,28 +70,29 @@ def suggest_ranks(
     r"""Fit personalized PCA over a grid of ranks and suggest a pair.
 
     Shi & Kontar recommend small ranks with a small reconstruction error and a misalignment
-    \(\theta\) that is still large. Here that is made a rule:
+    \(\theta\) that is still large. This function turns that into a rule:
 
-    1. A component has to explain a share of the energy, its price: the pair of least
-       `error + price * (shared_rank + local_rank)` is suggested. The price is `min_gain` plus the
-       share of the noise in one direction, which any component explains, held-out or not. That
-       share is estimated as the error of the largest pair over the number of directions it leaves.
-    2. The error hardly depends on whether a component is shared or in all clients' local parts.
-       Among the pairs within half of `min_gain` of the least, the one of largest \(\theta\) wins.
-    3. If even its \(\theta\) is below `min_misalignment`, nothing is suggested: local components
+    1. Each component costs a price in explained energy: the candidate is the pair with the
+       smallest `error + price * (shared_rank + local_rank)`. The price is `min_gain` plus the share
+       of the noise in one direction, which any component explains, held-out or not. That share is
+       estimated as the error of the largest pair divided by the number of directions it leaves.
+    2. The error hardly changes if a shared component is moved into all clients' local parts. So of
+       all pairs whose score is within half of `min_gain` of the smallest, the one with the largest
+       \(\theta\) wins.
+    3. If even its \(\theta\) is below `min_misalignment`, nothing is suggested. Local components
        that agree between clients are in fact shared, so try more shared components; or all
-       components are shared, and `Pooled` is the method.
+       components are shared, and `Pooled` is the right method.
 
-    Limits of \(\theta\): it is at most 1 - max(1/m, r2/(d - r1)), so two clients, or ranks near d,
+    \(\theta\) has limits. It is at most 1 - max(1/m, r2/(d - r1)), so two clients, or ranks near d,
     need a smaller threshold. It is small with too many local components, with too few shared ones,
     and after a run that ended at a bad point. With too many local components a run may *collapse*:
     local components take over shared directions, from some starts and not from others, and even at
-    the right ranks. So every pair is fitted from several starts, and the fit of least error on the
-    fitted samples is kept, which makes a collapse rarer but cannot exclude it. Nor does a large
-    \(\theta\) prove that clients differ: too few local components for what all clients share pick
-    different parts of it.
+    the right ranks. So every pair is fitted from several starts, and the fit with the smallest
+    error on the fitted samples is kept, which makes a collapse rarer but cannot exclude it. A large
+    \(\theta\) does not prove that clients differ either: if there are too few local components for
+    what all clients share, each client may pick a different part of it.
 
-    Each pair of ranks is compiled anew, which takes seconds; large grids take minutes.
+    Each pair of ranks is compiled separately, which takes seconds; large grids take minutes.
 
     Args:
         clients: the clients, with samples or second moments.
@@ -98,12 +100,12 @@ def suggest_ranks(
         local_ranks: numbers of local components to try.
         key: random key, for the choice of held-out samples and the runs.
         rounds: rounds of each fit.
-        held_out: share of each client's samples that is kept for the errors, rounded down to whole
-            samples. If it is 0, the data are second moments or no client has that many samples,
-            errors are those on the fitted data.
+        held_out: share of each client's samples to hold out and compute errors on, rounded down to
+            whole samples. If it is 0, the data are second moments, or no client has that many
+            samples, errors are computed on the fitted data.
         min_gain: share of the energy that a component must explain beyond noise.
         min_misalignment: least \(\theta\) of a suggested pair.
-        algorithm: makes the algorithm from two ranks, e.g.
+        algorithm: function that makes the algorithm from two ranks, e.g.
             `lambda r1, r2: PerPCA(r1, r2, variant="polar", step_size=1.0)`.
         starts: methods of `OneShot` to start from.
 
@@ -111,7 +113,7 @@ def suggest_ranks(
         The table, in the order of `shared_ranks`, then `local_ranks`.
 
     Raises:
-        ValueError: if there is nothing to try, ranks do not fit, or a share is not from 0 to 1.
+        ValueError: if there are no candidates, ranks do not fit, or a share is not from 0 to 1.
 
     Source: Shi & Kontar (2024), Section 7.1.6.
 
@@ -177,7 +179,7 @@ def suggest_ranks(
 
 
 def _error(data: Moment, result: Personalized, weights: Float[Array, " m"]) -> float:
-    """Share of the energy in no component; clients without any sample do not count."""
+    """Return the share of the energy outside all components, over clients with samples."""
     error = reconstruction_error(data, *result, per_client=True)
     weights = weights * (data.count > 0)
     energy = weights @ data.trace
@@ -185,7 +187,7 @@ def _error(data: Moment, result: Personalized, weights: Float[Array, " m"]) -> f
 
 
 def _split(clients: Clients, share: float, key: Key[Array, ""]) -> tuple[Clients, Clients | None]:
-    """Clients with their fitted samples, and with those held out at random, if there are any."""
+    """Split each client's samples at random into fitted ones and held-out ones, if any."""
     data = clients.data
     if not isinstance(data, Samples):
         return clients, None

@@ -1,7 +1,7 @@
-"""Robust PCA: a matrix as the sum of a low-rank and a sparse one.
+"""Robust PCA: split a matrix into a low-rank and a sparse one.
 
-Not federated: it is what personalized PCA is compared with where the local part of each client
-would have to be sparse (Shi & Kontar 2024, Section 7.2).
+This is not federated. It is a baseline for personalized PCA, with sparse parts in place of local
+components (Shi & Kontar 2024, Section 7.2).
 """
 
 import jax
@@ -27,23 +27,23 @@ def robust_pca(
     \(M - L + Y/\mu\), then move the multiplier \(Y\) by \(\mu (M - L - E)\) and let the penalty
     \(\mu\) grow.
 
-    Can be put under `jit` and `vmap`; the loop has no reverse derivative.
+    It works under `jit` and `vmap`; the loop has no reverse-mode derivative.
 
     Args:
         matrix: the matrix M.
-        sparsity: weight of the sparse part; a larger one makes it sparser. By default
+        sparsity: weight of the sparse part; larger weights make it sparser. By default
             1 / sqrt(max(rows, columns)).
-        rounds: at most so many iterations.
+        rounds: maximum number of iterations.
         tol: stop once \(\|M - L - E\|_F\) is at most this times \(\|M\|_F\). By default 1e-7 in
             double and 1e-6 in single precision.
 
     Returns:
-        The low-rank and the sparse part. They add up to the matrix within `tol` unless `rounds`
-        were too few.
+        The low-rank and the sparse part. Their sum equals the matrix up to `tol`, unless `rounds`
+        was too small.
 
     Raises:
-        ValueError: if `matrix` is not a matrix of finite real floating point numbers, or another
-            argument is not a positive number.
+        ValueError: if `matrix` is not a matrix of finite real floating-point numbers, or another
+            argument is not positive.
 
     Source: Candès, Li, Ma & Wright (2011), Robust principal component analysis?; Lin, Chen & Ma
     (2010), The augmented Lagrange multiplier method for exact recovery of corrupted low-rank
@@ -72,7 +72,7 @@ def robust_pca(
 @jax.jit
 def _pursue(matrix, weight, tol, rounds):
     spectral = jnp.linalg.norm(matrix, 2)
-    # In units of the largest singular value, so that neither zeros nor large numbers matter.
+    # In units of the largest singular value, so that the matrix may be zero or large.
     unit = jnp.where(spectral > 0, spectral, 1)
     scaled = matrix / unit
     size = jnp.linalg.norm(scaled)
@@ -95,7 +95,7 @@ def _pursue(matrix, weight, tol, rounds):
         return low, sparse, multiplier, penalty, jnp.linalg.norm(gap), step + 1
 
     zero = jnp.zeros_like(scaled)
-    # A dual feasible start: the dual norm is the larger of the two.
+    # A dual feasible start: the dual norm is the larger of the two norms.
     dual = scaled / jnp.maximum(1, jnp.abs(scaled).max() / weight)
     penalty = jnp.asarray(1.25, scaled.dtype)
     start = (zero, zero, dual, penalty, jnp.full((), jnp.inf, scaled.dtype), 0)

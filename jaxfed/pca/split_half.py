@@ -1,8 +1,8 @@
-"""Choice between algorithms by whether two halves of the samples give the same shared components.
+"""Choose between algorithms by whether two halves of the samples give the same shared components.
 
-The objective does not show it: where shared variance is small, its optimum on few noisy samples may
-be far from the truth, and held-out reconstruction may even improve on the way there. Components
-that are noise differ between the halves; true ones do not.
+The objective cannot tell: if the shared variance is small, its optimum on few noisy samples may be
+far from the truth, and even held-out reconstruction may improve on the way there. Components that
+fit noise differ between the halves; true ones do not.
 """
 
 from collections.abc import Sequence
@@ -37,16 +37,16 @@ def split_half(
         clients: clients with at least two samples each.
         rounds: rounds of each fit.
         key: random key.
-        **arguments: passed on to `fit`.
+        **arguments: passed to `fit`.
 
     Returns:
-        `(best, disagreement)`: the position of the candidate whose halves agree most, and
-        `‖P_a - P_b‖²_F` of the shared components for each, between 0 and twice the shared rank.
-        Above about 1 the shared components are noise.
+        `(best, disagreement)`: the index of the candidate whose halves agree best, and each
+        candidate's `‖P_a - P_b‖²_F` of the shared components, between 0 and twice the shared rank.
+        Above about 1, the shared components are noise.
 
     Raises:
-        ValueError: without candidates, without samples (moments cannot be split), or with a
-            client of fewer than two samples.
+        ValueError: if there are no candidates, the data are not samples (moments cannot be split),
+            or a client has fewer than two samples.
     """
     check_list("algorithms", algorithms, "candidates")
     for algorithm in algorithms:
@@ -64,7 +64,7 @@ def split_half(
         )
 
     def half(first: int, part: Samples) -> Samples:
-        # Of an odd number of samples the even rows are one more.
+        # With an odd number of samples, the even rows are one more.
         return Samples(part.values[:, first::2], (part.count + 1 - first) // 2)
 
     halves = [

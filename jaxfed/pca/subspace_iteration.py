@@ -1,9 +1,9 @@
-"""Federated subspace iteration: the power method on a block, one product with the data a round.
+"""Federated subspace iteration: the block power method, with one product per round.
 
     client:  Y_i = A_i A_iᵀ Z            server:  Z = orth(sum_i Y_i)
 
-Source: Rutishauser (1970); the federated form is (2) of Wang, Liu & Zhang (2022), Seeking
-consensus on subspaces in federated principal component analysis.
+Source: Rutishauser (1970); the federated form is (2) of Wang, Liu & Zhang (2022), Seeking consensus
+on subspaces in federated principal component analysis.
 """
 
 from typing import Literal, final
@@ -26,12 +26,12 @@ from jaxfed.pca.components import RETRACTIONS, Frame
 class SubspaceIteration(HoldsBasis, HasBases):
     r"""Principal components of all samples together by simultaneous subspace iteration ("SSI").
 
-    A round sends `features × rank` numbers each way, and the server needs only the sum. The error
-    shrinks by \(\lambda_{p+1} / \lambda_p\) a round, however the samples are split over clients.
+    A round sends `features × rank` numbers each way, and the server needs only the sum. Each round
+    shrinks the error by \(\lambda_{p+1} / \lambda_p\), however the samples are spread over clients.
     The messages are linear in the data, so `features / rank` of them reveal a client's second
     moment.
 
-    Every sample counts the same: \(A_i A_i^\top\) is the sum over a client's samples.
+    All samples count equally: \(A_i A_i^\top\) is the sum over a client's samples.
     """
 
     retraction: Literal["qr", "polar"] = eqx.field(static=True)
@@ -47,14 +47,13 @@ class SubspaceIteration(HoldsBasis, HasBases):
 
         Args:
             rank: number of components p.
-            stop: what `tol` is compared with: `"objective"`, the relative change of the captured
-                energy \(f(Z) = \sum_i |A_i^\top Z|_F^2\) from round to round, rule (27); or
-                `"kkt"`, the scaled KKT violation
-                \(|(I - ZZ^\top) A A^\top Z|_F / |A|_F^2\). The first costs no message, the second
-                one number at the start.
-            retraction: which basis of the sum comes next: `"qr"`, by which the components converge
-                to the eigenvectors in order, each at its own rate; or `"polar"`, the one nearest
-                to the previous basis, which converges as soon as the subspace does.
+            stop: what `tol` applies to. `"objective"`: the relative change of the captured energy
+                \(f(Z) = \sum_i |A_i^\top Z|_F^2\) from round to round, rule (27). `"kkt"`: the
+                scaled KKT violation \(|(I - ZZ^\top) A A^\top Z|_F / |A|_F^2\), which costs one
+                number at the start; the former costs nothing.
+            retraction: which basis of the sum comes next. With `"qr"` the components converge to
+                the eigenvectors in order, each at its own rate. `"polar"` takes the basis nearest
+                to the previous one, which converges as soon as the subspace does.
 
         Raises:
             ValueError: if `rank` is not a positive whole number, or a name is unknown.
@@ -67,36 +66,36 @@ class SubspaceIteration(HoldsBasis, HasBases):
         return rounds
 
     def client_init(self, key, downlink: Frame, data: Member, start) -> None:
-        """Clients keep nothing."""
+        """Return None: clients keep no state."""
 
     def client_step(self, key, downlink: Frame, local: None, data: Member):
-        """One product with the client's matrix."""
+        """Multiply the components by the client's matrix."""
         product = data.moment.mv(downlink)
         captured = jnp.vdot(downlink, product)
         return Sum(product), local, {"objective": residual_variance(data, captured)}
 
     def server_step(self, key, server: Server, uplink: Frame) -> tuple[Server, Diagnostics]:
-        """An orthonormal basis of the sum."""
+        """Orthonormalize the sum."""
         captured = jnp.vdot(server.shared, uplink)
         measured = self._measures(server, captured, uplink)
         shared = RETRACTIONS[self.retraction](uplink)
         return Server(shared, captured, server.energy), measured
 
     def through(self) -> "SubspaceIteration":
-        """Subspace iteration with polar factors, whose bases converge with the subspace."""
+        """Return subspace iteration with polar factors, whose bases converge with the subspace."""
         if self.retraction == "polar":
             return self
         return SubspaceIteration(self.rank, stop=self.stop, retraction="polar")
 
     def bases(self, server: Server, local: None) -> Bases:
-        """The components."""
+        """Return the components."""
         return Bases(shared=(server.shared,))
 
 
 class Accelerated(Eigensolver):
-    """An eigensolver with the solution of subspace iteration, by which it is differentiated."""
+    """An eigensolver that is differentiated as subspace iteration, which has the same solution."""
 
     @final
     def through(self) -> SubspaceIteration:
-        """Subspace iteration, which keeps no memory of earlier rounds."""
+        """Return subspace iteration, which keeps nothing of earlier rounds."""
         return SubspaceIteration(self.rank, retraction="polar")

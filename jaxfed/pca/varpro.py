@@ -1,10 +1,10 @@
-"""Personalized PCA with the local components eliminated, solved by a quasi-Newton server.
+"""Personalized PCA without local components as unknowns, solved by a quasi-Newton server.
 
-For given shared components the best local components are known: the top eigenvectors of the
-client's second moment deflated by the shared ones. What is left is a function of the shared
-subspace alone, F of `jaxfed.pca._reduced`. Its value and its gradient take one thin message per
-client and round, of which the server needs only the mean. It climbs by limited-memory BFGS, see
-`jaxfed.pca._quasi_newton`.
+For given shared components, the best local components are known: the top eigenvectors of the
+client's second moment deflated by the shared ones. What remains is a function of the shared
+subspace, F of `jaxfed.pca._reduced`. Its value and gradient take one thin message per client and
+round, of which the server needs only the mean. The server maximizes F by limited-memory BFGS (see
+`jaxfed.pca._quasi_newton`).
 """
 
 from typing import Any, Literal, NamedTuple
@@ -40,9 +40,9 @@ from jaxfed.pca.components import (
 from jaxfed.pca.perpca import Member as Prepared
 from jaxfed.pca.perpca import PerPCA
 
-# Means of fingerprints that differ by less, in units of rounding, are of the same participants.
+# Mean fingerprints that differ by less, in units of rounding error, are of the same participants.
 ORDER = 32
-# Of two starts, objectives that differ by a smaller share are equal.
+# Objectives of two starts that differ by a smaller share count as equal.
 TIE = 1e-3
 
 Scalar = Float[Array, ""]
@@ -52,21 +52,21 @@ class Member(NamedTuple):
     """One client's prepared data."""
 
     prepared: Prepared  # as for `PerPCA`
-    fingerprint: Scalar  # pseudo-random, of the client's id
+    fingerprint: Scalar  # pseudo-random, derived from the client's id
 
 
 class Uplink(NamedTuple):
     """A client's part of the gradient and of the objective.
 
-    The gradient is without what (I - V Vᵀ) S U has along U. Clients differ more by that than by
-    their gradients, so that a robust aggregate could not tell small lies from it. The mean of the
-    fingerprints tells the server whether two rounds had the same participants.
+    The gradient leaves out the part of (I - V Vᵀ) S U along U. Clients differ more in that part
+    than in their gradients, so a robust aggregate could not tell small lies from it. The mean
+    fingerprint tells the server whether two rounds had the same participants.
     """
 
     gradient: Frame  # (I - U Uᵀ - V Vᵀ) S U
-    curvature: Scalar  # ‖(I - V Vᵀ) S U‖, which bounds the function's
+    curvature: Scalar  # ‖(I - V Vᵀ) S U‖, an upper bound of F's curvature
     captured: Scalar
-    fingerprint: Any  # sent as a named `Mean`, so that no other aggregate takes its place
+    fingerprint: Any  # wrapped in `Mean`, so that no robust aggregate replaces it
 
 
 class First(NamedTuple):
@@ -74,38 +74,38 @@ class First(NamedTuple):
 
     moment: Gram | Symmetric  # deflated
     common: Gram
-    energy: Any  # a named `Mean`
+    energy: Any  # wrapped in `Mean`
 
 
 class Other(NamedTuple):
-    """Until the second of two starts has been tried."""
+    """State until the second of two starts has been tried."""
 
     frame: Frame  # the second start, then the trial after the first one
-    energy: Scalar  # the clients' mean variance
-    rounds: Int[Array, ""]  # so far, at most two
+    energy: Scalar  # mean variance of the clients
+    rounds: Int[Array, ""]  # number of rounds so far, at most two
 
 
 class Server(NamedTuple):
-    """What is known of F, in multiples of `unit`, so that squares neither overflow nor vanish."""
+    """The server's state, in multiples of `unit`, so that squares neither over- nor underflow."""
 
     memory: Memory
     fingerprint: Scalar  # of the participants at the last accepted point; NaN before the first
     unit: Scalar  # a power of two near the first gradients
-    other: Other | None  # None where there is one start
+    other: Other | None  # None if there is only one start
 
 
 class VarProPerPCA(Algorithm, DifferentiatedThrough, HasRemarks):
-    """The objective of personalized PCA by limited-memory BFGS, its local components eliminated.
+    """Personalized PCA by limited-memory BFGS in the shared components alone.
 
     Its stationary points are those of `PerPCA(variant="tangent")`, there is no step size to choose,
-    and it takes a small part of the rounds. Its messages are three numbers larger. Clients do more
-    work: an eigendecomposition each round.
+    and it takes a small fraction of the rounds. Its messages are three numbers longer. Clients do
+    more work: an eigendecomposition each round.
 
-    Values and gradients are compared between rounds of the same participants only. A trial that
+    Values and gradients are compared only between rounds with the same participants. A trial that
     other clients evaluate cannot be compared with the base and is accepted, and steps become
-    shorter with the number of such rounds. If a few clients are absent now and then, the pairs of
-    the rounds in between still give the direction. If participants are drawn anew each round, there
-    are no pairs, and the steps are those of gradient ascent with momentum.
+    shorter with the number of such rounds. If a few clients are absent occasionally, pairs from the
+    rounds in between still determine the direction. If participants are drawn anew each round,
+    there are no pairs, and the steps are those of gradient ascent with momentum.
     """
 
     shared_rank: int = eqx.field(static=True)
@@ -127,26 +127,26 @@ class VarProPerPCA(Algorithm, DifferentiatedThrough, HasRemarks):
 
         Args:
             shared_rank: number of shared components.
-            local_rank: number of each client's local components, one for all or one per client
+            local_rank: number of local components, one number for all clients or one per client
                 (in the order of the clients' ids).
-            memory: how many pairs of steps and gradient changes the server keeps, each as large as
-                two messages.
-            shrinkage: take the noise out of the second moments before the iteration, as in
+            memory: number of pairs of steps and gradient changes that the server keeps, each as
+                large as two messages.
+            shrinkage: remove the noise from the second moments before the iteration, as in
                 `PerPCA`.
-            start: where to start if no warm start is given. `"local_first"`: as in `PerPCA`.
+            start: where to start without a warm start. `"local_first"`: as in `PerPCA`.
                 `"better"`: the first round evaluates what the clients' top components have in
-                common, the second the other start, and the third goes on from the second only if
-                its objective is smaller by a thousandth. Where clients are alike, any split of the
-                same components into shared and local ones has the same objective, and this one
-                puts the larger into the shared part; with few or heavy-tailed samples it halves
-                the number of runs that end above the best of twenty starts by a hundredth. It
-                takes a round more, and the first exchange, of `features × (shared_rank +
-                local_rank)` numbers more, tells the server about the clients' local components.
+                common, the second the other start. The third continues from the second only if its
+                objective is smaller by a thousandth. If clients are alike, any split of the same
+                components into shared and local ones has the same objective; this start puts the
+                larger ones into the shared part. With few or heavy-tailed samples it halves the
+                number of runs that end more than a hundredth above the best of twenty starts. It
+                takes one more round, and the first exchange sends
+                `features × (shared_rank + local_rank)` more numbers, which tell the server about
+                the clients' local components.
 
         Raises:
-            ValueError: for ranks and a memory that are not positive whole numbers (a local rank
-                may be 0 for some clients), a `shrinkage` that is neither True nor False, and an
-                unknown start.
+            ValueError: if a rank or the memory is not a positive whole number (a local rank may be
+                0 for some clients), `shrinkage` is neither True nor False, or the start is unknown.
         """
         check_count("memory", memory)
         check_name("start", start, ("local_first", "better"))
@@ -156,7 +156,7 @@ class VarProPerPCA(Algorithm, DifferentiatedThrough, HasRemarks):
 
     @property
     def _model(self) -> PerPCA:
-        """Prepares the data; with a step size given, it does not ask clients for one."""
+        """Prepares the data; with a given step size, clients need not compute one."""
         return PerPCA(self.shared_rank, self.local_rank, step_size=1.0, shrinkage=self.shrinkage)
 
     @property
@@ -164,18 +164,18 @@ class VarProPerPCA(Algorithm, DifferentiatedThrough, HasRemarks):
         return self.local_rank if isinstance(self.local_rank, int) else max(self.local_rank)
 
     def check(self, clients, start) -> None:
-        """Raise a `ValueError` for ranks or a warm start that do not fit."""
+        """Raise a `ValueError` if the ranks or the warm start do not fit."""
         self._model.check(clients, None)
         check_start(start, clients, self.shared_rank, None)
 
     def prepare(self, data: Samples | Moment, client_id, rounds) -> Member:
-        """The client's second moment, its mask where ranks differ, and its fingerprint."""
+        """Return the client's second moment, with a mask if ranks differ, and its fingerprint."""
         prepared = self._model.prepare(data, client_id, rounds)
         fingerprint = jax.random.uniform(jax.random.fold_in(jax.random.key(0), client_id))
         return Member(prepared, fingerprint.astype(prepared.moment.trace.dtype))
 
     def first_message(self, key, data: Member, start) -> Gram | Symmetric | First | None:
-        """The deflated second moment, for the local-first start of `OneShot`."""
+        """Return what the server starts from: a deflated moment, and for two starts a factor."""
         deflated = self._model.first_message(key, data.prepared, start).get("moment")
         if deflated is None or self.start == "local_first":
             return deflated
@@ -185,7 +185,7 @@ class VarProPerPCA(Algorithm, DifferentiatedThrough, HasRemarks):
         return First(deflated, common, Mean(moment.trace))
 
     def server_init(self, key, first: Any, like, start) -> Server:
-        """The first trial is the start itself, or the first of two."""
+        """Return a state whose first trial is the start, or the first of two starts."""
         other = None
         if start is not None:
             shared = start.shared
@@ -199,11 +199,11 @@ class VarProPerPCA(Algorithm, DifferentiatedThrough, HasRemarks):
         return Server(begin(shared, pairs=self.memory), jnp.nan * one, one, other)
 
     def downlink(self, server: Server) -> Frame:
-        """The trial point, which as a result is one step beyond the last accepted one."""
+        """Return the trial point, which as a result is one step beyond the last accepted point."""
         return server.memory.trial.frame
 
     def client_init(self, key, downlink: Frame, data: Member, start) -> None:
-        """Nothing: the local components are found anew each round."""
+        """Return None: each round computes the local components anew."""
 
     def client_step(self, key, downlink: Frame, local: None, data: Member):
         """Evaluate the gradient and the objective with the best local components."""
@@ -222,9 +222,9 @@ class VarProPerPCA(Algorithm, DifferentiatedThrough, HasRemarks):
         )
 
     def server_step(self, key, server: Server, uplink: Uplink) -> tuple[Server, Diagnostics]:
-        """Accept the trial or reject it, and step on."""
+        """Accept or reject the trial, and take the next step."""
         first = jnp.isnan(server.fingerprint)
-        # The order of a sum over clients may change from round to round, as from a source.
+        # The order of a sum over clients may change from round to round, for example with a source.
         rounding = ORDER * jnp.finfo(server.fingerprint.dtype).eps
         same = jnp.abs(uplink.fingerprint - server.fingerprint) <= rounding
         unit = jnp.where(first, _power_near(uplink.curvature), server.unit)
@@ -247,12 +247,12 @@ class VarProPerPCA(Algorithm, DifferentiatedThrough, HasRemarks):
         found: Evaluation,
         same: Bool[Array, ""],
     ) -> tuple[Climbed, Other]:
-        """Climb, with a second start tried in the second round."""
+        """Climb, and try the second start in the second round."""
         first, second = other.rounds == 0, other.rounds == 1
-        # Each start begins a climb of its own.
+        # Each start begins its own climb.
         fresh = begin(memory.trial.frame, pairs=self.memory)
         climbed = climb(_where(second, fresh, memory), found, same=same)
-        # Twice the value is what the components capture.
+        # Twice the value is the captured energy.
         tie = TIE * jnp.abs(energy / 2 - memory.value)
         tie = tie + ORDER * jnp.finfo(tie.dtype).eps * jnp.abs(memory.value)
         refused = second & same & (found.value <= memory.value + tie)
@@ -270,21 +270,21 @@ class VarProPerPCA(Algorithm, DifferentiatedThrough, HasRemarks):
         return climbed, Other(held, other.energy, jnp.minimum(other.rounds + 1, 2))
 
     def client_result(self, downlink: Frame, local: None, data: Member):
-        """The best local components for the final shared ones, and for the observed moments."""
+        """Return the best local components for the final shared ones and the observed moments."""
         moment, unshrunk, active = data.prepared
         return best_local(moment if unshrunk is None else unshrunk, downlink, self._width, active)
 
     @property
     def energy_weighted(self) -> bool:
-        """Whether clients of large variance count more: yes, by a mean of second moments."""
+        """True: a mean of second moments weights clients by their variance."""
         return True
 
     def remarks(self, result, history) -> tuple[str, ...]:
-        """Whether the local components are common to all clients."""
+        """Warn if the local components are common to all clients."""
         return common_local(result)
 
     def through(self) -> Algorithm:
-        """Gradient ascent of the same function, whose state is a point alone."""
+        """Return gradient ascent of the same function, whose state is a single point."""
         return self._model.through()
 
 
@@ -293,7 +293,7 @@ def _where(condition: Bool[Array, ""], one: Memory, other: Memory) -> Memory:
 
 
 def _power_near(numbers: Array) -> Scalar:
-    """A power of two near the largest one, by which division is exact; one if all are zero."""
+    """Return a power of two near the largest number; division by it is exact; one for zeros."""
     largest = jax.lax.stop_gradient(jnp.max(jnp.abs(numbers)))
     normal = largest > jnp.finfo(largest.dtype).tiny
     return jnp.ldexp(jnp.ones_like(largest), jnp.where(normal, jnp.frexp(largest)[1], 0))

@@ -1,4 +1,4 @@
-"""Units, means and missing entries: what clients' samples need before an algorithm takes them."""
+"""Preprocessing of clients' samples: scales, means and missing entries."""
 
 from jaxfed import _names
 from jaxfed.core.clients.imputation import Imputation as Imputation

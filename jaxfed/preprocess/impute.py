@@ -1,4 +1,4 @@
-"""Completes missing entries by a model with shared and local components, learned in rounds."""
+"""Impute missing entries with a model of shared and local components, learned in rounds."""
 
 from typing import NamedTuple, final
 
@@ -14,14 +14,14 @@ from jaxfed.core.clients.samples import Rows, check_rows
 from jaxfed.core.common.printing import is_known
 from jaxfed.linalg.division import ratio
 
-ROUNDS = 50  # enough for completed entries, and second moments, to stay as they are
-# The least noise of a feature, in units of the mean over features. Features that hardly vary would
-# otherwise decide over all others by their tiny noise, which is estimated from the same samples.
+ROUNDS = 50  # enough for imputed entries and second moments to converge
+# Minimum noise of a feature, relative to the mean over features. Otherwise features that hardly
+# vary would dominate all others by their tiny noise, which is estimated from the same samples.
 LEAST_NOISE = 0.5
-# The variances of local means and loadings to begin with, in units of the features' variances.
+# Initial variances of local means and loadings, relative to the features' variances.
 FIRST_SPREAD = 0.1
-# What the mean over features counts beside a feature's own variance of local parts. Without, some
-# variances vanish, and ever more slowly.
+# Weight of the mean over features relative to a feature's own variance of local parts. Without it,
+# some variances vanish, ever more slowly.
 TYPICAL_WEIGHT = 0.2
 
 Row = Float[Array, " features"]
@@ -35,7 +35,7 @@ class Spread(NamedTuple):
 
 
 class Model(NamedTuple):
-    """What is common to all clients."""
+    """The part of the model that is common to all clients."""
 
     mean: Row
     loadings: Float[Array, "features shared_rank"]
@@ -47,11 +47,11 @@ class Server(NamedTuple):
     """The server's state."""
 
     model: Model
-    observed: Row  # the share of entries that were observed
+    observed: Row  # share of entries that were observed
 
 
 class Member(NamedTuple):
-    """ONE client's prepared data, with zeros in place of what is missing."""
+    """ONE client's prepared data; missing entries are zero."""
 
     values: Float[Array, "samples features"]
     observed: Bool[Array, "samples features"]
@@ -59,14 +59,14 @@ class Member(NamedTuple):
 
 
 class Local(NamedTuple):
-    """ONE client's part: the differences of its mean, and loadings of its own."""
+    """ONE client's part: the deviation of its mean, and its own loadings."""
 
     mean: Row
     loadings: Float[Array, "features local_rank"]
 
 
 class First(NamedTuple):
-    """Means over ONE client's samples, with zeros in place of what is missing."""
+    """Means over ONE client's samples; missing entries are zero."""
 
     observed: Row
     values: Row
@@ -77,32 +77,32 @@ class Uplink(NamedTuple):
     """Means over ONE client's samples."""
 
     gradient: Float[Array, "features shared_rank"]  # of the squared error by the loadings
-    curvature: Float[Array, ""]  # of the squared error by a feature's loadings, from above
-    error: Row  # the expected squared error of the observed entries
+    curvature: Float[Array, ""]  # of the squared error by a feature's loadings; an upper bound
+    error: Row  # expected squared error of the observed entries
     spread: Spread
 
 
 @final
 class Impute(Algorithm, HasBases):
-    r"""A model of incomplete samples with shared and local components, for their missing entries.
+    r"""Imputation of missing entries by a model with shared and local components.
 
     Client i's samples are \(x = \mu + \mu_i + U z + V_i t + e\) with scores \(z, t \sim N(0, I)\),
     noise \(e_d \sim N(0, \psi_d)\), and local parts \(\mu_{id} \sim N(0, a_d)\) and
-    \(V_{idk} \sim N(0, b_d)\) whose variances a and b are learned too: the fewer entries a client
-    has of a feature, and the less clients differ in it, the nearer its part is to zero. In each
-    round a client takes one step of variational expectation maximization: the posterior of the
-    scores given what was observed of each sample, and with it that of its own part. It sends means
-    over its samples, from which the server makes the shared part.
+    \(V_{idk} \sim N(0, b_d)\), whose variances a and b are learned too. The fewer entries a client
+    has of a feature, and the less clients differ in it, the closer its local part is to zero. Each
+    round, a client takes one step of variational expectation maximization: it computes the
+    posterior of the scores given the observed entries of each sample, then that of its local part.
+    It sends means over its samples, from which the server computes the shared part.
 
-    `solution.result.local` is an `Imputation` of each client, whose `transform` completes samples
-    and whose `moments` are the expected second moments, which every algorithm of PCA takes;
-    `solution.result.shared` is one for samples of anybody; `jaxfed.personalize` gives new clients
-    theirs. Entries must be missing for reasons that do not depend on their values. Clients need not
-    have observed every feature.
+    `solution.result.local` is an `Imputation` for each client. Its `transform` imputes samples, and
+    its `moments` are expected second moments, which every PCA algorithm accepts.
+    `jaxfed.personalize` computes those of new clients. `solution.result.shared` is one for samples
+    of unknown clients. Whether entries are missing must not depend on their values. Clients need
+    not have observed every feature.
 
-    The posterior variances of local parts take \(E[t t^T] = I\) for the second moment of the
-    scores of a client's samples. Noise is at least half of the mean over features, and the
-    variances a and b are drawn to their means by a sixth of the way.
+    The posterior variances of local parts use \(E[t t^T] = I\) as the second moment of the scores
+    of a client's samples. Noise is at least half of its mean over features, and the variances a and
+    b are moved a sixth of the way towards their means.
 
     Source: the model of personalized PCA of Shi & Kontar (2024); missing entries as in Tipping &
     Bishop (1999) and Ilin & Raiko (2010), Practical approaches to principal component analysis in
@@ -117,17 +117,17 @@ class Impute(Algorithm, HasBases):
 
         Args:
             shared_rank: number of shared components.
-            local_rank: number of each client's local components, beside its mean.
+            local_rank: number of each client's local components, in addition to its mean.
 
         Raises:
-            ValueError: for ranks that are not positive whole numbers.
+            ValueError: if a rank is not a positive whole number.
         """
         check_count("shared_rank", shared_rank)
         check_count("local_rank", local_rank)
         self.shared_rank, self.local_rank = shared_rank, local_rank
 
     def check(self, clients, start) -> None:
-        """Raise a `ValueError` for clients without samples, or a feature that nobody observed."""
+        """Raise a `ValueError` if data or warm start do not fit, or nobody observed a feature."""
         check_rows(clients)
         features = clients.features
         if self.shared_rank + self.local_rank > features:
@@ -157,23 +157,23 @@ class Impute(Algorithm, HasBases):
                 )
 
     def prepare(self, data: Rows, client_id, rounds) -> Member:
-        """Zeros in place of what is missing, and what that is."""
+        """Replace missing entries by zeros, and remember where they are."""
         observed = data.observed
         values = jnp.where(observed, data.values, 0).astype(data.count.dtype)
         return Member(values, observed, data.count)
 
     def first_message(self, key, data: Member, start) -> First:
-        """What a common mean and the features' variances take."""
+        """Return what the common mean and the features' variances need."""
         observed, values = data.observed.astype(data.values.dtype), data.values
         sums = (x.sum(axis=0) / data.count for x in (observed, values, values**2))
         return First(*sums)
 
     def server_init(self, key, first: First, like, start) -> Server:
-        """Random components, or a warm start's."""
-        # Lossy channels may leave nothing of a number.
+        """Return random components, or the warm start's."""
+        # A lossy channel may turn a number into zero.
         observed = jnp.where(first.observed > 0, first.observed, 1)
         mean, square = first.values / observed, first.squares / observed
-        # At least rounding, where the difference of the squares is lost in it.
+        # At least rounding error, in case the difference of the squares is lost in it.
         variance = jnp.maximum(square - mean**2, jnp.finfo(mean.dtype).eps * jnp.abs(square))
         typical = jnp.mean(variance)
         if start is None:
@@ -187,11 +187,11 @@ class Impute(Algorithm, HasBases):
         return Server(Model(mean, loadings, noise, Spread(spread, spread)), observed)
 
     def downlink(self, server: Server) -> Model:
-        """What is common to all clients."""
+        """Return the common part of the model."""
         return server.model
 
     def client_init(self, key, downlink: Model, data: Member, start) -> Local:
-        """A draw from what clients differ in, or a warm start's part."""
+        """Draw a local part from the prior, or return the warm start's."""
         if start is not None and start.local is not None:
             own: Imputation = start.local
             return Local(own.mean - downlink.mean, own.loadings[:, self.shared_rank :])
@@ -201,7 +201,7 @@ class Impute(Algorithm, HasBases):
         return Local(jnp.zeros_like(spread.mean), draw * jnp.sqrt(spread.loadings)[:, None])
 
     def client_step(self, key, downlink: Model, local: Local, data: Member):
-        """The posterior of the scores, then that of the local part, then what is sent."""
+        """Update the posterior of the scores, then that of the local part, then the message."""
         shared_rank, local_rank = self.shared_rank, self.local_rank
         downlink = _usable(downlink)
         observed = data.observed.astype(data.values.dtype)
@@ -212,8 +212,8 @@ class Impute(Algorithm, HasBases):
         mean = jnp.concatenate([scores.mean, jnp.ones_like(values[:, :1])], axis=1)
         second = jnp.pad(scores.covariance, ((0, 0), (0, 1), (0, 1)))
         second += mean[:, :, None] * mean[:, None, :]
-        second *= jnp.any(data.observed, axis=1)[:, None, None]  # not of padding
-        # For each feature, over the samples that have it.
+        second *= jnp.any(data.observed, axis=1)[:, None, None]  # exclude padding
+        # For each feature, over the samples in which it was observed.
         width = shared_rank + local_rank + 1
         gram = (observed.T @ second.reshape(-1, width**2)).reshape(-1, width, width)
         product = values.T @ mean
@@ -245,9 +245,9 @@ class Impute(Algorithm, HasBases):
         return uplink, local, {"objective": jnp.sum(error) / jnp.sum(observed)}
 
     def server_step(self, key, server: Server, uplink: Uplink):
-        """A step of the shared loadings; noise and spreads as they are found."""
+        """Take a step in the shared loadings; update noise and variances."""
         model, observed = server
-        # Of a feature that few samples have, the curvature is as much smaller.
+        # A feature observed in few samples has a correspondingly smaller curvature.
         step = ratio(uplink.gradient, uplink.curvature) / observed[:, None]
         least = LEAST_NOISE * jnp.sum(uplink.error) / jnp.sum(observed)
         noise = jnp.maximum(uplink.error / observed, least)
@@ -258,11 +258,11 @@ class Impute(Algorithm, HasBases):
         return Server(model, observed), {}
 
     def client_result(self, downlink: Model, local: Local, data: Member) -> Imputation:
-        """The model of the client's samples."""
+        """Return the model of the client's samples."""
         return self._model(_usable(downlink), local, data.observed.astype(data.values.dtype))
 
     def shared_result(self, server: Server) -> Imputation:
-        """The model of samples of anybody: local parts are zero, up to their variance."""
+        """Return the model for unknown clients: local parts are zero, up to their variance."""
         model = server.model
         features = len(model.mean)
         nobody = jnp.zeros((features, self.local_rank), model.mean.dtype)
@@ -270,12 +270,12 @@ class Impute(Algorithm, HasBases):
         return self._model(model, local, jnp.zeros((1, features), model.mean.dtype))
 
     def bases(self, server: Server, local: Local) -> Bases:
-        """Both sets of loadings, whose scores may be turned."""
+        """Return both sets of loadings, which rotate with their scores."""
         return Bases(shared=(server.model.loadings,), own=(local.loadings,))
 
     @property
     def energy_weighted(self) -> bool:
-        """Whether clients of large variance count more: yes, as all have one noise."""
+        """True: all clients have the same noise, so those of large variance count more."""
         return True
 
     def _model(
@@ -296,22 +296,22 @@ class Impute(Algorithm, HasBases):
     def _local_columns(
         self, loadings: Row, mean: Row
     ) -> Float[Array, "features local_rank_and_one"]:
-        """A number for each local loading, and last one for the local mean."""
+        """Return a value for each local loading, and as the last one that for the local mean."""
         many = jnp.broadcast_to(loadings[:, None], (len(loadings), self.local_rank))
         return jnp.concatenate([many, mean[:, None]], axis=1)
 
 
 def _times_observed(data: Rows) -> np.ndarray:
-    """How often each feature was observed, by NumPy, since all may be closed over under `jit`."""
+    """Count how often each feature was observed, with NumPy: `jit` may close over the data."""
     values, count = np.asarray(data.values), np.asarray(data.count)
     real = np.arange(values.shape[1]) < count[:, None]
     return (~np.isnan(values) & real[..., None]).sum(axis=(0, 1))
 
 
 def _usable(model: Model) -> Model:
-    """The model with positive variances.
+    """Make the variances positive.
 
-    Lossy channels may leave some that are not, and samples of zeros have none.
+    After a lossy channel, some may not be; for samples of zeros, none are.
     """
 
     def positive(x: Row) -> Row:
@@ -324,7 +324,7 @@ def _usable(model: Model) -> Model:
 
 
 def _norm(second: Float[Array, "rank rank"]) -> Float[Array, ""]:
-    """The 8-norm of the eigenvalues: a bound of the largest, smooth where some are equal."""
+    """Return the 8-norm of the eigenvalues: bounds the largest, and is smooth if some are equal."""
     unit = jnp.trace(second)
     square = second @ second / unit**2
     fourth = square @ square

@@ -1,4 +1,4 @@
-"""Means and deviations, common to all clients or each client's own, from sums over clients."""
+"""Standardize samples by means and deviations, common to all clients or each client's own."""
 
 from typing import Literal, NamedTuple, final
 
@@ -19,21 +19,21 @@ Row = Float[Array, " features"]
 
 
 class Moments(NamedTuple):
-    """What is known of the features; None for what is not asked for."""
+    """Moments of the features; None for moments that are not needed."""
 
     mean: PyTree[Row]
     variance: PyTree[Row]
 
 
 class _Sums(NamedTuple):
-    """Over samples, feature by feature, of differences from a reference.
+    """Sums over samples, per feature, of deviations from a reference.
 
-    One client's, or all clients' along a leading axis; None for what is not sent. The count has
-    one entry, that of all features, and may have one for each.
+    They are one client's, or all clients' along a leading axis; None for what is not sent. The
+    count has a single entry for all features, or one per feature.
     """
 
     count: Float[Array, "*clients counts"]  # pyright: ignore[reportIncompatibleMethodOverride]
-    first: PyTree[Float[Array, "*clients features"]]  # powers of the differences
+    first: PyTree[Float[Array, "*clients features"]]  # power of the deviations
     second: PyTree[Float[Array, "*clients features"]]
 
 
@@ -41,31 +41,31 @@ class _Sums(NamedTuple):
 class Standardize(Algorithm):
     r"""Means to subtract from samples, and scales to divide them by.
 
-    Before the round clients send sums, which give a rough common mean; in the round, sums of
-    differences from it and of their squares, which give mean and deviation without the
-    cancellation of \(\sum x^2 - (\sum x)^2 / n\). One round is enough (`rounds=1`), more change
-    nothing but rounding. The messages are sums, which can be masked (`jaxfed.channel.secure_sum`),
-    and where nothing is common, nothing is sent. Every sample counts the same, whatever the
-    clients' weights, of which only zero matters: such a client is not there. Missing entries do not
-    count.
+    Before the round, clients send sums, which give a rough common mean. In the round they send sums
+    of deviations from it and of their squares, which give mean and deviation without the
+    cancellation of \(\sum x^2 - (\sum x)^2 / n\). One round is enough (`rounds=1`); further rounds
+    only change rounding errors. Messages are sums, which can be masked
+    (`jaxfed.channel.secure_sum`); if nothing is common, nothing is sent. All samples count equally.
+    Clients' weights are ignored, except that clients of weight zero are left out. Missing entries
+    do not count.
 
-    `solution.result.local` is a `Standardization` of each client, which transforms the clients;
-    `solution.result.shared` is the one for samples of anybody, None where a client's own are asked
-    for; `jaxfed.personalize` gives new clients theirs.
+    `solution.result.local` is a `Standardization` for each client; its `transform` standardizes
+    them, and `jaxfed.personalize` computes those of new clients. `solution.result.shared` is one
+    for samples of unknown clients, or None if it depends on the client.
 
-    * `center="common"` subtracts the mean of all samples, `"own"` each client's;
-    * `scale="common"` divides each feature by its deviation over all samples, from the mean that
-      is subtracted (from the common one with `center="none"`): what clients differ in by their
-      means counts where it stays in the data; `"own"` divides by each client's own deviations from
-      its mean; `"energy"` divides all features of a client by one number, after which the mean
-      square of its entries is one.
+    * `center="common"` subtracts the mean of all samples, `"own"` each client's own mean;
+    * `scale="common"` divides each feature by its standard deviation over all samples, about the
+      mean that is subtracted (the common mean with `center="none"`), so differences between
+      client means count only if they stay in the data. `"own"` divides by each client's own
+      standard deviations about its mean. `"energy"` divides all features of a client by one number,
+      so that the mean square of its entries becomes one.
 
-    A feature that is constant up to rounding, and a client without energy, are divided by one.
+    Features that are constant up to rounding, and clients without energy, are divided by one.
 
     Source: Youngs & Cramer (1971), Some results relevant to choice of sum and sum-of-product
     algorithms; Chan, Golub & LeVeque (1983), Algorithms for computing the sample variance. Robust:
-    the median of means of Nemirovsky & Yudin (1983), feature by feature, so that no relative scale
-    has to be calibrated.
+    the median of means of Nemirovsky & Yudin (1983), per feature, so that no relative scale has to
+    be calibrated.
     """
 
     center: Literal["common", "own", "none"] = eqx.field(static=True)
@@ -82,14 +82,14 @@ class Standardize(Algorithm):
         """Set up the algorithm.
 
         Args:
-            center: whose mean is subtracted; see the class.
+            center: which mean is subtracted; see the class.
             scale: what samples are divided by; see the class.
-            robust: take medians over the clients of their means and of their mean squares in place
-                of sums over all samples. Fewer than half of the clients may then send anything. The
-                server sees single messages, which cannot be masked.
+            robust: use medians over the clients' means and mean squares instead of sums over all
+                samples. Fewer than half of the clients may then send anything. The server sees
+                individual messages, which cannot be masked.
 
         Raises:
-            ValueError: for other names.
+            ValueError: if a name is unknown.
         """
         check_name("center", center, CENTERS)
         check_name("scale", scale, SCALES)
@@ -109,28 +109,28 @@ class Standardize(Algorithm):
         return self.scale == "common"
 
     def first_message(self, key, data, start):
-        """Counts and sums, of which the server makes the mean that the round starts from."""
+        """Return counts and sums, from which the server computes a first mean."""
         if self._has_common_mean:
             return self._message(_sums(data, 0.0)._replace(second=None))
         return None
 
     def server_init(self, key, first, like, start) -> Moments:
-        """The rough common mean."""
+        """Return the rough common mean."""
         ones = jnp.ones(like.values.shape[-1], like.count.dtype)
         mean = self._pooled(first).mean if self._has_common_mean else None
         return Moments(mean, ones if self._has_common_scale else None)
 
     def downlink(self, server):
-        """What is common."""
+        """Return the common moments."""
         return server
 
     def client_init(self, key, downlink, data, start):
-        """Nothing is kept."""
+        """Return None: clients keep no state."""
 
     def client_step(self, key, downlink, local, data):
-        """Sums of differences from the common mean as it is known, or from the client's own.
+        """Sum deviations from the common mean known so far, or from the client's own.
 
-        The objective is the mean square of these differences.
+        The objective is the mean square of these deviations.
         """
         about = downlink.mean if self._has_common_mean else _own(data).mean
         sums = _sums(data, about)
@@ -144,7 +144,7 @@ class Standardize(Algorithm):
         return self._message(message) if sent else None, None, {"objective": objective}
 
     def server_step(self, key, server, uplink):
-        """The reference moves to the mean; the variance is about that."""
+        """Move the reference to the mean; the variance is about the mean."""
         if uplink is None:
             return server, {}
         shift, square = self._pooled(uplink)
@@ -154,7 +154,7 @@ class Standardize(Algorithm):
         return Moments(server.mean + shift, variance), {}
 
     def client_result(self, downlink, local, data) -> Standardization:
-        """What is subtracted from the client's samples, and what they are divided by."""
+        """Return what to subtract from the client's samples, and what to divide them by."""
         own = _own(data)
         about = own.mean if downlink.mean is None else downlink.mean
         mean = {"common": about, "own": own.mean, "none": jnp.zeros_like(own.mean)}[self.center]
@@ -170,7 +170,7 @@ class Standardize(Algorithm):
         return Standardization(mean, jnp.broadcast_to(scale, mean.shape))
 
     def shared_result(self, server) -> Standardization | None:
-        """The map for samples of anybody, if mean and scale are no client's own."""
+        """Return the map for samples of unknown clients, if it does not depend on the client."""
         if server.mean is None or self.scale in ("own", "energy"):
             return None
         zeros = jnp.zeros_like(server.mean)
@@ -182,7 +182,7 @@ class Standardize(Algorithm):
         return Gather(sums) if self.robust else Sum(sums)
 
     def _pooled(self, sums: _Sums) -> Moments:
-        """Mean and mean square of the differences, over all samples or the median client's."""
+        """Return mean and mean square of the deviations, of all samples or the median client."""
 
         def mean(total: Array) -> Array:
             if not self.robust:
@@ -194,16 +194,16 @@ class Standardize(Algorithm):
 
 
 def _sums(data: Rows, about: Row | float) -> _Sums:
-    """ONE client's sums of differences from a reference."""
+    """Return ONE client's sums of deviations from a reference."""
     observed = data.observed
     apart = jnp.where(observed, data.values.astype(data.count.dtype) - about, 0)
-    # Of complete samples one count serves all features.
+    # For complete samples, one count serves all features.
     counted = observed if isinstance(data, IncompleteSamples) else data.mask[:, None]
     return _Sums(_total(counted.astype(apart.dtype)), _total(apart), _total(apart**2))
 
 
 def _total(x: Float[Array, "samples columns"]) -> Float[Array, " columns"]:
-    """The sum over samples, added up pairwise: errors grow by the logarithm of their number."""
+    """Sum over samples pairwise: errors grow with the logarithm of their number."""
     while len(x) > 1:
         half = (len(x) + 1) // 2
         x = x[:half].at[: len(x) - half].add(x[half:])
@@ -215,7 +215,7 @@ def _over(total: Array, count: Array) -> Array:
 
 
 def _own(data: Rows) -> Moments:
-    """ONE client's mean and variance: rough ones, and once more from there."""
+    """Compute ONE client's mean and variance in two passes, the first a rough one."""
     rough = _sums(data, 0.0)
     about = _over(rough.first, rough.count)
     sums = _sums(data, about)
@@ -224,6 +224,6 @@ def _own(data: Rows) -> Moments:
 
 
 def _deviation(variance: Array, square: Array) -> Array:
-    """The root of a variance; one where it is rounding, beside the square of the mean."""
+    """Return the root of a variance, or one if it is rounding error beside the squared mean."""
     constant = variance <= 64 * jnp.finfo(variance.dtype).eps ** 2 * square
     return jnp.where(constant, 1, jnp.sqrt(jnp.where(constant, 1, variance)))

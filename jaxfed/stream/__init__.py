@@ -1,4 +1,4 @@
-"""Data that keep coming: second moments that take in new samples and forget old ones."""
+"""Second moments of data streams, which add new samples and forget old ones."""
 
 from jaxfed import _names
 from jaxfed.stream.forgetting import Forgetting as Forgetting

@@ -1,4 +1,4 @@
-"""Clients' second moments over time: new samples come in, and old ones are forgotten."""
+"""Clients' second moments over time: new samples are added, and old ones forgotten."""
 
 from functools import partial
 from typing import NamedTuple, final
@@ -27,35 +27,35 @@ class _Union(NamedTuple):
     """The clients of two sets: the known ones in their order, then the new ones."""
 
     ids: Int[np.ndarray, " all"]
-    known: Int[np.ndarray, " all"]  # positions in the first set, -1 for clients that are not there
+    known: Int[np.ndarray, " all"]  # positions in the first set, -1 for clients not in it
     newer: Int[np.ndarray, " all"]  # positions in the second set
 
 
 @final
 class Forgetting(eqx.Module):
-    r"""Clients' second moments, updated by new samples: what is bounded, of data that keep coming.
+    r"""Clients' second moments, updated by new samples: bounded memory for data streams.
 
     `clients = forgetting.update(clients, newer)` replaces each client's moment by
     \(S \leftarrow (1 - a) S + a\,\frac1n \sum_j x_j x_j^\top\) over its n new samples. Algorithms
-    that take `jaxfed.Clients.from_moments` take these clients. Samples are not centred.
+    that accept `jaxfed.Clients.from_moments` accept these clients. Samples are not centred.
 
-    With a `rank` a moment is kept as that many rows F with \(S \approx F^\top F\). The earlier rows
-    and the new samples, scaled and stacked, are decomposed; the leading squared singular values
-    are reduced by the first one that is dropped. With l rows and the eigenvalues
+    With a `rank`, a moment is kept as that many rows F with \(S \approx F^\top F\). An update
+    stacks the earlier rows and the new samples, scaled, and decomposes them; the leading squared
+    singular values are reduced by the first one that is dropped. With l rows and the eigenvalues
     \(\lambda_j\) of the exact moment,
 
     \[ 0 \preceq S - F^\top F \preceq \frac{1}{l + 1 - k} \sum_{j > k} \lambda_j\, I,
     \qquad k = 0, \dots, l. \]
 
-    The trace is that of the exact moment in both forms, so that objectives count all energy.
+    In both forms, the trace is that of the exact moment, so that objectives count all energy.
 
-    Works under `jit`, `vmap` and `grad`. Where ids are traced, clients have to be the same in one
-    order. With a `rank`, derivatives are first ones, and those with respect to the rate need a rate
-    below one.
+    It works under `jit`, `vmap` and `grad`. If ids are traced, both sets must have the same clients
+    in the same order. With a `rank`, there are first derivatives only, and those with respect to
+    the rate need a rate below one.
 
     Source: Liberty (2013), Simple and deterministic matrix sketching; Ghashami, Liberty, Phillips &
     Woodruff (2016), Frequent directions, for the bound. The number of samples behind a moment is
-    the effective one of Kish (1965), \(1/c \leftarrow (1-a)^2/c + a^2/n\).
+    the effective sample size of Kish (1965), \(1/c \leftarrow (1-a)^2/c + a^2/n\).
     """
 
     rate: Float[Array, ""] | None
@@ -66,13 +66,13 @@ class Forgetting(eqx.Module):
 
         Args:
             rate: a, in (0, 1]: the share of the new samples in each update. A sample's weight
-                halves in about 0.7 / a updates; 1 keeps the newest samples alone. None forgets
-                nothing: every sample counts the same, as if all had come at once.
-            rank: how many rows are kept of each client, at most as many as there are features;
-                None keeps the matrix, `(features, features)`.
+                halves in about 0.7 / a updates; 1 keeps only the newest samples. None forgets
+                nothing: all samples count equally, as if all had come at once.
+            rank: number of rows kept for each client, at most the number of features; None keeps
+                the matrix, `(features, features)`.
 
         Raises:
-            ValueError: for a rate that is not in (0, 1], and a rank that is no positive number.
+            ValueError: if the rate is not in (0, 1], or the rank is not a positive whole number.
         """
         check_positive("rate", rate, optional=True)
         if rate is not None and not is_traced(rate) and np.max(rate) > 1:
@@ -82,22 +82,22 @@ class Forgetting(eqx.Module):
         self.rate, self.rank = hyperparameter(rate), rank
 
     def update(self, clients: Clients | None, newer: Clients) -> Clients:
-        """Clients with moments that have taken in new samples.
+        """Update clients' moments with new samples.
 
         Args:
-            clients: what the last update returned; None before the first one, and then moments are
-                those of the new samples.
-            newer: clients with new samples, by their ids; or with moments of these.
+            clients: what the last update returned; None before the first update, which then returns
+                the moments of the new samples.
+            newer: clients with new samples or with moments of these, matched by id.
 
         Returns:
-            All clients of both, those known before first. A client without new samples keeps its
-            moment and its weight; `take` leaves out clients that are gone for good. Clients with
-            new samples have the weight that they have among `newer`, relative to the mean there.
+            All clients of both, known clients first. A client without new samples keeps its moment
+            and its weight; use `take` to remove clients that are gone for good. Clients with new
+            samples get their weight in `newer`, relative to the mean weight there.
 
         Raises:
-            ValueError: for clients that hold no samples or moments, or whose data are read block by
-                block or lie in other processes; for other features, another type or another rank
-                than before; and for traced clients that are not as many.
+            ValueError: if clients hold neither samples nor moments, or their data are read block by
+                block or lie in other processes; if features, type or rank differ from before; or if
+                the numbers of traced clients differ.
         """
         _check(newer, "newer")
         if self.rank is not None and self.rank > newer.features:
@@ -117,7 +117,7 @@ class Forgetting(eqx.Module):
         return Clients(data, jnp.asarray(union.ids), weights / weights.sum())
 
     def _summaries(self, newer: Clients) -> Moment:
-        """The new samples' moments in the form that is kept, leading axis = clients."""
+        """Return the new samples' moments in the stored form, with a leading client axis."""
         with precise():
             found = newer.layout.over_parts(partial(_summaries, rank=self.rank))
         return in_order(layout_of(found), parts_of(found))
@@ -127,8 +127,8 @@ class Forgetting(eqx.Module):
             return _merged(self.rate, before, today, rank=self.rank)
 
     def _of_union(self, before: Moment, today: Moment, union: _Union) -> Moment:
-        """The moments of known and new clients."""
-        # Clients that are not in both sets take the place of another one, and are not merged.
+        """Return the moments of known and new clients."""
+        # Clients that are in one set only borrow another one's place, and are not merged.
         old = jax.tree.map(lambda x: x[np.maximum(union.known, 0)], before)
         new = jax.tree.map(lambda x: x[np.maximum(union.newer, 0)], today)
         merged = self._merged(old, new)
@@ -141,10 +141,10 @@ class Forgetting(eqx.Module):
         return jax.tree.map(chosen, merged, old, new)
 
     def _checked(self, clients: Clients, today: Moment) -> Moment:
-        """The moments of before, in the form of the new ones.
+        """Return the earlier moments.
 
         Raises:
-            ValueError: if they are not.
+            ValueError: if they do not have the form of the new ones.
         """
         _check(clients, "clients")
         before = clients.parts[0]
@@ -176,7 +176,7 @@ def _summaries(data: Samples | Moment, *, rank: int | None) -> Moment:
 
 
 def _summary(data: Samples | Moment, *, rank: int | None) -> Moment:
-    """ONE client's moment in the form that is kept."""
+    """Return ONE client's moment in the stored form."""
     moment = data if isinstance(data, Moment) else Moment.from_samples(data.values, data.count)
     if rank is None:
         return moment.densified()
@@ -193,7 +193,7 @@ def _merged(
 def _merged_of_one(
     rate: Float[Array, ""] | None, before: Moment, today: Moment, *, rank: int | None
 ) -> Moment:
-    """ONE client's moment of before, with its new samples."""
+    """Merge ONE client's earlier moment with its new samples."""
     old, new = before.count, today.count
     rate = new / (old + new) if rate is None else rate.astype(new.dtype)
     count = 1 / ((1 - rate) ** 2 / old + rate**2 / new)
@@ -206,10 +206,10 @@ def _merged_of_one(
 
 
 def _root(moment: Moment) -> Rows:
-    """Rows F with `S = Fᵀ F`.
+    """Return rows F with `S = Fᵀ F`.
 
     Raises:
-        ValueError: for a moment that is kept as a matrix.
+        ValueError: if the moment is kept as a matrix.
     """
     if moment.samples is None:
         raise refuse("rank", "None where newer holds matrices of moments", moment)
@@ -217,7 +217,7 @@ def _root(moment: Moment) -> Rows:
 
 
 def _sketched(rows: Rows, count: Float[Array, ""], trace: Float[Array, ""], rank: int) -> Moment:
-    """The moment of rows F as `rank` rows, by frequent directions."""
+    """Sketch rows F by `rank` rows, by frequent directions."""
     if len(rows) <= rank:
         kept = jnp.pad(rows, ((0, rank - len(rows)), (0, 0)))
     else:
@@ -226,8 +226,8 @@ def _sketched(rows: Rows, count: Float[Array, ""], trace: Float[Array, ""], rank
         dropped = values[rank] if rank < len(values) else jnp.zeros_like(values[0])
         left = lax.stop_gradient(jnp.maximum(values - dropped, 0))
         root = jnp.sqrt(left)
-        # What is kept is V M Vᵀ with the diagonal M = VᵀSV - dropped, of which the derivative of
-        # eigenvectors leaves out a part. A root R of M changes by RᵀdR + dRᵀR = dM.
+        # The result is V M Vᵀ with the diagonal M = VᵀSV - dropped. The derivative of eigenvectors
+        # leaves out a part of it; a root R of M changes by RᵀdR + dRᵀR = dM.
         inside = vectors.T @ moment.mv(vectors) - dropped * jnp.eye(len(values), dtype=rows.dtype)
         weight = ratio(root[:, None] * jnp.ones_like(root), left[:, None] + left)
         factor = jnp.diag(root) + weight * zero_with_derivative(inside)
@@ -248,11 +248,11 @@ def _union(known: Int[np.ndarray, " m"], newer: Int[np.ndarray, " n"]) -> _Union
 def _chosen(
     union: _Union, known: Float[Array, " m"], newer: Float[Array, " n"]
 ) -> Float[Array, " all"]:
-    """One number a client: that of the newer clients where they have one."""
+    """Return one number per client: that of the newer clients if they have one."""
     both = known[np.maximum(union.known, 0)], newer[np.maximum(union.newer, 0)]
     return jnp.where(union.newer >= 0, both[1], both[0])
 
 
 def _column(which: Bool[np.ndarray, " all"], like: Array) -> Bool[np.ndarray, "all ..."]:
-    """A truth value a client, beside arrays of more axes."""
+    """Add axes to one truth value per client, to match an array."""
     return which.reshape(-1, *(1,) * (like.ndim - 1))

@@ -1,4 +1,4 @@
-"""`check_algorithm`: checks that an algorithm keeps the contract of `jaxfed.Algorithm`."""
+"""Check that an algorithm satisfies the contract of `jaxfed.Algorithm`."""
 
 import sys
 import time
@@ -28,7 +28,7 @@ class Report(NamedTuple):
 
     Attributes:
         checked: names of the checks that ran and passed.
-        skipped: by name, why other checks, or parts of them, did not run.
+        skipped: reasons why other checks, or parts of them, did not run, by name.
     """
 
     checked: tuple[str, ...]
@@ -55,7 +55,7 @@ def check_algorithm(
     rtol: float = 1e-6,
     atol: float = 1e-6,
 ) -> Report:
-    """Check that an algorithm keeps the contract of `jaxfed.Algorithm`.
+    """Check that an algorithm satisfies the contract of `jaxfed.Algorithm`.
 
     Most checks compare two runs that must agree. They compute in double precision, regardless of
     the caller's settings. In the order in which they run:
@@ -65,21 +65,22 @@ def check_algorithm(
       leading axis of clients, all numbers are finite, and constraints hold;
     * `"types"`: results have the data's precision, single or double, and satisfy constraints in it;
     * `"compilation"`: a second call with other numbers compiles nothing, in `rollout` and `fit`;
-    * `"host"`: `fit` in chunks of rounds gives the results of `rollout`;
+    * `"host"`: `fit` in chunks of rounds returns the results of `rollout`;
     * `"participation"`: absent clients keep their states exactly, or the algorithm refuses;
     * `"bits"`: the bits in the history are the lengths of the payloads;
-    * `"newcomers"`: `jaxfed.personalize` gives new clients finite models of the same shapes, and a
-      warm start finds its clients by their ids;
-    * `"checkpoint"`: an interrupted and resumed run is bit for bit the uninterrupted run;
+    * `"newcomers"`: `jaxfed.personalize` returns finite models of the same shapes for new clients,
+      and a warm start matches its clients by id;
+    * `"checkpoint"`: a run that was interrupted and resumed equals an uninterrupted run bit for
+      bit;
     * `"order"`: permuting clients permutes their results and changes nothing else;
     * `"padding"`: padding and one more client of weight 0 change nothing;
-    * `"vmap"`: runs mapped over algorithms, clients and keys give the results of a loop;
+    * `"vmap"`: runs mapped over algorithms, clients and keys return the results of a loop;
     * `"gradients"`: derivatives of at most five rounds by hyperparameters and data are finite and
       not all zero; for deterministic algorithms they equal finite differences;
-    * `"backends"`: every backend gives the results of `vmap`;
-    * `"buckets"`: samples in buckets with separate padding give the same results;
-    * `"source"`: samples read block by block give the same results;
-    * `"channels"`: at most five rounds through a channel give finite numbers and satisfy
+    * `"backends"`: every backend returns the results of `vmap`;
+    * `"buckets"`: samples in buckets with separate padding return the same results;
+    * `"source"`: samples read block by block return the same results;
+    * `"channels"`: at most five rounds through a channel return finite numbers and satisfy
       constraints, or are refused with a `ValueError` about that argument; a lossless channel
       changes nothing.
 
@@ -88,30 +89,30 @@ def check_algorithm(
         clients: at least three clients to run it on.
         rounds: number of rounds of the runs, at least two.
         key: random key.
-        essence: `f(result) -> (shared, local)`, the part of the result that is compared, without
-            arbitrary choices such as bases of a subspace. By default the result itself.
-        loss: `f(result) -> number`, the function that is differentiated; by default a fixed
+        essence: `f(result) -> (shared, local)`, the part of the result to compare, without
+            arbitrary choices such as the basis of a subspace. By default the result itself.
+        loss: `f(result) -> number`, the function to differentiate; by default a fixed
             combination of all numbers of the essence.
         constraint: `f(result)`, raises an AssertionError for an invalid result, such as components
             that are not orthonormal; called in both precisions.
-        others: other clients of the same shapes; by default the same with their data exchanged.
+        others: other clients of the same shapes; by default the same ones with permuted data.
         wider: the algorithm for one more client, if it depends on their number.
-        pad: returns the clients with more padding. By default it adds rows of zeros to
+        pad: returns the clients with more padding. By default it adds zero rows to
             `jaxfed.Samples`; for other data, that part is skipped.
         deterministic: whether the result depends smoothly on data and hyperparameters, so that
             derivatives must equal finite differences.
         channels: channels to run through, under any names; by default one of each kind.
         backends: backends, under any names; by default all that the devices allow.
         checks: names of the checks to run; all by default.
-        progress: print each check's name, and how long it took, to the standard error.
+        progress: print each check's name and duration to standard error.
         rtol: relative tolerance of the comparisons.
-        atol: absolute tolerance.
+        atol: absolute tolerance of the comparisons.
 
     Returns:
-        The checks that passed, and why others were skipped.
+        The checks that passed, and reasons why others were skipped.
 
     Raises:
-        AssertionError: naming the property that does not hold, with the values compared.
+        AssertionError: names the violated property, with the values compared.
         ValueError: if a check is unknown, or there are too few clients or rounds.
     """
     names = CHECKS if checks is None else checks

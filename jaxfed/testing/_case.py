@@ -73,7 +73,7 @@ class Case:
         rounds: int | None = None,
         **options: Any,
     ) -> Solution:
-        """A compiled run, by default with the case's own arguments."""
+        """Compile and run, by default with the case's own arguments."""
         given = (
             self.algorithm if algorithm is None else algorithm,
             self.clients if clients is None else clients,
@@ -82,7 +82,7 @@ class Case:
         return _solve(*given, rounds=self.rounds if rounds is None else rounds, **options)
 
     def shapes(self, algorithm: Algorithm, clients: Clients, rounds: int) -> Solution:
-        """Shapes and types of a run, without computing it."""
+        """Return shapes and types of a run, without computing it."""
 
         def run(algorithm, clients, key):
             return rollout(algorithm, clients, rounds=rounds, key=key)
@@ -90,15 +90,15 @@ class Case:
         return jax.eval_shape(run, algorithm, clients, self.key)
 
     def says(self, solution: Solution) -> tuple[PyTree, Array | np.ndarray]:
-        """The parts of a run to compare: the essence of its result, and the objective's two ends.
+        """Return what to compare of a run: the essence of its result, first and last objective.
 
-        Not what lies between: a solver that leaves a saddle point magnifies rounding on its way,
-        and forgets it when it has converged.
+        Objectives in between may differ: a solver that leaves a saddle point amplifies rounding
+        errors on its way, and forgets them once it has converged.
         """
         return self.essence(solution.result), solution.history["objective"][jnp.array([0, -1])]
 
     def same(self, given: PyTree, wanted: PyTree, sentence: str) -> None:
-        """Raise an AssertionError unless both are the same up to the case's tolerances."""
+        """Raise an AssertionError unless both agree within the case's tolerances."""
         same(given, wanted, sentence, self.rtol, self.atol)
 
     @functools.cached_property
@@ -127,12 +127,12 @@ def _run(algorithm, clients, key, channel=None, participation=None, backend=None
     return rollout(algorithm, clients, rounds=rounds, key=key, **chosen)
 
 
-# One compiled function for all checks, so that they share its programs.
+# One compiled function, so that all checks share its programs.
 _solve = jax.jit(_run, static_argnames="rounds")
 
 
 def before_rounds(algorithm, clients, key, rounds, participants):
-    """The problem, and the state before the first round."""
+    """Return the problem, and the state before the first round."""
     problem, start = problem_of(
         algorithm, clients, rounds, key, None, channel.lossless(), participants, backend.vmap()
     )
@@ -147,7 +147,7 @@ def chunk(case: Case) -> int:
 def chunked(
     case: Case, algorithm: Algorithm, clients: Clients, key: Key[Array, ""], **options: Any
 ) -> Solution:
-    """A run by `fit` in two or three chunks."""
+    """Run `fit` in two or three chunks."""
     return fit(algorithm, clients, rounds=case.rounds, key=key, chunk_rounds=chunk(case), **options)
 
 
@@ -179,12 +179,12 @@ class Foreign(eqx.Module):
 
 
 def scaled(algorithm: Algorithm, factor: float) -> Algorithm:
-    """The algorithm with all hyperparameters multiplied by a factor."""
+    """Multiply all hyperparameters of an algorithm by a factor."""
     return jax.tree.map(lambda x: factor * x if eqx.is_inexact_array(x) else x, algorithm)
 
 
 def combination(tree: PyTree) -> Float[Array, ""]:
-    """A fixed linear combination of all numbers, with different factors."""
+    """Return a fixed linear combination of all numbers, with different factors."""
     leaves = [x for x in jax.tree.leaves(tree) if floating(x)]
     return sum(
         (

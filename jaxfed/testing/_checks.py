@@ -1,4 +1,4 @@
-"""Checks of an algorithm by itself, and the list of all checks of `check_algorithm`."""
+"""Checks of an algorithm on its own, and the list of all checks."""
 
 from collections.abc import Callable
 
@@ -136,7 +136,7 @@ def check_gradients(case: Case) -> None:
     function = jax.jit(jax.value_and_grad(loss))
     result, gradient = function(at)
     finite(gradient, "derivatives by hyperparameters and data are finite")
-    # Numbers that are missing, as NaN, stay so and do not count.
+    # Missing numbers, which are NaN, stay NaN and do not count.
     changes = jax.tree.map(lambda x, g: float(jnp.nanmax(jnp.abs(x * g))), values, gradient[1])
     if not max(jax.tree.leaves(changes), default=0) > 1e-6 * abs(float(result)):
         raise AssertionError("the result depends on the data: its derivative by them is zero")
@@ -144,7 +144,7 @@ def check_gradients(case: Case) -> None:
         case.skipped["finite differences"] = "deterministic=True was not given"
         return
     rng = np.random.default_rng(0)
-    # Proportional to the numbers, so that zeros of padding stay zeros.
+    # Proportional to the numbers, so that zeros in padding stay zero.
     direction = jax.tree.map(lambda x: x * rng.normal(size=x.shape), at)
 
     def value(step):
@@ -153,7 +153,7 @@ def check_gradients(case: Case) -> None:
     products = jax.tree.map(lambda g, u: jnp.nansum(g * u), gradient, direction)
     exact = float(sum(jax.tree.leaves(products)))
     size = sum(float(jnp.abs(x)) for x in jax.tree.leaves(products))
-    # Richardson extrapolation from two step sizes removes the error of second order.
+    # Richardson extrapolation from two step sizes removes the second-order error.
     near, far = ((value(h) - value(-h)) / (2 * h) for h in (1e-5, 2e-5))
     differences = (4 * near - far) / 3
     if not abs(differences - exact) <= 1e-5 * max(abs(differences), size):

@@ -1,4 +1,4 @@
-"""Comparisons that raise an AssertionError with a sentence about what should hold."""
+"""Comparisons that raise an AssertionError stating what should hold."""
 
 import contextlib
 import logging
@@ -31,7 +31,7 @@ def measured(x: Any) -> bool:
 
 
 def cast(tree: PyTree, dtype: Any) -> PyTree:
-    """The tree with floating numbers in a type; weakly typed scalars stay weakly typed."""
+    """Convert floating-point numbers to a type; weakly typed scalars stay weakly typed."""
 
     def cast(x):
         if not eqx.is_inexact_array(x):
@@ -44,7 +44,7 @@ def cast(tree: PyTree, dtype: Any) -> PyTree:
 
 
 def alike(given: PyTree, wanted: PyTree, sentence: str) -> None:
-    """Insist on the same structure, shapes and types."""
+    """Check that both have the same structure, shapes and types."""
     if jax.tree.structure(given) != jax.tree.structure(wanted):
         raise AssertionError(
             f"{sentence}: got {jax.tree.structure(given)}, wanted {jax.tree.structure(wanted)}"
@@ -59,7 +59,7 @@ def alike(given: PyTree, wanted: PyTree, sentence: str) -> None:
 
 
 def same(given: PyTree, wanted: PyTree, sentence: str, rtol: float, atol: float) -> None:
-    """Insist on the same numbers; bit for bit if the tolerances are zero."""
+    """Check that both have the same numbers; bit for bit if the tolerances are zero."""
     leaves, others = jax.tree_util.tree_leaves_with_path(given), jax.tree.leaves(wanted)
     if jax.tree.structure(given) != jax.tree.structure(wanted):
         raise AssertionError(
@@ -92,7 +92,7 @@ def finite(tree: PyTree, sentence: str) -> None:
 
 
 def unpadded(x: Array, like: Array, sentence: str) -> np.ndarray:
-    """The array without padding, which must be zeros."""
+    """Remove padding, which must be zero."""
     inside = tuple(map(slice, like.shape))
     outside = np.array(x)
     outside[inside] = 0
@@ -102,7 +102,7 @@ def unpadded(x: Array, like: Array, sentence: str) -> np.ndarray:
 
 
 def length(payload: PyTree) -> int:
-    """The length of a payload in bytes, which must equal its counted bits."""
+    """Return the length of a payload in bytes, and check that it equals its counted bits."""
     length, bits = len(channel.to_bytes(payload)), int(channel.bits(payload))
     if 8 * length != bits:
         raise AssertionError(
@@ -112,7 +112,7 @@ def length(payload: PyTree) -> int:
 
 
 def refused(run: Callable[[], Any], argument: str, what: str) -> None:
-    """Insist that a call raises a ValueError about an argument."""
+    """Check that a call raises a ValueError about an argument."""
     try:
         run()
     except ValueError as refusal:
@@ -141,7 +141,7 @@ def compilations() -> Iterator[list[str]]:
 
     logger = logging.getLogger("jax")
     before = logger.handlers, logger.propagate, logger.level
-    # JAX logs compilations as warnings, which are not shown to the user here.
+    # JAX logs compilations as warnings, which the user should not see here.
     logger.handlers, logger.propagate = [Listener()], False
     try:
         with jax.log_compiles():

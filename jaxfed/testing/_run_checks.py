@@ -1,4 +1,4 @@
-"""Checks of an algorithm under the options of a run: backends, layouts, channels, checkpoints."""
+"""Checks of an algorithm with options of a run: backends, layouts, channels, checkpoints."""
 
 import contextlib
 import re
@@ -67,7 +67,7 @@ def check_buckets(case: Case) -> None:
 
 @contextlib.contextmanager
 def unless_refused(what: str) -> Iterator[None]:
-    """Skip the check if the algorithm refuses such clients by name."""
+    """Skip the check if the algorithm refuses such clients with an error about `clients`."""
     try:
         yield
     except ValueError as error:
@@ -180,7 +180,7 @@ def check_newcomers(case: Case) -> None:
 
 
 class _Interruption(Exception):
-    """Ends a run in the middle."""
+    """Interrupts a run."""
 
 
 def check_checkpoint(case: Case) -> None:

@@ -1,7 +1,7 @@
-"""`jaxfed fit ALGORITHM`: fit one algorithm to your own files.
+"""`jaxfed fit ALGORITHM`: fit an algorithm to your own files.
 
 Each module describes the commands of one family of algorithms, reads their data and evaluates their
-solutions; the run itself, in `_run`, is the same for all.
+solutions. They all use the run in `_run`.
 """
 
 from jaxfed.cli._command import Command
@@ -13,7 +13,7 @@ def command() -> Command:
     about = (
         "Fit an algorithm to your own files, one for each client or for each view, and write "
         "results, pictures and a table to a folder. jaxfed fit ALGORITHM --help lists the options "
-        "of one. perpca is a good first choice; compare it with local and pooled."
+        "of an algorithm. perpca is a good first choice; compare it with local and pooled."
     )
     commands = {}
     for family in (pca, views, autoencoder, diffusion):

@@ -1,4 +1,4 @@
-"""Reads the images of clients from files of the usual formats."""
+"""Read the clients' images from files of the usual formats."""
 
 import argparse
 import re
@@ -18,13 +18,13 @@ class Images(NamedTuple):
 
     names: list[str]  # of the clients
     train: list[Float[np.ndarray, "n_i d"]]  # to learn from
-    # To test on; none of them if nothing is held out.
+    # To test on; empty arrays if nothing is held out.
     held_out: list[Float[np.ndarray, "k_i d"]]
     shape: tuple[int, int, int]  # height, width and channels
 
 
 def read(arguments: argparse.Namespace) -> Images:
-    """Read and split the images that `--data` names."""
+    """Read and split the images in `--data`."""
     share = share_of(arguments)
     names, arrays, shape = _read(arguments)
     if arguments.image_shape is not None:
@@ -34,8 +34,8 @@ def read(arguments: argparse.Namespace) -> Images:
         side = round(features**0.5)
         if side**2 != features:
             raise ValueError(
-                f"--image-shape: wanted that of the images of {features} values, which are no "
-                "square gray ones"
+                f"--image-shape: wanted that of the images, which have {features} values and so "
+                "are not square and gray"
             )
         shape = (side, side, 1)
     if np.prod(shape) != features:
@@ -60,7 +60,7 @@ def read(arguments: argparse.Namespace) -> Images:
 def _read(
     arguments: argparse.Namespace,
 ) -> tuple[list[str], list[Float[np.ndarray, "n d"]], tuple[int, int, int] | None]:
-    """Read the clients' names and images, and their shape if the format tells it."""
+    """Read the clients' names and images, and their shape if the format specifies it."""
     path: Path = arguments.data
     limit = arguments.max_bytes
     files = [file.name for file in path.iterdir()] if path.is_dir() else [path.name]
@@ -74,7 +74,7 @@ def _read(
         return _deal(arguments, data.read_cifar10(source, max_bytes=limit))
     if any(name.endswith(".json") for name in files):
         writers = data.read_femnist(path)
-        # FEMNIST has white for 1, the other data sets ink.
+        # In FEMNIST white is 1, in the other data sets ink is 1.
         arrays = [1 - images.reshape(len(images), -1) for images in writers.images]
         return writers.names, arrays, _shape_of(writers.images[0])
     arrays, names = data.read_folder(path, max_bytes=limit)
@@ -84,7 +84,7 @@ def _read(
 
 
 def _deal(arguments: argparse.Namespace, labelled: data.LabelledImages):
-    """Deal labelled images out to clients of few classes each."""
+    """Distribute labelled images over clients of few classes each."""
     images = labelled.images.reshape(len(labelled.images), -1).astype(np.float32) / 255
     parts = data.partition_by_class(
         images,

@@ -1,4 +1,4 @@
-"""What `jaxfed fit autoencoder` and `diffusion` share: options, and the problem to fit."""
+"""Options and problem of `jaxfed fit autoencoder` and `jaxfed fit diffusion`."""
 
 import argparse
 import re
@@ -25,13 +25,13 @@ from jaxfed.core.run.solution import Solution
 from jaxfed.generative import AdaptiveAutoencoder, AdaptiveDiffusion, AdaptiveTraining, FedAvg
 
 DATA = (
-    "folder of the files of MNIST, Fashion-MNIST or CIFAR-10, whose images are dealt out by class; "
-    "of FEMNIST (.json), where each writer is a client; or with one file for each client (.npy, "
-    ".npz, .csv, .parquet), or one such file for all, whose rows are flattened images"
+    "folder with the files of MNIST, Fashion-MNIST or CIFAR-10, whose images are distributed by "
+    "class; of FEMNIST (.json), where each writer is a client; or one file for each client (.npy, "
+    ".npz, .csv, .parquet), or one such file for all clients, whose rows are flattened images"
 )
 LABELLED = [
     option("--clients", int, "number of clients", 50, metavar="M"),
-    option("--classes-per-client", int, "classes that a client has images of", 1, metavar="K"),
+    option("--classes-per-client", int, "classes of each client's images", 1, metavar="K"),
     option("--images", int, "images of each client; default: as many as there are", None),
 ]
 
@@ -57,8 +57,8 @@ class Networks(NamedTuple):
     models: str  # what the networks are called in the message before the run
     rounds: int  # default number of rounds
     options: Mapping[str, Sequence[Option]]  # more options, by the title of their group
-    prior: Mapping[str, str]  # how the help states the default of each option of the prior
-    captions: Mapping[str, str]  # of the picture of what the networks make, by the name of its file
+    prior: Mapping[str, str]  # defaults of the prior's options, as stated in the help
+    captions: Mapping[str, str]  # of pictures of what the networks make, by file name
     make: Callable[[argparse.Namespace, Images], Trained]  # makes the algorithm
     # Measures and draws a solution.
     evaluate: Callable[[argparse.Namespace, Trained, Images, Solution], _run.Findings]
@@ -67,15 +67,15 @@ class Networks(NamedTuple):
 def command_of(networks: Networks) -> Command:
     """Describe the command."""
     training = f"{networks.method}, federated averaging, or each client alone"
-    shape = "shape of images that are read as arrays; default: square gray ones"
-    batch = "images of a local step; default: so many that a round is an epoch"
-    published = "do what the authors' code does, where it differs from their text"
+    shape = "shape of images that are read as arrays; default: square and gray"
+    batch = "images in a local step; default: as many as make a round an epoch"
+    published = "do what the authors' code does where it differs from the paper"
     options = {
         "": [
             *files(DATA),
             *RUN,
             option("--image-shape", _shape, shape, None, metavar="HxW[xC]"),
-            held_out("share of each client's images to measure the loss of; 0 for none", 0.2),
+            held_out("share of each client's images held out to measure the loss; 0 for none", 0.2),
             *networks.options[""],
             option("--training", ("personalized", "fedavg", "local"), training, "personalized"),
             *BACKEND,
@@ -89,7 +89,7 @@ def command_of(networks: Networks) -> Command:
             *networks.options["rounds"],
             CHECKPOINTS,
         ],
-        "clients that fail or lie": ROBUST,
+        "faulty or malicious clients": ROBUST,
         "prior, with --training personalized": [
             option("--published", bool, published, False),
             *optional_of(AdaptiveTraining, networks.prior),
@@ -103,7 +103,7 @@ def command_of(networks: Networks) -> Command:
 
 
 def prior_options(arguments: argparse.Namespace, names: Mapping[str, str]) -> dict[str, Any]:
-    """Return those of the prior's options that were given.
+    """Return the options of the prior that were given.
 
     Raises:
         ValueError: if one was given for training without a prior.
@@ -118,7 +118,7 @@ def prior_options(arguments: argparse.Namespace, names: Mapping[str, str]) -> di
 
 
 def step_options(arguments: argparse.Namespace, images: Images) -> dict[str, Any]:
-    """Return the number of local steps and the size of their batches."""
+    """Return the number of local steps and their batch size."""
     size, steps = arguments.batch_size, arguments.local_steps
     if size is None:  # a round is an epoch of the smallest client
         size = max(1, min(map(len, images.train)) // max(steps, 1))
@@ -161,17 +161,17 @@ def _prepare(arguments: argparse.Namespace, *, networks: Networks) -> _run.Probl
 
 
 def drawn(count: int) -> Int[np.ndarray, " drawn"]:
-    """The clients that pictures show, evenly chosen from so many."""
+    """Choose the clients to show in pictures, evenly spaced."""
     return np.unique(np.linspace(0, count - 1, min(DRAWN, count)).astype(int))
 
 
 def models_of(arguments: argparse.Namespace, result: Personalized) -> tuple[PyTree, int | None]:
-    """Return the arrays of the trained models, and their axis of clients, if there is one."""
+    """Return the arrays of the trained models, and their axis of clients if there is one."""
     return (result.shared, None) if arguments.training == "fedavg" else (result.local, 0)
 
 
 def _held_out_loss(arguments: argparse.Namespace, algorithm: Trained, images: Images) -> Metrics:
-    """Mean loss of the held-out images, of as many of each client as the smallest has."""
+    """Return the mean loss of held-out images, as many of each client as the smallest has."""
     least = min(map(len, images.held_out))
     held_out = jnp.asarray(np.stack([part[:least] for part in images.held_out]))
     keys = jax.random.split(jax.random.key(arguments.seed), len(held_out))
@@ -187,8 +187,8 @@ def _held_out_loss(arguments: argparse.Namespace, algorithm: Trained, images: Im
 
 
 def _convergence(solution: Solution) -> Any:
-    """Draw the losses of each round."""
-    # Beside its loss an algorithm's objective has the prior's part, which is of another size.
+    """Plot the losses over the rounds."""
+    # Besides the loss, an objective contains the prior's term, of another magnitude.
     objective = "loss" if "loss" in solution.history else "objective"
     curves = [x for x in (objective, "held_out_loss") if x in solution.history]
     return plot.convergence(solution.history, curves, label="squared error of an image")

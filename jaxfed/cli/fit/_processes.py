@@ -34,22 +34,23 @@ OPTIONS = [
 
 
 class Together(NamedTuple):
-    """The part of this process in a run of all processes."""
+    """This process's part in a run of all processes."""
 
-    processes: int  # how many there are
-    process: int  # the number of this one
-    out: Path  # what `--out` names, the folder of the processes' folders
+    processes: int  # number of processes
+    process: int  # number of this process
+    out: Path  # the value of `--out`, which contains one folder per process
 
     @classmethod
     def join(cls, arguments: argparse.Namespace) -> Self:
         """Join the other processes, if there are any.
 
         Args:
-            arguments: values of the options; folders and backend become those of this process.
+            arguments: values of the options; folders and backend are replaced by those of this
+                process.
 
         Raises:
-            ValueError: for options that do not go together.
-            RuntimeError: if the others cannot be reached.
+            ValueError: if options exclude each other.
+            RuntimeError: if the other processes cannot be reached.
         """
         options = [getattr(arguments, x, None) for x in ("coordinator", "process_count", "process")]
         if not getattr(arguments, "processes", False):
@@ -72,7 +73,7 @@ class Together(NamedTuple):
         return together
 
     def read(self, prepare: Callable[[], "Problem"]) -> "Problem":
-        """Read this process's data, and refuse clients whose files several processes have read."""
+        """Read this process's data; refuse clients that several processes have read."""
         problems: list[Problem] = []
 
         def attempt() -> list[str]:
@@ -91,13 +92,13 @@ class Together(NamedTuple):
         return problems[0]
 
     def spread(self, clients: Clients, mapping: backend.Backend) -> Clients:
-        """Return the clients of all processes."""
+        """Combine the clients of all processes."""
         if self.processes == 1:
             return clients
         return Clients.from_process_local(clients, backend=mapping)
 
     def local(self, solution: Solution, clients: Clients) -> Solution:
-        """Return a solution with the local parts of this process's clients alone."""
+        """Return a solution with only the local parts of this process's clients."""
         if self.processes == 1:
             return solution
         local = clients.own(solution.result.local)

@@ -1,4 +1,4 @@
-"""The run of all commands below `jaxfed fit`: read data, fit, evaluate and write results."""
+"""The run of all `jaxfed fit` commands: read data, fit, evaluate and write results."""
 
 import argparse
 import time
@@ -38,7 +38,7 @@ PARTICIPATION = option("--participation", int, "clients in a round; default: all
 CHECKPOINTS = option(
     "--checkpoint-every",
     int,
-    "rounds between saved states, from which the same command continues an interrupted run",
+    "rounds between saved states; the same command resumes an interrupted run from the last",
     50,
     metavar="ROUNDS",
 )
@@ -53,32 +53,32 @@ ROBUST = [
     option(
         "--groups",
         int,
-        "aggregate the means of so many groups of clients by a rule that a minority of them cannot "
-        "move far, in place of one mean; default: one mean",
+        "aggregate the means of this many groups of clients with a rule that a minority of groups "
+        "cannot move far; default: one mean of all",
         None,
         metavar="K",
     ),
-    option("--aggregate", tuple(RULES), "the rule; only with --groups", "biweight"),
+    option("--aggregate", tuple(RULES), "aggregation rule, with --groups", "biweight"),
 ]
 # For algorithms without rounds.
 ONE_EXCHANGE = {"rounds": 1, "tol": None, "participation": None, "checkpoint_every": None}
 
 
 class Findings(NamedTuple):
-    """What a solution shows."""
+    """Results of evaluating a solution."""
 
     # Lines of the table, between the number of rounds and the traffic.
     quantities: Mapping[str, Any]
-    figures: Mapping[str, Any]  # pictures, by the names of their files
-    # More for `result.npz`, beside the solution and the clients' names.
+    figures: Mapping[str, Any]  # pictures by file name
+    # Further arrays for `result.npz`, in addition to the solution and the clients' names.
     arrays: Mapping[str, Any] = {}
-    summary: Mapping[str, Any] = {}  # more for `result.json`
-    # Captions of the pictures that the report does not draw itself.
+    summary: Mapping[str, Any] = {}  # further entries for `result.json`
+    # Captions of pictures that the report does not draw itself.
     captions: Mapping[str, str] = {}
 
 
 class Problem(NamedTuple):
-    """What a command fits, made from its options and files."""
+    """What a command fits, derived from its options and files."""
 
     algorithm: Algorithm
     clients: Clients  # the clients of this process, usually all, as they are fitted
@@ -88,10 +88,10 @@ class Problem(NamedTuple):
     evaluate: Callable[[Solution], Findings]  # measures and draws a solution
     # An algorithm of one exchange whose solution the run starts from.
     start: Algorithm | None = None
-    options: Mapping[str, Any] = {}  # more arguments of `jaxfed.fit`
-    page: Mapping[str, Any] = {}  # more arguments of `jaxfed.report.html`
-    preprocessing: Standardization | None = None  # what the samples went through
-    imputed: Solution | None = None  # the run that completed them after that
+    options: Mapping[str, Any] = {}  # further arguments of `jaxfed.fit`
+    page: Mapping[str, Any] = {}  # further arguments of `jaxfed.report.html`
+    preprocessing: Standardization | None = None  # applied to the samples
+    imputed: Solution | None = None  # the run that imputed them afterwards
 
 
 def run(
@@ -100,12 +100,12 @@ def run(
     prepare: Callable[[argparse.Namespace], Problem],
     pictures: Sequence[str],
 ) -> None:
-    """Fit an algorithm as the options say, and write what it finds.
+    """Fit an algorithm with the given options, and write the results.
 
     Args:
         arguments: values of the options.
         prepare: reads the data and makes the problem.
-        pictures: names of the files that are drawn.
+        pictures: names of the picture files.
     """
     together = Together.join(arguments)
     require("matplotlib.figure", extra="plot")
@@ -186,7 +186,7 @@ def run(
 
 
 def robust(arguments: argparse.Namespace, algorithm: Algorithm) -> Algorithm:
-    """The algorithm, with a robust aggregate if there are to be groups."""
+    """Return the algorithm, with robust aggregation if groups are requested."""
     groups = getattr(arguments, "groups", None)
     if groups is None:
         return algorithm
@@ -194,7 +194,7 @@ def robust(arguments: argparse.Namespace, algorithm: Algorithm) -> Algorithm:
 
 
 def _far(solution: Solution, clients: Clients, names: Sequence[str]) -> dict[str, Any]:
-    """How many groups were far from the aggregate, and which of this process's clients are there.
+    """Return the number of groups far from the aggregate, and this process's clients in them.
 
     All processes call this together.
     """
@@ -212,10 +212,10 @@ def _far(solution: Solution, clients: Clients, names: Sequence[str]) -> dict[str
 def _begin(
     folder: Folder, arguments: argparse.Namespace, together: Together
 ) -> Iterator[Callable[[Callable[..., Solution]], Solution]]:
-    """Prepare the folder of results, and lock its checkpoint while a run uses it.
+    """Prepare the folder of results, and lock its checkpoint during the run.
 
     Yields:
-        A function that calls `jaxfed.fit` with the checkpoint, if there is one.
+        A function that calls `jaxfed.fit`, with the checkpoint if there is one.
     """
     every = arguments.checkpoint_every
     if every is None:

@@ -1,4 +1,4 @@
-"""Reads views of the same entities from files, scales them, and holds some entities out."""
+"""Read views of the same entities from files, scale them, and hold some entities out."""
 
 import argparse
 from typing import Any, NamedTuple
@@ -10,17 +10,17 @@ from jaxtyping import Float, Int
 from jaxfed import data
 from jaxfed.cli._common import share_of
 
-MATCHED = 1000  # largest number of held-out entities that are looked for in other views
+MATCHED = 1000  # largest number of held-out entities to match with other views
 
 
 class Split(NamedTuple):
     """The views, scaled."""
 
     names: list[str]  # of the views
-    entities: Int[np.ndarray, " entities"]  # indices of the entities that are learned from
+    entities: Int[np.ndarray, " entities"]  # indices of the entities to learn from
     train: list[Any]  # the views of these entities, dense or sparse; sparse ones are not centered
     held_out: list[Float[np.ndarray, "k d_j"]]  # the views of other entities
-    # What was subtracted; for sparse views, what is to be subtracted.
+    # What was subtracted; for sparse views, what still has to be subtracted.
     mean: list[Float[np.ndarray, " d_j"]]
     scale: list[Float[np.ndarray, " d_j"]]  # what they were divided by
 
@@ -31,7 +31,7 @@ class Split(NamedTuple):
 
 
 def read(arguments: argparse.Namespace) -> Split:
-    """Read, split and scale the views that `--data` names."""
+    """Read, split and scale the views in `--data`."""
     views, names = data.read_views(
         arguments.data, names=arguments.views, max_bytes=arguments.max_bytes
     )
@@ -43,7 +43,7 @@ def read(arguments: argparse.Namespace) -> Split:
     for view in views:
         train, held_out = view[split.entities], view[out[:MATCHED]]
         is_sparse = scipy.sparse.issparse(view)
-        # The moments of training entities alone, so that held-out ones have no influence.
+        # Moments of training entities only, so that held-out ones have no influence.
         mean = np.asarray(train.mean(axis=0)).ravel()
         scale = np.ones_like(mean)
         if arguments.scale == "standardize":
@@ -51,7 +51,7 @@ def read(arguments: argparse.Namespace) -> Split:
             variance = np.asarray(squares.mean(axis=0)).ravel()
             if is_sparse:
                 variance = np.maximum(variance - mean**2, 0)
-            # A constant feature has nothing to divide by.
+            # Do not divide constant features.
             scale = np.where(variance > 0, np.sqrt(variance), scale)
         elif arguments.scale == "none":
             mean = np.zeros_like(mean)

@@ -1,4 +1,4 @@
-"""`jaxfed fit autoencoder`: train an autoencoder for every client, or one for all."""
+"""`jaxfed fit autoencoder`: train an autoencoder for each client, or one for all."""
 
 import argparse
 from typing import Any
@@ -19,7 +19,7 @@ from jaxfed.metrics import reconstructed_energy
 from jaxfed.models import Autoencoder, reconstruction_loss
 
 PICTURE = "reconstructions.png"
-# How the help states the defaults of the prior's settings.
+# Defaults of the prior's settings, as stated in the help.
 PRIOR = {
     "global_step_size": "1, with --published 0.01",
     "initial_spread": "0.2, with --published 1",

@@ -1,4 +1,4 @@
-"""`jaxfed fit diffusion`: train a diffusion model for every client, or one for all."""
+"""`jaxfed fit diffusion`: train a diffusion model for each client, or one for all."""
 
 import argparse
 from functools import partial
@@ -21,7 +21,7 @@ from jaxfed.models import DenoisingLoss, UNet, interpolation, variance_preservin
 
 PICTURE = "samples.png"
 CORRUPTIONS = {"preserving": variance_preserving(), "interpolation": interpolation()}
-# How the help states the defaults of the prior's settings.
+# Defaults of the prior's settings, as stated in the help.
 PRIOR = {
     "global_step_size": "0.001, with --published 0.1",
     "initial_spread": "0.8",
@@ -62,7 +62,7 @@ def commands() -> dict[str, Command]:
             ],
         },
         prior=PRIOR,
-        captions={PICTURE: "Samples that were drawn from the models"},
+        captions={PICTURE: "Samples drawn from the models"},
         make=_make,
         evaluate=_evaluate,
     )
@@ -108,7 +108,7 @@ def _evaluate(
         algorithm,
         count=arguments.samples,
         steps=arguments.sampling_steps,
-        at_once=2 if jax.default_backend() == "cpu" else None,  # as many as a cache holds
+        at_once=2 if jax.default_backend() == "cpu" else None,  # as many as fit into a cache
     )
     samples = jax.jit(draw)(jax.random.key(arguments.seed + 1), arrays)
     samples = np.asarray(samples).clip(0, 1).reshape(len(names), arguments.samples, -1)
@@ -128,7 +128,7 @@ def _evaluate(
 
 
 def _noise(flat: np.ndarray, shape: tuple[int, int, int]) -> float:
-    """Return the mean level of the noise of flattened images."""
-    # Channels before height and width, the two axes that the level is measured along.
+    """Return the mean noise level of flattened images."""
+    # Channels come before height and width, the two axes along which the level is measured.
     images = jnp.moveaxis(jnp.asarray(flat).reshape(-1, *shape), -1, 1)
     return float(noise_level(images).mean())

@@ -1,4 +1,4 @@
-"""`jaxfed fit` for the PCA family: every exported algorithm, by one table."""
+"""`jaxfed fit` for the PCA family: one table of all exported algorithms."""
 
 import argparse
 import re
@@ -42,9 +42,9 @@ DRAWN = 4  # clients whose local components are drawn
 
 
 class Entry(NamedTuple):
-    """How an algorithm is run."""
+    """How to run an algorithm."""
 
-    algorithm: Callable[..., Algorithm]  # its class, which describes its options
+    algorithm: Callable[..., Algorithm]  # its class, whose docstring describes the options
     has_rounds: bool = True  # whether it runs more than one exchange
     has_warm_start: bool = False  # whether it may start from the solution of `OneShot`
 
@@ -97,12 +97,12 @@ def _command(name: str, entry: Entry) -> Command:
         starts = [option for option in options_of(entry.algorithm) if option.flag == "--start"]
         choices = starts[0].keywords["choices"] if starts else ("local_first",)
         about = (
-            "first components: the algorithm's own choice, or those that oneshot finds by "
+            "first components: the algorithm's own choice, or the solution of oneshot with method "
             "projector or spectrum"
         )
         options["rounds"].append(option("--start", (*choices, *WARM_STARTS), about, choices[0]))
     if entry.has_rounds:
-        options["clients that fail or lie"] = ROBUST
+        options["faulty or malicious clients"] = ROBUST
     options["several processes, each with the files of its own clients"] = _processes.OPTIONS
     run = partial(_run.run, prepare=partial(prepare, entry=entry), pictures=PICTURES)
     return Command(summary(entry.algorithm), run, options, {"algorithm": name, **ONE_EXCHANGE})
@@ -119,15 +119,15 @@ def _shape(text: str) -> tuple[int, int]:
 
 
 class Split(NamedTuple):
-    """The clients' samples, standardized as the options say; NaN for missing entries."""
+    """The clients' samples, standardized as requested; NaN for missing entries."""
 
     names: list[str]  # of the clients
     train: list[Float[np.ndarray, "n_i d"]]  # to learn from
     # To test on; an empty list if none are held out.
     held_out: list[Float[np.ndarray, "k_i d"]]
-    units: Standardization  # what was subtracted, and what they were divided by
+    units: Standardization  # what was subtracted and divided by
     choices: tuple[str, str]  # `--center` and `--scale`
-    imputed: Solution | None = None  # the run that completed the samples
+    imputed: Solution | None = None  # the run that imputed missing entries
     missing: float = 0.0  # share of the entries of training samples that were missing
 
 
@@ -157,7 +157,7 @@ def prepare(arguments: argparse.Namespace, *, entry: Entry) -> _run.Problem:
             rounds=ROUNDS,
             key=jax.random.fold_in(split_key, 1),
         )
-        # Not to completed samples, which vary less than those behind them.
+        # Not from imputed samples, which vary less than true ones.
         fitted = imputed.result.local.moments(incomplete)
         split = _completed(split, imputed)
     clients = Clients.from_samples(split.train)
@@ -177,21 +177,21 @@ def prepare(arguments: argparse.Namespace, *, entry: Entry) -> _run.Problem:
 
 
 def read(arguments: argparse.Namespace, key: Key[Array, ""]) -> Split:
-    """Read, split and standardize the samples that `--data` names."""
-    # Not an option of all that read samples.
+    """Read, split and standardize the samples in `--data`."""
+    # Not all commands that read samples have this option.
     incomplete = getattr(arguments, "impute", None) is not None
     arrays, names = read_samples(arguments, incomplete=incomplete)
     share = share_of(arguments)
     train, held_out = arrays, []
     if share > 0:
         train, held_out = data.train_test_split(arrays, share, key=key)
-    # Of training samples alone, so that held-out samples have no influence.
+    # Of training samples only, so that held-out samples have no influence.
     algorithm = Standardize(arguments.center, arguments.scale)
     clients = Clients.from_samples(train, missing="mask" if incomplete else "refuse")
     units = fit(algorithm, clients, rounds=1, key=key).result.local
 
-    # With NumPy, since JAX would compile a division for each number of samples; either every
-    # client has held-out samples or none has.
+    # With NumPy, since JAX would compile a division for each number of samples. Either all
+    # clients have held-out samples or none.
     means, scales = np.asarray(units.mean), np.asarray(units.scale)
     train, held_out = (
         [(y - mean) / scale for y, mean, scale in zip(tables, means, scales, strict=False)]
@@ -201,7 +201,7 @@ def read(arguments: argparse.Namespace, key: Key[Array, ""]) -> Split:
 
 
 def _completed(split: Split, imputed: Solution) -> Split:
-    """Complete all samples."""
+    """Impute missing entries of all samples."""
 
     def complete(tables: list[Float[np.ndarray, "n_i d"]]) -> list[Float[np.ndarray, "n_i d"]]:
         if not tables:
@@ -244,7 +244,7 @@ def _evaluated(
 
 
 def _figures(solution: Solution, split: Split, shape: tuple[int, int] | None) -> dict[str, Any]:
-    """Draw pictures, by the names of their files."""
+    """Draw pictures, by file name."""
     shared, local = solution.result
     groups = {}
     if shared is not None:

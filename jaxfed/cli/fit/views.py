@@ -1,4 +1,4 @@
-"""`jaxfed fit` for views of the same entities: what they have in common."""
+"""`jaxfed fit` for views of the same entities: find what they have in common."""
 
 import argparse
 from collections.abc import Callable
@@ -23,7 +23,7 @@ from jaxfed.core.run.solution import Solution
 
 PICTURES = ("agreement.png", "convergence.png")
 CAPTIONS = {PICTURES[0]: "How much of each component of the representation each view gives, 0 to 1"}
-POOLED = 10**8  # largest number of entries from which the least cost is computed
+POOLED = 10**8  # largest number of entries for which the minimum cost is computed
 HELD_OUT = "held-out entities whose nearest in another view is themselves (%)"
 BATCH = 1000
 SUMMARIES = {
@@ -38,7 +38,7 @@ SUMMARIES = {
 
 
 def _plain(sparse: str) -> list[Option]:
-    """Describe the options that all have; `sparse` names the files of sparse views."""
+    """Describe options that all commands have; `sparse` names the files of sparse views."""
     data = (
         f"folder with one file for each view (.npy, .csv, .parquet, or .npz of one array{sparse}), "
         "or one .npz file with an array for each; the rows of all views are the same entities"
@@ -49,7 +49,7 @@ def _plain(sparse: str) -> list[Option]:
     return [
         *files(data),
         *RUN,
-        option("--views", [str], "names of the views to take; default: all", None),
+        option("--views", [str], "names of the views to use; default: all", None),
         option("--scale", ("none", "center", "standardize"), scale, "standardize"),
         held_out("share of the entities to look for in other views", 0.0),
         BITS,
@@ -70,7 +70,7 @@ def commands() -> dict[str, Command]:
             *options_of(gcca.MVLSA, without={"rank"}),
         ],
         "algorithm": options_of(gcca.MaxVar),
-        "clients that fail or lie": ROBUST,
+        "faulty or malicious clients": ROBUST,
     }
     batch = f"entities in each step; default: {BATCH}, or all if they are fewer"
     hidden = "numbers of units of the hidden layers; none for linear maps"
@@ -82,11 +82,11 @@ def commands() -> dict[str, Command]:
             option("--batch-size", int, batch, None),
             option("--step-size", float, "step size of Adam", 1e-3),
         ],
-        # Without what is not a number, and what has other defaults here.
+        # Without parameters that are not numbers or have other defaults here.
         "algorithm": options_of(
             gcca.DeepMaxVar, without={"network", "optimizer", "batch_size", "step_size"}
         ),
-        "clients that fail or lie": ROBUST,
+        "faulty or malicious clients": ROBUST,
     }
     one_round = {"": sparse, "algorithm": options_of(gcca.MVLSA)}
     return {
@@ -112,8 +112,8 @@ class Method(NamedTuple):
     # `outputs(result.local, views)` maps the views, `(views, entities, rank)`; each approximates
     # the representation times the square root of the number of entities.
     outputs: Callable[[PyTree, gcca.Views], Float[Array, "views entities rank"]]
-    batches: str  # words about batches for the message before the run
-    maps: str  # words about the map of a view, behind its number of features
+    batches: str  # batches, in words, for the message before the run
+    maps: str  # the map of a view, in words, printed after its number of features
     start: Algorithm | None = None  # an algorithm whose solution the run starts from
 
 
@@ -202,7 +202,7 @@ def _evaluated(
         arrays["scores"] = scores
     else:
         quantities["cost"] = float(gcca.cost(views, *solution.result, ridge=arguments.ridge))
-        # The least cost is computed from all views together, if they are dense and not too large.
+        # The minimum cost is computed from all views together, if they are dense and not too large.
         if isinstance(views.data, gcca.View) and views.data.values.size <= POOLED:
             least = float(gcca.optimum(views, arguments.rank, ridge=arguments.ridge).cost)
         quantities["least cost, of pooled views"] = least
@@ -234,7 +234,7 @@ def _parts(
     }
     energy = np.square(views.data.values).sum(axis=(1, 2))
     for part in ("joint", "individual"):
-        # Scores are orthonormal, so that loadings have all the energy of a part.
+        # Scores are orthonormal, so loadings have all the energy of a part.
         found = np.square(getattr(local, f"{part}_loadings")).sum(axis=(1, 2)) / energy
         for name, share in zip(split.names, found, strict=True):
             quantities[f"variation of {name} that is {part} (%)"] = 100 * float(share)
@@ -248,7 +248,7 @@ def _parts(
 
 
 def _accuracy(method: Method, local: PyTree, split: Split) -> float | None:
-    """Return how often a held-out entity is nearest to itself in another view, in percent."""
+    """Return how often a held-out entity's nearest neighbour is itself, in percent."""
     if len(split.held_out[0]) < 2:
         return None
     others = method.outputs(local, gcca.Views.from_arrays(split.held_out))
@@ -256,7 +256,7 @@ def _accuracy(method: Method, local: PyTree, split: Split) -> float | None:
 
 
 def _about(views: gcca.Views, split: Split) -> dict[str, Any]:
-    """Return what the result says of the entities and features that it was learned from."""
+    """Return arrays that describe the entities and features of the result."""
     arrays: dict[str, Any] = {"entities": split.entities, "features": split.widths}
     for name in ("mean", "scale"):
         arrays[name] = [np.pad(x, (0, views.features - len(x))) for x in getattr(split, name)]
@@ -266,7 +266,7 @@ def _about(views: gcca.Views, split: Split) -> dict[str, Any]:
 def _shares(
     shared: Float[np.ndarray, "entities rank"], scores: Float[np.ndarray, "views entities rank"]
 ) -> Float[np.ndarray, "views rank"]:
-    """Return the share of each component of the representation that each view's scores give.
+    """Return the share of each component of the representation that each view's scores explain.
 
     The representation is rotated first, so that the views agree most on its first component.
     """

@@ -21,16 +21,16 @@ class Ragged(eqx.Module):
     """Clients' data, padded along the axes in which clients differ."""
 
     summed_by_index: ClassVar[bool] = False
-    """Whether products with the data are sums by index, as of sparse data."""
+    """Whether products with the data are sums by index, as for sparse data."""
 
     @property
     @abc.abstractmethod
     def lengths(self) -> tuple[int, ...]:
-        """The padded lengths of these axes."""
+        """The padded lengths of the axes in which clients differ."""
 
     @abc.abstractmethod
     def filled(self, lengths: tuple[int, ...]) -> Self:
-        """The data of all clients, padded to these lengths, which are not smaller."""
+        """Pad all clients' data to these lengths, which must not be smaller."""
 
 
 class Rows(Ragged):
@@ -46,30 +46,30 @@ class Rows(Ragged):
     @property
     @abc.abstractmethod
     def observed(self) -> Bool[Array, "*clients samples features"]:
-        """Which entries were observed: none of padding."""
+        """Which entries were observed; False for padding."""
 
     @final
     @property
     def mask(self) -> Float[Array, "*clients samples"]:
-        """1 for a real row, 0 for padding."""
+        """1 for real rows, 0 for padding."""
         rows = jnp.arange(self.values.shape[-2], dtype=self.count.dtype)
         return (rows < self.count[..., None]).astype(self.count.dtype)
 
     @final
     def only(self, samples: int | Int[Array, ""]) -> Self:
-        """The first samples, in arrays of the same shapes."""
+        """Keep only the first samples, in arrays of the same shapes."""
         count = jnp.minimum(self.count, samples).astype(self.count.dtype)
         return type(self)(self.values, count).with_values(self.values)
 
     @final
     def with_values(self, values: Float[Array, "*clients samples features"]) -> Self:
-        """Other samples in place of these, of the same type; padding stays zero."""
+        """Replace the samples, converted to the same type; padding stays zero."""
         kept = jnp.where(self.mask[..., None] > 0, values, 0)
         return type(self)(kept.astype(self.values.dtype), self.count)
 
     @final
     def completed(self) -> "Samples":
-        """The same values, none of which is missing any more."""
+        """Return the same values as complete samples."""
         return Samples(self.values, self.count)
 
     @final
@@ -80,7 +80,7 @@ class Rows(Ragged):
 
     @final
     def filled(self, lengths: tuple[int, ...]) -> Self:
-        """With more rows of zeros."""
+        """Pad with more zero rows."""
         return type(self)(widened(self.values, {-2: lengths[0]}), self.count)
 
     def __repr__(self) -> str:
@@ -109,11 +109,11 @@ class Samples(Rows):
 
 @final
 class IncompleteSamples(Rows):
-    """One client's samples, in which NaN stands for an entry that was not observed."""
+    """One client's samples, with NaN for entries that were not observed."""
 
     @property
     def observed(self) -> Bool[Array, "*clients samples features"]:
-        """Those of real rows that are not NaN."""
+        """Entries of real rows that are not NaN."""
         return ~jnp.isnan(self.values) & (self.mask[..., None] > 0)
 
     @property
@@ -126,27 +126,27 @@ class IncompleteSamples(Rows):
 
 
 def kind_of(missing: str) -> type[Rows]:
-    """Which samples an argument `missing` stands for.
+    """Return the type of samples for an argument `missing`.
 
     Raises:
-        ValueError: for another word than "refuse" or "mask".
+        ValueError: if it is neither "refuse" nor "mask".
     """
     check_name("missing", missing, ("refuse", "mask"))
     return IncompleteSamples if missing == "mask" else Samples
 
 
 def check_rows(clients: Any) -> None:
-    """Refuse clients that hold no samples, complete or not.
+    """Refuse clients that do not hold samples, complete or not.
 
     Raises:
-        ValueError: saying what they hold.
+        ValueError: names what they hold.
     """
     if not all(isinstance(part, Rows) for part in clients.parts):
         raise other_data("samples, as of Clients.from_samples or from_source", clients.parts[0])
 
 
 def other_data(wanted: str, data: PyTree, name: str = "clients") -> ValueError:
-    """The error for clients that hold other data than wanted, saying what to do; raise it."""
+    """Return the error for clients that hold other data than wanted; the caller raises it."""
     todo = (
         ", in which entries are missing; jaxfed.preprocess.Impute completes them"
         if isinstance(data, IncompleteSamples)
@@ -156,15 +156,15 @@ def other_data(wanted: str, data: PyTree, name: str = "clients") -> ValueError:
 
 
 def are_of_samples(data: PyTree) -> bool:
-    """Whether data are samples or statistics of them, whose `count` is a number of samples.
+    """Whether data are samples or statistics of samples, whose `count` is a number of samples.
 
-    Those have an `energy`, the mean squared norm of a sample.
+    These have an `energy`, the mean squared norm of a sample.
     """
     return hasattr(type(data), "energy")
 
 
 def shapes_of(shape: tuple[int, ...], dtype: np.dtype, kind: type[Rows] = Samples) -> Rows:
-    """Shapes of samples whose precision is at least single, without their values."""
+    """Return the shapes of samples in at least single precision, without values."""
 
     def zeros():
         return kind(jnp.zeros(shape, dtype), jnp.zeros(shape[:-2], dtype))
@@ -178,7 +178,7 @@ def in_buckets(
     bucket: float | None,
     kind: type[Rows] = Samples,
 ) -> Rows | Buckets:
-    """Clients' samples in one array, or in as many as keep padding within a factor."""
+    """Put clients' samples into one array, or into several that limit padding to a factor."""
     groups = [np.arange(len(sizes))] if bucket is None else grouped(sizes, float(bucket))
     parts = []
     for own in groups:
@@ -193,12 +193,12 @@ def in_buckets(
 
 
 def at_least_single(dtype: DTypeLike) -> np.dtype:
-    """The precision of computations with samples of a type."""
+    """Return the precision of computations with samples of a type."""
     return jnp.promote_types(dtype, jnp.float32)
 
 
 def widened(array: Array, lengths: dict[int, int]) -> Array:
-    """An array padded with zeros to these lengths of axes, which are counted from the last."""
+    """Pad an array with zeros to these lengths of axes, which are counted from the last."""
     more = [(0, 0)] * array.ndim
     for axis, length in lengths.items():
         more[axis] = (0, length - array.shape[axis])
@@ -206,12 +206,12 @@ def widened(array: Array, lengths: dict[int, int]) -> Array:
 
 
 def padded(tables: Sequence[Array]) -> Float[Array, "tables rows columns"]:
-    """Tables as one array, padded with zeros to the longest and widest."""
+    """Stack tables in one array, padded with zeros to the longest and widest."""
     rows, columns = (max(table.shape[axis] for table in tables) for axis in (0, 1))
     if any(is_traced(table) for table in tables):
         missing = [((0, rows - len(x)), (0, columns - x.shape[1])) for x in tables]
         return jnp.stack([jnp.pad(x, width) for x, width in zip(tables, missing, strict=True)])
-    # On the host: one device operation, rather than one and its compilation per length.
+    # On the host: one device operation, rather than one, with its compilation, per length.
     block = np.zeros((len(tables), rows, columns), tables[0].dtype)
     for part, table in zip(block, tables, strict=True):
         part[: table.shape[0], : table.shape[1]] = table
