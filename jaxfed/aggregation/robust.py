@@ -194,10 +194,15 @@ class Robust(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
 
         Raises:
             ValueError: if the algorithm is differentiated through another one, because its own
-            state
-                includes earlier rounds.
+                state includes earlier rounds, or if the aggregate depends on how bases are rotated,
+                which a derivative leaves out.
         """
         inner = fixed_point.through(self.algorithm)
+        if isinstance(inner, HasBases) and not self.rule.rotation_equivariant:
+            raise ValueError(
+                "adjoint: wanted a rule that rotates with the components, such as Biweight, for an "
+                f"implicit derivative, got {type(self.rule).__name__}"
+            )
         if type(inner) is type(self.algorithm):
             return Robust(inner, self.rule, groups=self.groups, masked=self.masked)
         if isinstance(self.algorithm, HasBases):  # of its own state, which is then a single point

@@ -1,7 +1,7 @@
 """Rules that combine the means of groups, a minority of which may be arbitrary."""
 
 import abc
-from typing import final
+from typing import ClassVar, final
 
 import equinox as eqx
 import jax
@@ -21,6 +21,9 @@ POWER_STEPS = 20
 
 class Rule(eqx.Module):
     """Combines the means of groups, as a pure function of these means and the groups' weights."""
+
+    rotation_equivariant: eqx.AbstractClassVar[bool]
+    """Whether the aggregate rotates with the rows, apart from where its iterations start."""
 
     @abc.abstractmethod
     def aggregate(self, rows: Rows, shares: Shares) -> Float[Array, " numbers"]:
@@ -43,6 +46,8 @@ class GeometricMedian(Rule):
     Source: Pillutla, Kakade & Harchaoui (2022), Robust aggregation for federated learning, IEEE
     Transactions on Signal Processing, Algorithm 1.
     """
+
+    rotation_equivariant: ClassVar[bool] = True
 
     steps: int = eqx.field(static=True, default=8)
 
@@ -79,6 +84,8 @@ class Biweight(Rule):
     directions and means along the others; Johnstone (2001), On the distribution of the largest
     eigenvalue in principal components analysis, for its size by chance.
     """
+
+    rotation_equivariant: ClassVar[bool] = True
 
     cutoff: float = eqx.field(static=True, default=3.0)
     steps: int = eqx.field(static=True, default=8)
@@ -134,6 +141,8 @@ class CoordinateMedian(Rule):
     Source: Yin, Chen, Kannan & Bartlett (2018), Byzantine-robust distributed learning, Option I.
     """
 
+    rotation_equivariant: ClassVar[bool] = False
+
     def aggregate(self, rows, shares):
         """Return medians."""
         return weighted_quantile(rows, shares, 0.5)
@@ -147,6 +156,8 @@ class TrimmedMean(Rule):
 
     Source: Yin, Chen, Kannan & Bartlett (2018), Byzantine-robust distributed learning, Option II.
     """
+
+    rotation_equivariant: ClassVar[bool] = False
 
     trimmed: float = eqx.field(static=True, default=0.3)
 
@@ -172,6 +183,8 @@ class CentredClipping(Rule):
     Source: Karimireddy, He & Jaggi (2021), Learning from history for Byzantine robust
     optimization, Section 4.
     """
+
+    rotation_equivariant: ClassVar[bool] = True
 
     steps: int = eqx.field(static=True, default=8)
 

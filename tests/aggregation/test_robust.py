@@ -11,7 +11,13 @@ import numpy as np
 import pytest
 
 import jaxfed as jf
-from jaxfed.aggregation import GeometricMedian, Robust, TrimmedMean, far_clients
+from jaxfed.aggregation import (
+    CoordinateMedian,
+    GeometricMedian,
+    Robust,
+    TrimmedMean,
+    far_clients,
+)
 from jaxfed.core.contract import fixed_point
 from tests.core.derivatives.test_adjoint_algorithms import clients_of, essence, samples
 from tests.helpers import gaussian
@@ -246,7 +252,15 @@ def test_solutions_have_implicit_derivatives(x64):
     along = values * np.random.default_rng(0).normal(size=values.shape)
     step = 1e-6  # the second derivatives of medians are large
     ahead, behind = (value(values + s * step * along, jf.adjoint.implicit()) for s in (1, -1))
-    np.testing.assert_allclose(jnp.sum(slope * along), (ahead - behind) / (2 * step), rtol=1e-5)
+    # The start of the principal directions does not rotate with the components, and after a fixed
+    # number of steps that still shows. The derivative leaves rotations out.
+    np.testing.assert_allclose(jnp.sum(slope * along), (ahead - behind) / (2 * step), rtol=1e-4)
+
+
+@pytest.mark.parametrize("rule", [CoordinateMedian(), TrimmedMean()])
+def test_a_rule_that_does_not_rotate_has_no_implicit_derivative(rule):
+    with pytest.raises(ValueError, match=f"adjoint: .* got {type(rule).__name__}"):
+        fixed_point.through(Robust(jf.pca.PerPCA(2, 1), rule, groups=3))
 
 
 @pytest.mark.parametrize("groups", [GROUPS, CLIENTS])
