@@ -22,7 +22,7 @@ POWER_STEPS = 20
 class Rule(eqx.Module):
     """Combines the means of groups, as a pure function of these means and the groups' weights."""
 
-    rotation_equivariant: eqx.AbstractClassVar[bool]
+    rotation_equivariant: ClassVar[bool] = True
     """Whether the aggregate rotates with the rows, apart from where its iterations start."""
 
     @abc.abstractmethod
@@ -46,8 +46,6 @@ class GeometricMedian(Rule):
     Source: Pillutla, Kakade & Harchaoui (2022), Robust aggregation for federated learning, IEEE
     Transactions on Signal Processing, Algorithm 1.
     """
-
-    rotation_equivariant: ClassVar[bool] = True
 
     steps: int = eqx.field(static=True, default=8)
 
@@ -84,8 +82,6 @@ class Biweight(Rule):
     directions and means along the others; Johnstone (2001), On the distribution of the largest
     eigenvalue in principal components analysis, for its size by chance.
     """
-
-    rotation_equivariant: ClassVar[bool] = True
 
     cutoff: float = eqx.field(static=True, default=3.0)
     steps: int = eqx.field(static=True, default=8)
@@ -183,8 +179,6 @@ class CentredClipping(Rule):
     Source: Karimireddy, He & Jaggi (2021), Learning from history for Byzantine robust
     optimization, Section 4.
     """
-
-    rotation_equivariant: ClassVar[bool] = True
 
     steps: int = eqx.field(static=True, default=8)
 
