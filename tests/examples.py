@@ -98,17 +98,17 @@ EXAMPLES = {
     ),
     jf.pca.VarProPerPCA: Examples(
         good={
-            "": Example(lambda _: jf.pca.VarProPerPCA(2, 2), (TRIANGLE, 14, 12)),
+            "": Example(lambda _: jf.pca.VarProPerPCA(2, 2), (TRIANGLE, 15, 12)),
             "ranks": Example(
                 lambda m: jf.pca.VarProPerPCA(1, tuple(2 - i % 3 for i in range(m)), memory=3),
-                (TRIANGLE, 8, 6),
+                (TRIANGLE, 9, 6),
             ),
             "shrinkage": Example(
-                lambda _: jf.pca.VarProPerPCA(1, 1, shrinkage=True), (TRIANGLE, 8, 6)
+                lambda _: jf.pca.VarProPerPCA(1, 1, shrinkage=True), (TRIANGLE, 9, 6)
             ),
             "better": Example(
                 lambda _: jf.pca.VarProPerPCA(1, 1, start="better"),
-                (TRIANGLE + 2 * FEATURES + 1, 8, 6),
+                (TRIANGLE + 2 * FEATURES + 1, 9, 6),
             ),
         },
         refused={

@@ -54,7 +54,7 @@ def read_views(
             sparse views are mixed, or a file is malformed.
     """
     path = checked_source("path", path, max_bytes)
-    check_texts("names", names or ())
+    check_texts("names", () if names is None else names)
     files = files_of(path, (*ARRAYS, *TABLES))
     # A single archive holds all views; in any other case each file is one view.
     if len(files) == 1 and files[0].suffix.lower() == ".npz":

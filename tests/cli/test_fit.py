@@ -156,7 +156,7 @@ def test_a_warm_start_is_another_algorithms_solution(data, tmp_path):
     (_, one), (arrays, per) = loaded(tmp_path / "one"), loaded(tmp_path / "per")
     np.testing.assert_allclose(arrays["history_objective"][0], value(one, "objective"), rtol=1e-4)
     # Four components for the start, then two, the objective and the client's fingerprint.
-    assert value(per, "bits sent") == 32 * (9 * 4 + 9 * 2 + 2)
+    assert value(per, "bits sent") == 32 * (9 * 4 + 9 * 2 + 3)
 
 
 @pytest.mark.parametrize(

@@ -566,7 +566,7 @@ def test_sparse_views_are_sent_to_the_linear_method(tmp_path, capsys):
         scipy.sparse.save_npz(tmp_path / f"{name}.npz", scipy.sparse.csr_array(x))
     options = ["--data", str(tmp_path), "--out", str(tmp_path / "out"), "--rank", "2"]
     assert main(["fit", "deep-gcca", *options]) == 2
-    assert "networks need dense views, got sparse ones" in capsys.readouterr().err
+    assert "deep-gcca needs dense views, got sparse ones" in capsys.readouterr().err
 
 
 # --- what it refuses -----------------------------------------------------------------------------
