@@ -194,15 +194,9 @@ class Robust(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
 
         Raises:
             ValueError: if the algorithm is differentiated through another one, because its own
-                state includes earlier rounds, or if the aggregate depends on how bases are rotated,
-                which a derivative leaves out.
+                state includes earlier rounds.
         """
         inner = fixed_point.through(self.algorithm)
-        if isinstance(inner, HasBases) and not self.rule.rotation_equivariant:
-            raise ValueError(
-                "adjoint: wanted a rule that rotates with the components, such as Biweight, for an "
-                f"implicit derivative, got {type(self.rule).__name__}"
-            )
         if type(inner) is type(self.algorithm):
             return Robust(inner, self.rule, groups=self.groups, masked=self.masked)
         if isinstance(self.algorithm, HasBases):  # of its own state, which is then a single point
@@ -213,8 +207,20 @@ class Robust(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
         )
 
     def bases(self, server: Server, local) -> Bases:
-        """Return the algorithm's bases."""
-        return fixed_point.bases(self.algorithm, server.server, local)
+        """Return the algorithm's bases.
+
+        Raises:
+            ValueError: if the aggregate depends on how they are rotated, which an implicit
+                derivative leaves out.
+        """
+        found = fixed_point.bases(self.algorithm, server.server, local)
+        turns = any(basis.shape[-1] > 1 for basis in found.shared)
+        if turns and not self.rule.rotation_equivariant:
+            raise ValueError(
+                "adjoint: wanted a rule that rotates with the components, such as Biweight, for an "
+                f"implicit derivative, got {type(self.rule).__name__}"
+            )
+        return found
 
     def remarks(self, result, history) -> tuple[str, ...]:
         """Return the algorithm's warnings, and warn about lost messages and far groups."""

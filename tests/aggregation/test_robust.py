@@ -259,8 +259,17 @@ def test_solutions_have_implicit_derivatives(x64):
 
 @pytest.mark.parametrize("rule", [CoordinateMedian(), TrimmedMean()])
 def test_a_rule_that_does_not_rotate_has_no_implicit_derivative(rule):
+    algorithm = Robust(jf.pca.PerPCA(2, 1), rule, groups=CLIENTS)
+
+    def value(weights):
+        clients = eqx.tree_at(lambda c: c.weights, alike(), weights)
+        solution = jf.rollout(
+            algorithm, clients, rounds=2, key=jax.random.key(0), adjoint=jf.adjoint.implicit()
+        )
+        return essence(solution.result)
+
     with pytest.raises(ValueError, match=f"adjoint: .* got {type(rule).__name__}"):
-        fixed_point.through(Robust(jf.pca.PerPCA(2, 1), rule, groups=3))
+        jax.grad(value)(alike().weights)
 
 
 @pytest.mark.parametrize("groups", [GROUPS, CLIENTS])
