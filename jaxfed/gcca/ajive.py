@@ -1,6 +1,6 @@
 r"""AJIVE: joint and individual parts of views, from the angles between their signals.
 
-.. math:: X_i = J_i + I_i + E_i, \qquad J_i = V V^T X_i, \\quad V^T I_i = 0
+.. math:: X_i = J_i + I_i + E_i, \qquad J_i = V V^T X_i, \quad V^T I_i = 0
 
 View i has a joint part, whose scores `V` all views share, an individual part and noise.
 
