@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from jaxfed.core.sweeps.tune import Tuned as Tuned
     from jaxfed.core.sweeps.tune import tune as tune
     from jaxfed.core.wire.wire import Wire as Wire
+    from jaxfed.multi_start import MultiStart as MultiStart
     from jaxfed.planning.plan import Plan as Plan
     from jaxfed.planning.plan import plan as plan
     from jaxfed.planning.plan import shapes_of as shapes_of
@@ -107,6 +108,7 @@ _PLACES = {
     "stack": "jaxfed.core.sweeps.sweep:stack",
     "sweep": "jaxfed.core.sweeps.sweep:sweep",
     "personalize": "jaxfed.core.run.personalize:personalize",
+    "MultiStart": "jaxfed.multi_start:MultiStart",
     "ProcessError": "jaxfed.core.common.processes:ProcessError",
     "Plan": "jaxfed.planning.plan:Plan",
     "plan": "jaxfed.planning.plan:plan",

@@ -84,7 +84,10 @@ EXAMPLES = {
             "shrinkage": Example(
                 lambda _: jf.pca.PerPCA(1, 1, shrinkage=True, step_size=0.1), (TRIANGLE, 6, 6)
             ),
-            "power": Example(lambda _: jf.pca.PerPCA(2, 2, variant="power"), (TRIANGLE, 12, 12)),
+            "power": Example(
+                lambda _: jf.pca.PerPCA(2, 1, variant="power", start="common"),
+                (3 * FEATURES, 12, 12),
+            ),
         },
         refused={
             "shared_rank": lambda: jf.pca.PerPCA(0, 2),
@@ -106,13 +109,12 @@ EXAMPLES = {
             "shrinkage": Example(
                 lambda _: jf.pca.VarProPerPCA(1, 1, shrinkage=True), (TRIANGLE, 9, 6)
             ),
-            "better": Example(
-                lambda _: jf.pca.VarProPerPCA(1, 1, start="better"),
-                (TRIANGLE + 2 * FEATURES + 1, 9, 6),
+            "common": Example(
+                lambda _: jf.pca.VarProPerPCA(1, 1, start="common"), (2 * FEATURES, 9, 6)
             ),
         },
         refused={
-            "start": lambda: jf.pca.VarProPerPCA(2, 2, start="random"),
+            "start": lambda: jf.pca.VarProPerPCA(2, 2, start="zeros"),
             "shared_rank": lambda: jf.pca.VarProPerPCA(-1, 2),
             "local_rank": lambda: jf.pca.VarProPerPCA(2, 2.0),
             "memory": lambda: jf.pca.VarProPerPCA(2, 2, memory=0),
@@ -504,6 +506,30 @@ EXAMPLES = {
             "rule": lambda: jf.aggregation.Robust(jf.pca.PerPCA(2, 2), "median", groups=3),
             "groups": lambda: robust(groups=2),
             "masked": lambda: robust(masked=1),
+        },
+    ),
+    # As the algorithm from each start, and a number for each, or which one is the best.
+    jf.MultiStart: Examples(
+        good={
+            "": Example(
+                lambda _: jf.MultiStart(
+                    jf.pca.VarProPerPCA(2, 1),
+                    [
+                        jf.pca.VarProPerPCA(2, 1, start=start)
+                        for start in ("common", "local_first", "random")
+                    ],
+                ),
+                (TRIANGLE + 3 * FEATURES, 3 * 15 + 3, 3 * 12 + 1),
+            ),
+            "keys": Example(
+                lambda _: jf.MultiStart(jf.pca.PerPCA(1, 1, start="random", step_size=0.1), 2),
+                (0, 14, 13),
+            ),
+        },
+        refused={
+            "algorithm": lambda: jf.MultiStart("PerPCA", 2),
+            "starts": lambda: jf.MultiStart(jf.pca.PerPCA(2, 2), 1),
+            "number of starts": lambda: jf.MultiStart(jf.pca.PerPCA(2, 2), []),
         },
     ),
 }

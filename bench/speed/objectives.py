@@ -85,9 +85,9 @@ def real_tables(data: Path | None) -> Iterator[tuple[str, Callable[[int], Array]
         yield "speakers", partial(dealt, standardized(x), labels, 9), 3
 
 
-def of_tables(make: Callable[[int], Array]) -> jf.Clients:
+def of_tables(make: Callable[[int], Array], draws: int = DRAWS) -> jf.Clients:
     """Draws of a table, side by side."""
-    drawn = [jf.Clients.from_samples(make(seed)) for seed in range(DRAWS)]
+    drawn = [jf.Clients.from_samples(make(seed)) for seed in range(draws)]
     return jax.tree.map(lambda *x: jnp.stack(x), *drawn)
 
 
@@ -118,26 +118,35 @@ def begin(matrix: Array, rank: int, seed: int) -> Array:
 # --- personalized PCA ----------------------------------------------------------------------------
 
 
+def heavy_tailed(seed: int) -> Array:
+    return np.random.default_rng(seed).standard_t(2, (20, 40, 12)) * np.linspace(2, 0.5, 12)
+
+
+def few_samples(seed: int) -> Array:
+    return np.random.default_rng(seed).standard_normal((20, 5, 12)) * np.linspace(2, 0.5, 12)
+
+
+def of_many_scales(seed: int) -> Array:
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((20, 40, 12)) * np.linspace(2, 0.5, 12)
+    return x * 10 ** rng.uniform(-3, 3, (20, 1, 1))
+
+
+SYNTHETIC = {
+    "t with 2 degrees": heavy_tailed,
+    "5 samples in 12 features": few_samples,
+    "scales 1e-3 to 1e3": of_many_scales,
+}
+SYNTHETIC_RANKS = dict(zip(SYNTHETIC, ((3, 2), (2, 2), (3, 2)), strict=True))
+
+
 def pca_problems(data: Path | None) -> Iterator[Problem]:
     ranks = {"digits": (10, 2), "wine": (3, 2), "breast cancer": (3, 3), "speakers": (3, 3)}
     for name, make, _ in real_tables(data):
         yield Problem(name, of_tables(make), ranks[name])
 
-    def heavy(seed):
-        return np.random.default_rng(seed).standard_t(2, (20, 40, 12)) * np.linspace(2, 0.5, 12)
-
-    def few(seed):
-        rng = np.random.default_rng(seed)
-        return rng.standard_normal((20, 5, 12)) * np.linspace(2, 0.5, 12)
-
-    def scaled(seed):
-        rng = np.random.default_rng(seed)
-        x = rng.standard_normal((20, 40, 12)) * np.linspace(2, 0.5, 12)
-        return x * 10 ** rng.uniform(-3, 3, (20, 1, 1))
-
-    yield Problem("t with 2 degrees", of_tables(heavy), (3, 2))
-    yield Problem("5 samples in 12 features", of_tables(few), (2, 2))
-    yield Problem("scales 1e-3 to 1e3", of_tables(scaled), (3, 2))
+    for name, make in SYNTHETIC.items():
+        yield Problem(name, of_tables(make), SYNTHETIC_RANKS[name])
 
 
 def pca_pooled(problem: Problem, vector: Array, matrices: Array) -> Array:

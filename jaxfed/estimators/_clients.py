@@ -69,7 +69,7 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         """Return the number of scores of a sample, and the least number of features it needs."""
 
     @abc.abstractmethod
-    def _solved(self, run: Callable[..., Solution], tables: list[Table]) -> Solution:
+    def _solved(self, run: Callable[..., Solution]) -> Solution:
         """Learn components by calling `run(algorithm)`."""
 
     @abc.abstractmethod
@@ -109,7 +109,7 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         self.mean_ = X.mean(axis=0) if self.center else np.zeros(X.shape[1])
         tables = [X[places == i] - self.mean_ for i in range(len(self.groups_))]
         clients = Clients.from_samples(tables)
-        self._describe(self._run(clients, tables), clients, tables, np.concatenate(tables))
+        self._describe(self._run(clients), clients, tables, np.concatenate(tables))
         return self
 
     @final
@@ -306,7 +306,7 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
             self._completion = Completion.learned(X, labels, impute, self.center, self._key())
         seen = taken_in(self._seen, X, labels, self.forgetting, self.center, self._completion)
         now = summary(seen, self.center)
-        solution = self._run(now.clients, now.tables, self._solution)
+        solution = self._run(now.clients, self._solution)
         self.groups_, self.mean_ = now.labels, now.mean
         self._seen, self._solution = seen, solution
         self._describe(solution, now.clients, now.tables, now.together)
@@ -322,18 +322,16 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
             raise ValueError(f"robust: wanted three clients or more, got {clients}")
         return aggregation.Robust(algorithm, groups=clients)
 
-    def _run(
-        self, clients: Clients, tables: list[Table], before: Solution | None = None
-    ) -> Solution:
+    def _run(self, clients: Clients, before: Solution | None = None) -> Solution:
         """Learn components, starting from those of an earlier solution if there is one."""
         options: dict[str, Any] = {"rounds": int(self.rounds), "key": self._key(), "tol": self.tol}
         if before is not None:
             return before.update(clients, **options)
 
         def run(algorithm: Algorithm, **more: Any) -> Solution:
-            return fit(self._aggregated(algorithm, len(tables)), clients, **(options | more))
+            return fit(self._aggregated(algorithm, len(clients)), clients, **(options | more))
 
-        return self._solved(run, tables)
+        return self._solved(run)
 
     def _describe(
         self,

@@ -1,24 +1,21 @@
 """The estimators of the PCA family, one class per model."""
 
-from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
 from jaxfed import pca
-from jaxfed._checks import check_name
+from jaxfed._checks import check_count
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
-from jaxfed.core.run.solution import Solution
-from jaxfed.estimators._clients import ClientPCA, Table
+from jaxfed.estimators._clients import ClientPCA
 from jaxfed.estimators._normal import Learned
 from jaxfed.linalg import Moment
+from jaxfed.multi_start import MultiStart
 from jaxfed.pca.likelihood import joint_moment, precision
 
-STARTS = ("local_first", "projector")
-# Objectives that differ by less count as equal: if clients are alike, all splits of the same
-# components into shared and local ones are equally good.
-TIE = 0.01
+# Rounds of several starts at once: enough to tell which one leads to a good optimum.
+FEW_ROUNDS = 30
 
 
 class PersonalizedPCA(ClientPCA):
@@ -36,7 +33,7 @@ class PersonalizedPCA(ClientPCA):
         local_rank: int = 1,
         *,
         rounds: int = 100,
-        start: Literal["better", "local_first", "projector"] = "better",
+        n_init: int = 10,
         shrinkage: bool = False,
         robust: bool = False,
         center: bool = True,
@@ -50,9 +47,9 @@ class PersonalizedPCA(ClientPCA):
             shared_rank: number of shared components.
             local_rank: number of each client's local components.
             rounds: number of rounds.
-            start: `"local_first"` suits local components with more variance than the shared ones,
-                `"projector"` the opposite. `"better"` runs both and keeps the result that explains
-                more of the variance, or the larger shared part if there is no clear difference.
+            n_init: number of starts. With more than one, thirty rounds of all starts at once come
+                before `rounds` of the best one. Without a clear difference, clients share the
+                components that are largest in all of them.
             shrinkage: remove the noise from the second moments first.
             robust: aggregate messages with `jaxfed.aggregation.Robust`, each client as a group of
                 its own, so that a few faulty clients do little harm. This needs at least three
@@ -66,7 +63,7 @@ class PersonalizedPCA(ClientPCA):
             random_state: a seed or a `numpy.random.RandomState`.
         """
         self.shared_rank, self.local_rank, self.rounds = shared_rank, local_rank, rounds
-        self.start, self.shrinkage, self.robust = start, shrinkage, robust
+        self.n_init, self.shrinkage, self.robust = n_init, shrinkage, robust
         self.center, self.forgetting, self.impute = center, forgetting, impute
         self.random_state = random_state
 
@@ -74,17 +71,17 @@ class PersonalizedPCA(ClientPCA):
         scores = self.shared_rank + self.local_rank
         return scores, scores
 
-    def _solved(self, run, tables):
+    def _solved(self, run):
+        check_count("n_init", self.n_init)
         ranks = int(self.shared_rank), int(self.local_rank)
-        check_name("start", self.start, ("better", *STARTS))
-        algorithm, solutions = pca.VarProPerPCA(*ranks, shrinkage=self.shrinkage), []
-        starts: tuple[Any, ...] = STARTS if self.start == "better" else (self.start,)
-        for start in starts:
-            warm = run(pca.OneShot(*ranks, method=start), rounds=1)
-            solutions.append(run(algorithm, warm_start=warm))
-        best = min(each.history["objective"][-1] for each in solutions)
-        tied = [each for each in solutions if each.history["objective"][-1] <= (1 + TIE) * best]
-        return max(tied, key=partial(_shared_energy, tables))
+        first, common, random = (
+            pca.VarProPerPCA(*ranks, shrinkage=self.shrinkage, start=start)
+            for start in ("local_first", "common", "random")
+        )
+        if self.n_init == 1:
+            return run(first)
+        several = MultiStart(first, [common, first, *[random] * (int(self.n_init) - 2)])
+        return run(first, warm_start=run(several, rounds=FEW_ROUNDS))
 
     def _learned(self, solution):
         shared, local = map(_host, solution.result)
@@ -138,7 +135,7 @@ class FederatedPCA(ClientPCA):
     def _sizes(self):
         return self.n_components, self.n_components
 
-    def _solved(self, run, tables):
+    def _solved(self, run):
         return run(pca.BlockLanczos(int(self.n_components)))
 
     def _learned(self, solution):
@@ -200,7 +197,7 @@ class HierarchicalPCA(ClientPCA):
     def _sizes(self):
         return self.n_components, self.n_components + 1
 
-    def _solved(self, run, tables):
+    def _solved(self, run):
         settings = int(self.n_components), self.noise_variance
         algorithm: Algorithm
         if self.prior_variance is None:
@@ -221,12 +218,6 @@ class HierarchicalPCA(ClientPCA):
         shared = jnp.asarray(np.asarray(self.components_).T, moment.trace.dtype)
         joint = joint_moment(moment, weight, shared, self.prior_variance_)
         return _host(joint.top(int(self.n_components))[1])
-
-
-def _shared_energy(tables: list[Table], solution: Solution) -> float:
-    """Return the clients' mean energy in the shared components."""
-    shared = np.asarray(solution.result.shared)
-    return float(np.mean([np.sum((x @ shared) ** 2) / len(x) for x in tables]))
 
 
 def _host(array: Any) -> np.ndarray:

@@ -35,8 +35,8 @@ FEW = 32
 # The shared start needs more steps: a solver continues from it, while clients recompute theirs.
 LOCAL_STEPS, SHARED_STEPS = 10, 40
 
-# The energy c of `common_message`, relative to the mean energy of a client's components.
-SMALL = 0.01
+# The energy c of `common_message`, relative to the least energy of a client's components.
+SMALL = 1e-4
 
 # Local components with a smaller misalignment count as common to all clients.
 COMMON = 0.05
@@ -263,12 +263,15 @@ def common_message(moment: Moment, rank: int) -> Gram:
     """
     rows = first_components(moment, rank)
     inner = moment.row_products(rows)[1]
-    inner = ratio(inner, jnp.trace(inner) / rank)
     # K (K + c)^{-1} to first order in the off-diagonal entries. For eigenvectors these are zero,
     # but their derivatives are not.
     energies = jnp.diagonal(inner)
-    inverse = 1 / (energies + SMALL)
-    mixed = SMALL * inverse[:, None] * inner * inverse
+    # Directions without variance, which complete a basis, have no weight despite rounding.
+    rounding = jnp.finfo(energies.dtype).eps * moment.dim * energies.max()
+    small = SMALL * jnp.maximum(energies.min(), 0)
+    inverse = ratio(jnp.ones_like(energies), energies + small)
+    inverse = jnp.where(energies > rounding, inverse, 0)
+    mixed = small * inverse[:, None] * inner * inverse
     weights = jnp.where(jnp.eye(rank, dtype=bool), jnp.diag(energies * inverse), mixed)
     return Gram((weights @ rows).T, thin=True)
 

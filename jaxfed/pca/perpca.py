@@ -40,6 +40,7 @@ from jaxfed.pca.components import (
     check_fits,
     check_start,
     common_local,
+    common_message,
     first_components,
     first_shared,
     moment_message,
@@ -92,7 +93,7 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
     local_rank: int | tuple[int, ...] = eqx.field(static=True)
     variant: Literal["tangent", "polar", "power"] = eqx.field(static=True)
     retraction: Literal["polar", "qr"] = eqx.field(static=True)
-    start: Literal["local_first", "random"] = eqx.field(static=True)
+    start: Literal["local_first", "common", "random"] = eqx.field(static=True)
     shrinkage: bool = eqx.field(static=True)
 
     def __init__(
@@ -103,7 +104,7 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
         step_size: float | Array | None = None,
         variant: Literal["tangent", "polar", "power"] = "tangent",
         retraction: Literal["polar", "qr"] = "polar",
-        start: Literal["local_first", "random"] = "local_first",
+        start: Literal["local_first", "common", "random"] = "local_first",
         decay: float | Array | None = None,
         shrinkage: bool = False,
     ):
@@ -136,7 +137,12 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
                 components, then the shared ones as the top eigenvectors of the mean deflated second
                 moment, as in `OneShot(method="local_first")`. With 32 features or more both are
                 approximated, by ten steps of subspace iteration at the clients and forty at the
-                server. This sends deflated moments once. `"random"`: random components.
+                server. This sends deflated moments once. `"common"`: what the clients' top
+                components have in common, the larger ones first. If clients are alike, any split of
+                the same components into shared and local ones has the same objective; this start
+                puts the larger ones into the shared part. It sends `shared_rank + local_rank`
+                components once, which tell the server about the clients' local ones. `"random"`:
+                random components.
             decay: factor on the step size whenever the mean objective has risen (exp(-1) in the
                 authors' scripts). None keeps the step size.
             shrinkage: remove the noise from the second moments before the iteration (see
@@ -160,7 +166,7 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
             raise ValueError(f"local_rank: at least one client needs components, got {local_rank}")
         check_name("variant", variant, ("tangent", "polar", "power"))
         check_name("retraction", retraction, tuple(RETRACTIONS))
-        check_name("start", start, ("local_first", "random"))
+        check_name("start", start, ("local_first", "common", "random"))
         check_positive("step_size", step_size, optional=True)
         check_positive("decay", decay, optional=True)
         for name, value in (("step_size", step_size), ("decay", decay)):
@@ -209,11 +215,13 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
         return Member(moment, unshrunk, active)
 
     def first_message(self, key, data, start):
-        """Return what the server starts from: a deflated moment and the largest eigenvalue."""
+        """Return what the server starts from, and the largest eigenvalue if steps need it."""
         moment, unshrunk, active = data
         moment = moment if unshrunk is None else unshrunk
         first: dict[str, PyTree] = {}
         local_first = start is None and self.start == "local_first"
+        if start is None and self.start == "common":
+            first["moment"] = common_message(moment, self.shared_rank + self._width)
         if local_first or self._needs_curvature:
             local = first_components(moment, self._width)
             if self._needs_curvature:
@@ -229,11 +237,11 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
         """Return the first shared components and the first curvature."""
         if start is not None:
             shared = start.shared.T
-        elif self.start == "local_first":
-            shared = first_shared(first["moment"], self.shared_rank)
-        else:
+        elif self.start == "random":
             shape = like.moment.dim, self.shared_rank
             shared = retract(jax.random.normal(key, shape, like.moment.trace.dtype).T, "qr")
+        else:
+            shared = first_shared(first["moment"], self.shared_rank)
         curvature = objective = None
         if self._needs_curvature:
             curvature = first["curvature"].astype(shared.dtype)

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float
 
 from jaxfed.contract import (
     Algorithm,
@@ -20,30 +20,25 @@ from jaxfed.contract import (
     DifferentiatedThrough,
     HasRemarks,
     check_count,
-    check_name,
 )
 from jaxfed.core.clients.samples import Samples
 from jaxfed.core.contract.reduction import Gram, Mean, Symmetric
 from jaxfed.linalg import Moment
 from jaxfed.linalg.division import ratio
-from jaxfed.pca._quasi_newton import Climbed, Evaluation, Memory, Point, begin, climb, norm
+from jaxfed.pca._quasi_newton import Evaluation, Memory, begin, climb, norm
 from jaxfed.pca._reduced import evaluate
 from jaxfed.pca.components import (
     Frame,
     best_local,
     check_start,
     common_local,
-    common_message,
     deflate,
-    first_shared,
 )
 from jaxfed.pca.perpca import Member as Prepared
 from jaxfed.pca.perpca import PerPCA
 
 # Mean fingerprints that differ by less, in units of rounding error, are of the same participants.
 ORDER = 32
-# Objectives of two starts that differ by a smaller share count as equal.
-TIE = 1e-3
 
 Scalar = Float[Array, ""]
 
@@ -69,29 +64,12 @@ class Uplink(NamedTuple):
     fingerprint: Any  # wrapped in `Mean`, so that no robust aggregate replaces it
 
 
-class First(NamedTuple):
-    """A client's part of two starts."""
-
-    moment: Gram | Symmetric  # deflated
-    common: Gram
-    energy: Any  # wrapped in `Mean`
-
-
-class Other(NamedTuple):
-    """State until the second of two starts has been tried."""
-
-    frame: Frame  # the second start, then the trial after the first one
-    energy: Scalar  # mean variance of the clients
-    rounds: Int[Array, ""]  # number of rounds so far, at most two
-
-
 class Server(NamedTuple):
     """The server's state, in multiples of `unit`, so that squares neither over- nor underflow."""
 
     memory: Memory
     fingerprint: Scalar  # of the participants at the last accepted point; NaN before the first
     unit: Scalar  # a power of two near the first gradients
-    other: Other | None  # None if there is only one start
 
 
 class VarProPerPCA(Algorithm, DifferentiatedThrough, HasRemarks):
@@ -112,7 +90,7 @@ class VarProPerPCA(Algorithm, DifferentiatedThrough, HasRemarks):
     local_rank: int | tuple[int, ...] = eqx.field(static=True)
     memory: int = eqx.field(static=True)
     shrinkage: bool = eqx.field(static=True)
-    start: Literal["local_first", "better"] = eqx.field(static=True)
+    start: Literal["local_first", "common", "random"] = eqx.field(static=True)
 
     def __init__(
         self,
@@ -121,7 +99,7 @@ class VarProPerPCA(Algorithm, DifferentiatedThrough, HasRemarks):
         *,
         memory: int = 20,
         shrinkage: bool = False,
-        start: Literal["local_first", "better"] = "local_first",
+        start: Literal["local_first", "common", "random"] = "local_first",
     ):
         """Set up the algorithm.
 
@@ -133,31 +111,28 @@ class VarProPerPCA(Algorithm, DifferentiatedThrough, HasRemarks):
                 large as two messages.
             shrinkage: remove the noise from the second moments before the iteration, as in
                 `PerPCA`.
-            start: where to start without a warm start. `"local_first"`: as in `PerPCA`.
-                `"better"`: the first round evaluates what the clients' top components have in
-                common, the second the other start. The third continues from the second only if its
-                objective is smaller by a thousandth. If clients are alike, any split of the same
-                components into shared and local ones has the same objective; this start puts the
-                larger ones into the shared part. With few or heavy-tailed samples it halves the
-                number of runs that end more than a hundredth above the best of twenty starts. It
-                takes one more round, and the first exchange sends
-                `features × (shared_rank + local_rank)` more numbers, which tell the server about
-                the clients' local components.
+            start: where to start without a warm start, as in `PerPCA`. To try several starts, see
+                `jaxfed.MultiStart`.
 
         Raises:
             ValueError: if a rank or the memory is not a positive whole number (a local rank may be
                 0 for some clients), `shrinkage` is neither True nor False, or the start is unknown.
         """
         check_count("memory", memory)
-        check_name("start", start, ("local_first", "better"))
-        model = PerPCA(shared_rank, local_rank, shrinkage=shrinkage)
+        model = PerPCA(shared_rank, local_rank, shrinkage=shrinkage, start=start)
         self.shared_rank, self.local_rank = model.shared_rank, model.local_rank
         self.memory, self.shrinkage, self.start = memory, shrinkage, start
 
     @property
     def _model(self) -> PerPCA:
         """Prepares the data; with a given step size, clients need not compute one."""
-        return PerPCA(self.shared_rank, self.local_rank, step_size=1.0, shrinkage=self.shrinkage)
+        return PerPCA(
+            self.shared_rank,
+            self.local_rank,
+            step_size=1.0,
+            start=self.start,
+            shrinkage=self.shrinkage,
+        )
 
     @property
     def _width(self) -> int:
@@ -174,29 +149,16 @@ class VarProPerPCA(Algorithm, DifferentiatedThrough, HasRemarks):
         fingerprint = jax.random.uniform(jax.random.fold_in(jax.random.key(0), client_id))
         return Member(prepared, fingerprint.astype(prepared.moment.trace.dtype))
 
-    def first_message(self, key, data: Member, start) -> Gram | Symmetric | First | None:
-        """Return what the server starts from: a deflated moment, and for two starts a factor."""
-        deflated = self._model.first_message(key, data.prepared, start).get("moment")
-        if deflated is None or self.start == "local_first":
-            return deflated
-        moment, unshrunk, _ = data.prepared
-        moment = moment if unshrunk is None else unshrunk
-        common = common_message(moment, self.shared_rank + self._width)
-        return First(deflated, common, Mean(moment.trace))
+    def first_message(self, key, data: Member, start) -> Gram | Symmetric | None:
+        """Return what the server starts from, as in `PerPCA`."""
+        return self._model.first_message(key, data.prepared, start).get("moment")
 
-    def server_init(self, key, first: Any, like, start) -> Server:
-        """Return a state whose first trial is the start, or the first of two starts."""
-        other = None
-        if start is not None:
-            shared = start.shared
-        elif self.start == "local_first":
-            shared = first_shared(first, self.shared_rank).T
-        else:
-            shared = first_shared(first.common, self.shared_rank).T
-            second = first_shared(first.moment, self.shared_rank).T
-            other = Other(second, first.energy, jnp.zeros((), jnp.int32))
+    def server_init(self, key, first: Any, like: Member, start) -> Server:
+        """Return a state whose first trial is the start."""
+        model = self._model.server_init(key, {"moment": first}, like.prepared, start)
+        shared = model.shared.T
         one = jnp.ones((), shared.dtype)
-        return Server(begin(shared, pairs=self.memory), jnp.nan * one, one, other)
+        return Server(begin(shared, pairs=self.memory), jnp.nan * one, one)
 
     def downlink(self, server: Server) -> Frame:
         """Return the trial point, which as a result is one step beyond the last accepted point."""
@@ -230,44 +192,9 @@ class VarProPerPCA(Algorithm, DifferentiatedThrough, HasRemarks):
         unit = jnp.where(first, _power_near(uplink.curvature), server.unit)
         gradient, curvature, captured, _ = (ratio(x, unit) for x in uplink)
         found = Evaluation(gradient, captured, curvature=curvature)
-        if server.other is None:
-            climbed, other = climb(server.memory, found, same=same), None
-        else:
-            energy = ratio(server.other.energy, unit)
-            climbed, other = self._of_two(server.memory, server.other, energy, found, same)
-        memory, accepted, left = climbed
+        memory, accepted, left = climb(server.memory, found, same=same)
         fingerprint = jnp.where(accepted, uplink.fingerprint, server.fingerprint)
-        return Server(memory, fingerprint, unit, other), {"stopping_measure": left}
-
-    def _of_two(
-        self,
-        memory: Memory,
-        other: Other,
-        energy: Scalar,
-        found: Evaluation,
-        same: Bool[Array, ""],
-    ) -> tuple[Climbed, Other]:
-        """Climb, and try the second start in the second round."""
-        first, second = other.rounds == 0, other.rounds == 1
-        # Each start begins its own climb.
-        fresh = begin(memory.trial.frame, pairs=self.memory)
-        climbed = climb(_where(second, fresh, memory), found, same=same)
-        # Twice the value is the captured energy.
-        tie = TIE * jnp.abs(energy / 2 - memory.value)
-        tie = tie + ORDER * jnp.finfo(tie.dtype).eps * jnp.abs(memory.value)
-        refused = second & same & (found.value <= memory.value + tie)
-        back = memory._replace(trial=Point(other.frame, None))
-        trial = climbed.memory.trial.frame
-        after = climbed.memory._replace(
-            trial=Point(jnp.where(first, other.frame, trial), None),
-        )
-        climbed = Climbed(
-            _where(refused, back, after),
-            climbed.accepted & ~refused,
-            jnp.where(first | refused, jnp.inf, climbed.left),
-        )
-        held = jnp.where(first, trial, other.frame)
-        return climbed, Other(held, other.energy, jnp.minimum(other.rounds + 1, 2))
+        return Server(memory, fingerprint, unit), {"stopping_measure": left}
 
     def client_result(self, downlink: Frame, local: None, data: Member):
         """Return the best local components for the final shared ones and the observed moments."""
@@ -286,10 +213,6 @@ class VarProPerPCA(Algorithm, DifferentiatedThrough, HasRemarks):
     def through(self) -> Algorithm:
         """Return gradient ascent of the same function, whose state is a single point."""
         return self._model.through()
-
-
-def _where(condition: Bool[Array, ""], one: Memory, other: Memory) -> Memory:
-    return jax.tree.map(lambda x, y: jnp.where(condition, x, y), one, other)
 
 
 def _power_near(numbers: Array) -> Scalar:

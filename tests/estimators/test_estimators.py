@@ -265,7 +265,7 @@ def test_views_agree_on_what_they_share():
 def test_a_search_that_holds_out_whole_clients_finds_the_ranks():
     X, groups, _ = sampled(m=12, n=60, noise=0.3)
     with sklearn.config_context(enable_metadata_routing=True):
-        model = estimators.PersonalizedPCA(rounds=50, start="projector", random_state=0)
+        model = estimators.PersonalizedPCA(rounds=50, random_state=0)
         model.set_fit_request(groups=True).set_score_request(groups=True)
         grid = {"shared_rank": np.array([1, 2, 3]), "local_rank": [1, 2, 3]}
         search = GridSearchCV(model, grid, cv=GroupKFold(3)).fit(X, groups=groups)
@@ -289,7 +289,7 @@ def test_what_clients_that_are_alike_have_in_common_is_shared():
     top = np.linalg.eigvalsh(np.cov(rows.T, bias=True))[-3:].sum()
     centred = rows - rows.mean(0)
     assert np.sum((centred @ model.components_.T) ** 2) / 300 > 0.99 * top
-    first = estimators.PersonalizedPCA(3, 2, start="local_first", random_state=0)
+    first = estimators.PersonalizedPCA(3, 2, n_init=1, random_state=0)
     first.fit(rows, groups=np.arange(300) % 6)
     assert np.sum((centred @ first.components_.T) ** 2) / 300 < 0.5 * top
     assert "common to all clients" in first.summary_

@@ -69,7 +69,7 @@ def test_two_parts_are_a_fit_to_all(name):
 def test_twice_is_two_updates():
     """Without centring, by the functions that are behind it."""
     first, second, _ = parts()
-    found = fresh("PersonalizedPCA", center=False, forgetting=0.3, start="projector")
+    found = fresh("PersonalizedPCA", center=False, forgetting=0.3, n_init=1)
     clients, solution, rule = None, None, jf.stream.Forgetting(0.3)
     for X, groups in (first, second, first):
         found.partial_fit(X, groups=groups)
@@ -78,8 +78,7 @@ def test_twice_is_two_updates():
         key = jax.random.key(np.random.RandomState(0).randint(2**31 - 1))
         options = {"rounds": 60, "key": key}
         if solution is None:
-            start = jf.fit(jf.pca.OneShot(2, 2, method="projector"), clients, rounds=1, key=key)
-            solution = jf.fit(jf.pca.VarProPerPCA(2, 2), clients, warm_start=start, **options)
+            solution = jf.fit(jf.pca.VarProPerPCA(2, 2), clients, **options)
         else:
             solution = solution.update(clients, **options)
     shared, local = (np.asarray(part, float) for part in solution.result)

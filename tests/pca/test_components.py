@@ -15,7 +15,7 @@ from jaxfed.pca.components import FEW, LOCAL_STEPS, SHARED_STEPS, first_componen
 FEATURES = FEW + 8
 RNG = np.random.default_rng(0)
 
-of_two_starts = functools.partial(jf.pca.VarProPerPCA, start="better")
+from_common = functools.partial(jf.pca.VarProPerPCA, start="common")
 
 
 def falling(n):
@@ -76,7 +76,7 @@ def test_derivatives_are_finite_differences(x64):
 
 
 @pytest.mark.parametrize("features", [FEATURES, 8])
-@pytest.mark.parametrize("make", [jf.pca.PerPCA, jf.pca.VarProPerPCA, of_two_starts])
+@pytest.mark.parametrize("make", [jf.pca.PerPCA, jf.pca.VarProPerPCA, from_common])
 def test_derivatives_of_a_run_go_through_its_start(make, features, x64):
     """After so few rounds a result is far from a solution, so that it depends on the start."""
     samples = np.stack([falling(20) for _ in range(6)]).reshape(2, 3, 20, FEATURES)
@@ -116,7 +116,7 @@ def test_degenerate_clients_have_orthonormal_components_and_finite_derivatives(s
     assert np.isfinite(gradient).all()
 
 
-@pytest.mark.parametrize("make", [jf.pca.PerPCA, of_two_starts])
+@pytest.mark.parametrize("make", [jf.pca.PerPCA, from_common])
 def test_clients_of_no_weight_and_other_engines_change_nothing(make):
     samples = [falling(n).astype(np.float32) for n in (50, 9, 30, 30)]
     samples.append(np.zeros((4, FEATURES), np.float32))

@@ -1,0 +1,195 @@
+"""Several starts of one algorithm at once, of which the result is the best."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, final
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, PyTree
+
+from jaxfed.contract import (
+    Algorithm,
+    DifferentiatedThrough,
+    HasRemarks,
+    check_count,
+    check_instance,
+)
+from jaxfed.core.contract import fixed_point
+
+# Objectives that differ by a smaller share count as equal.
+TIE = 1e-3
+
+
+class Server(NamedTuple):
+    """The server's state."""
+
+    servers: PyTree  # of the algorithm, with a leading axis of starts
+    best: Int[Array, ""]  # the start whose result is the run's
+
+
+class Downlink(NamedTuple):
+    """What the server sends."""
+
+    downlinks: tuple[PyTree, ...]  # of the algorithm, one per start
+    best: Int[Array, ""]
+
+
+class Uplink(NamedTuple):
+    """What a client sends."""
+
+    uplinks: tuple[PyTree, ...]  # of the algorithm, one per start
+    objectives: Float[Array, " starts"]
+
+
+@final
+class MultiStart(Algorithm, DifferentiatedThrough, HasRemarks):
+    """An algorithm from several starts at once; the result is that of the lowest objective.
+
+    Problems with many local optima are rarely solved from the first start. Some rounds tell which
+    start leads to a good optimum, and a run of the algorithm itself continues from there::
+
+        model = jf.pca.VarProPerPCA(2, 3, start="random")
+        several = jf.fit(jf.MultiStart(model, 8), clients, rounds=20, key=key)
+        solution = jf.fit(model, clients, rounds=100, key=key, warm_start=several)
+
+    Each start has messages of its own, so a round sends as many times the bits of one start, and
+    one number for each start and direction. If objectives of the last round differ by at most a
+    thousandth, the earlier start wins. The history's objective, stopping measure and other
+    diagnostics of the server are those of the best start; clients' diagnostics are means over
+    starts.
+    """
+
+    algorithm: Algorithm
+    starts: tuple[Algorithm, ...]
+
+    def __init__(self, algorithm: Algorithm, starts: int | Sequence[Algorithm]):
+        """Set up the algorithm.
+
+        Args:
+            algorithm: the algorithm that takes all rounds.
+            starts: number of starts, at least 2, which differ by their random keys; or the
+                algorithms that choose the starts, which differ from `algorithm` in their starts
+                alone.
+
+        Raises:
+            ValueError: if an argument has another type, or there are fewer than two starts.
+        """
+        check_instance("algorithm", algorithm, Algorithm, "an algorithm")
+        if isinstance(starts, Sequence):
+            for each in starts:
+                check_instance("starts", each, type(algorithm), type(algorithm).__name__)
+            check_count("number of starts", len(starts), least=2)
+        else:
+            check_count("starts", starts, least=2)
+            starts = [algorithm] * starts
+        self.algorithm, self.starts = algorithm, tuple(starts)
+
+    @property
+    def needs_everybody(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether every client must take part in each round, as the algorithm says."""
+        return self.algorithm.needs_everybody
+
+    @property
+    def energy_weighted(self) -> bool:
+        """Whether clients of more energy have more influence, as the algorithm says."""
+        return self.algorithm.energy_weighted
+
+    def check(self, clients, start) -> None:
+        """Raise a `ValueError` for a warm start, and let the algorithm check the data."""
+        if start is not None and start.local is not None:
+            raise ValueError("warm_start: wanted None for several starts, got a solution")
+        self.algorithm.check(clients, start)
+
+    def at_round(self, number):
+        """Return the algorithm for one round."""
+        return eqx.tree_at(lambda x: x.algorithm, self, self.algorithm.at_round(number))
+
+    def prepare(self, data, client_id, rounds):
+        """Return what the algorithm prepares."""
+        return self.algorithm.prepare(data, client_id, rounds)
+
+    def first_message(self, key, data, start):
+        """Return the algorithm's first messages, one per start; None if there are none."""
+        messages = self._each(lambda one, key: one.first_message(key, data, start), key)
+        return messages if jax.tree.leaves(messages) else None
+
+    def server_init(self, key, first, like, start) -> Server:
+        """Return the algorithm's states."""
+        first = first or (None,) * len(self.starts)
+
+        def init(one: Algorithm, key, received) -> PyTree:
+            return one.server_init(key, received, like, start)
+
+        return Server(_stacked(self._each(init, key, first)), jnp.zeros((), jnp.int32))
+
+    def downlink(self, server: Server) -> Downlink:
+        """Return the algorithm's downlinks, and which start is the best."""
+        return Downlink(self._parts(jax.vmap(self.algorithm.downlink)(server.servers)), server.best)
+
+    def client_init(self, key, downlink: Downlink, data, start) -> PyTree:
+        """Return the algorithm's local states, with a leading axis of starts."""
+
+        def init(one: Algorithm, key, received) -> PyTree:
+            return one.client_init(key, received, data, start)
+
+        return _stacked(self._each(init, key, downlink.downlinks))
+
+    def client_step(self, key, downlink: Downlink, local, data):
+        """Take the algorithm's step of every start."""
+
+        def step(key, received, local):
+            return self.algorithm.client_step(key, received, local, data)
+
+        keys, received = self._keys(key), _stacked(downlink.downlinks)
+        uplinks, local, diagnostics = jax.vmap(step)(keys, received, local)
+        means = {name: values.mean() for name, values in diagnostics.items()}
+        return Uplink(self._parts(uplinks), diagnostics["objective"]), local, means
+
+    def server_step(self, key, server: Server, uplink: Uplink):
+        """Take the algorithm's step of every start, and find the best one."""
+        step = jax.vmap(self.algorithm.server_step)
+        servers, diagnostics = step(self._keys(key), server.servers, _stacked(uplink.uplinks))
+        objectives = diagnostics.get("objective", uplink.objectives)
+        least = objectives.min()
+        best = jnp.argmax(objectives <= least + TIE * jnp.abs(least)).astype(jnp.int32)
+        of_best = {name: values[best] for name, values in diagnostics.items()}
+        return Server(servers, best), {**of_best, "objective": objectives[best]}
+
+    def client_result(self, downlink: Downlink, local, data) -> PyTree:
+        """Return the algorithm's local result from the best start."""
+        received, local = _one((_stacked(downlink.downlinks), local), downlink.best)
+        return self.algorithm.client_result(received, local, data)
+
+    def shared_result(self, server: Server) -> PyTree:
+        """Return the algorithm's shared result from the best start."""
+        return self.algorithm.shared_result(_one(server.servers, server.best))
+
+    def through(self) -> Algorithm:
+        """Return the round that differentiates the algorithm's solutions."""
+        return fixed_point.through(self.algorithm)
+
+    def remarks(self, result, history) -> tuple[str, ...]:
+        """Return the algorithm's warnings."""
+        inner = self.algorithm
+        return inner.remarks(result, history) if isinstance(inner, HasRemarks) else ()
+
+    def _keys(self, key):
+        return jax.random.split(key, len(self.starts))
+
+    def _parts(self, tree: PyTree) -> tuple[PyTree, ...]:
+        """Undo `_stacked`."""
+        return tuple(_one(tree, i) for i in range(len(self.starts)))
+
+    def _each(self, function: Callable[..., PyTree], key, *received) -> tuple[PyTree, ...]:
+        """Call a function for each start's algorithm, its key and what it receives."""
+        return tuple(map(function, self.starts, self._keys(key), *received))
+
+
+def _stacked(parts: Sequence[PyTree]) -> PyTree:
+    """Trees of the same structure as one with a leading axis."""
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *parts)
+
+
+def _one(tree: PyTree, index) -> PyTree:
+    return jax.tree.map(lambda x: x[index], tree)

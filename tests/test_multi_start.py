@@ -1,0 +1,121 @@
+"""Several starts at once are so many runs, and the result is that of the best."""
+
+import itertools
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxfed as jf
+
+STARTS = "common", "local_first"
+ROUNDS = 6
+
+
+@pytest.fixture
+def clients(x64):
+    """Clients of large local variance, whose top components have little in common."""
+    data = jf.data.perpca_synthetic(
+        jax.random.key(0),
+        clients=4,
+        features=12,
+        shared_rank=2,
+        local_rank=3,
+        samples=60,
+        shared_scale=1.0,
+        local_scale=10.0,
+        noise_variance=0.1,
+        dtype=jnp.float64,
+    )
+    return jf.Clients.from_samples(data.samples)
+
+
+def model(start="local_first"):
+    return jf.pca.VarProPerPCA(2, 3, start=start)
+
+
+def solve(algorithm, clients, **options):
+    return jf.fit(algorithm, clients, rounds=ROUNDS, key=jax.random.key(1), **options)
+
+
+def test_each_start_is_a_run(clients):
+    """The history is that of the lowest objective, and so is the result."""
+    runs = [solve(model(start), clients) for start in STARTS]
+    found = solve(jf.MultiStart(model(), [model(start) for start in STARTS]), clients)
+    objectives = np.stack([run.history["objective"] for run in runs])
+    assert objectives[1, -1] < 0.99 * objectives[0, -1]
+    chex.assert_trees_all_close(found.history["objective"], objectives.min(0), rtol=1e-9)
+    measures = [run.history["stopping_measure"] for run in runs]
+    wanted = np.where(objectives[0] < objectives[1], *measures)
+    chex.assert_trees_all_close(found.history["stopping_measure"], wanted, rtol=1e-6)
+    shared, local = runs[1].result
+    chex.assert_trees_all_close(
+        [found.result.shared @ found.result.shared.T, found.result.local @ found.result.local.mT],
+        [shared @ shared.T, local @ local.mT],
+        atol=1e-9,
+    )
+    bits = [run.history["bits_up"] for run in runs]
+    # And the objective of each start in double precision.
+    more = 2 * 64 * np.arange(1, ROUNDS + 1)
+    np.testing.assert_array_equal(found.history["bits_up"], sum(bits) + more)
+
+
+def test_the_first_of_equal_starts_wins(x64):
+    """Clients are alike, so that all splits of the same components have the same objective."""
+    rows = np.random.default_rng(0).normal(size=(60, 12)) * np.linspace(3, 0.5, 12)
+    clients = jf.Clients.from_samples(np.broadcast_to(rows, (4, *rows.shape)))
+    for order in (STARTS, STARTS[::-1]):
+        found = solve(jf.MultiStart(model(), [model(start) for start in order]), clients)
+        wanted = solve(model(order[0]), clients)
+        chex.assert_trees_all_close(
+            found.result.shared @ found.result.shared.T,
+            wanted.result.shared @ wanted.result.shared.T,
+            atol=1e-9,
+        )
+
+
+def test_keys_make_starts_differ(clients):
+    several = jf.MultiStart(model("random"), 5)
+    one = jax.tree.map(lambda x: x[0], clients.data)
+    like = jax.eval_shape(lambda: several.prepare(one, jnp.zeros((), jnp.int32), ROUNDS))
+    frames = several.downlink(several.server_init(jax.random.key(0), None, like, None)).downlinks
+    pairs = itertools.combinations(frames, 2)
+    assert min(jf.manifolds.grassmann.distance(a, b) for a, b in pairs) > 0.5
+
+
+def test_another_run_continues_from_the_best(clients):
+    found = solve(jf.MultiStart(model(), [model(start) for start in STARTS]), clients)
+    after = solve(model(), clients, warm_start=found)
+    assert after.history["objective"][0] <= found.history["objective"][-1]
+
+
+def test_an_implicit_derivative_is_that_of_the_algorithm(clients):
+    weights = np.random.default_rng(0).normal(size=(12, 12))
+
+    def loss(scale, algorithm):
+        scaled = jax.tree.map(lambda x: x, clients)
+        scaled = jf.Clients.from_samples(
+            scaled.data.values * jnp.array([1, 1, 1, scale])[:, None, None]
+        )
+        shared = jf.rollout(
+            algorithm,
+            scaled,
+            rounds=150,
+            key=jax.random.key(1),
+            adjoint=jf.adjoint.implicit(),
+        ).result.shared
+        return jnp.vdot(shared @ shared.T, weights)
+
+    several = jf.MultiStart(model(), [model(start) for start in STARTS])
+    found, wanted = (jax.grad(loss)(1.1, each) for each in (several, model()))
+    np.testing.assert_allclose(found, wanted, rtol=1e-5)
+
+
+def test_refuses_a_warm_start(clients):
+    one = solve(model(), clients)
+    with pytest.raises(ValueError, match="warm_start: wanted None for several starts"):
+        solve(jf.MultiStart(model("random"), 2), clients, warm_start=one)
+    with pytest.raises(ValueError, match="starts: wanted VarProPerPCA"):
+        jf.MultiStart(model(), [model(), jf.pca.PerPCA(2, 3)])
