@@ -1,5 +1,6 @@
 """Triple component matrix factorization: its rounds, where they end, and what is recovered."""
 
+import json
 from typing import NamedTuple
 
 import jax
@@ -8,11 +9,13 @@ import numpy as np
 import pytest
 
 import jaxfed as jf
+from bench.oracles import tcmf as oracle
 from jaxfed.testing import CHECKS, check_algorithm
 from tests import examples
 from tests.helpers import solve
 from tests.references import tcmf as reference
 
+KEPT = json.loads(oracle.NUMBERS.read_text(encoding="utf-8"))
 FEATURES, CLIENTS, SAMPLES, RANK = 40, 6, 50, 2
 
 
@@ -119,6 +122,35 @@ def test_many_inner_rounds_are_the_papers_epochs(x64):
         low_rank = (samples - sparse) @ both
     np.testing.assert_allclose(samples - run.local.cleaned, sparse, atol=1e-5)
     assert gap(run.result.shared, factors.shared) < 0.02  # one round after the last epoch
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("kind", ["together", "alone"])
+def test_epochs_are_those_of_the_authors_steps(x64, kind, seed):
+    case, kept = oracle.draw(seed), KEPT["draws"][seed][kind]
+    samples = case.samples if kind == "together" else case.samples[:1]
+    inner = 300
+    algorithm = jf.pca.TCMF(
+        oracle.SHARED_RANK,
+        oracle.LOCAL_RANK,
+        0.0,
+        first_threshold=oracle.FIRST,
+        decay=oracle.DECAY,
+        inner_rounds=inner,
+    )
+    # Up to the last factorization.
+    run = solve(
+        algorithm,
+        jf.Clients.from_samples(samples),
+        rounds=oracle.EPOCHS * inner - 1,
+        warm_start=jf.Personalized(jnp.asarray(case.shared), None),
+    )
+    sparse = np.stack(samples) - run.local.cleaned
+    wanted = kept["sparse"] if kind == "together" else [kept]
+    np.testing.assert_allclose(sparse, wanted, atol=1e-8)
+    if kind == "together":
+        assert gap(run.result.shared, np.array(kept["shared"])) < 1e-8
+        assert gap(run.result.local, np.array(kept["locals"])) < 1e-8
 
 
 @pytest.mark.parametrize("missing", [0.0, 0.1])
