@@ -29,7 +29,7 @@ from bench.oracles.hmf import COMMIT, solver, started, theirs
 NUMBERS = Path(__file__).parents[2] / "tests" / "references" / "tcmf.json"
 SHARED_RANK, LOCAL_RANK, FEATURES, CLIENTS, SAMPLES = 2, 1, 12, 3, 16
 FIRST, DECAY, EPOCHS = 0.5, 0.7, 4  # the thresholds
-STEP_SIZE, PENALTY, INNER = 0.2, 0.3, 500  # of the joint factorization
+STEP_SIZE, PENALTY, INNER = 0.2, 0.3, 1_000  # of the joint factorization
 
 
 class Draw(NamedTuple):

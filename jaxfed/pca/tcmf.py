@@ -105,8 +105,11 @@ class TCMF(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
     entries in S, and missing ones, are those of the low-rank parts. So S is
     `samples - solution.local.cleaned`, and the data may not be in buckets.
 
-    Source: Shi, Fattahi & Al Kontar (2024), Algorithm 1. The paper leaves the factorization open.
-    The automatic first threshold is not in the paper.
+    `robust_pca` splits a single matrix into a low-rank and a sparse part.
+
+    Source: Shi, Fattahi & Al Kontar (2024), Algorithm 1, with \(\varepsilon = (1 - \rho)
+    \lambda_\infty\). The paper takes any solver of the joint factorization. The automatic first
+    thresholds, which differ between clients, are not in the paper.
     """
 
     threshold: Float[Array, ""]
