@@ -206,6 +206,23 @@ EXAMPLES = {
             "penalty": lambda: jf.pca.HMF(2, 2, penalty=-1.0),
         },
     ),
+    jf.pca.TCMF: Examples(
+        good={
+            "": Example(lambda _: jf.pca.TCMF(2, 2, 1.0), (TRIANGLE, 12, 12)),
+            "paper": Example(
+                lambda _: jf.pca.TCMF(2, 1, 1.0, first_threshold=3.0, inner_rounds=3),
+                (TRIANGLE, 12, 12),
+            ),
+        },
+        refused={
+            "shared_rank": lambda: jf.pca.TCMF(0, 2, 1.0),
+            "local_rank": lambda: jf.pca.TCMF(2, 1.0, 1.0),
+            "threshold": lambda: jf.pca.TCMF(2, 2, -1.0),
+            "first_threshold": lambda: jf.pca.TCMF(2, 2, 1.0, first_threshold=0.0),
+            "decay": lambda: jf.pca.TCMF(2, 2, 1.0, decay=1.0),
+            "inner_rounds": lambda: jf.pca.TCMF(2, 2, 1.0, inner_rounds=0),
+        },
+    ),
     jf.pca.HierarchicalPCA: Examples(
         good={
             "": Example(lambda _: jf.pca.HierarchicalPCA(2, 0.2, 0.1), (TRIANGLE, 12, 12)),
@@ -563,6 +580,7 @@ LONG = {
     jf.pca.LocalPower,
     jf.pca.BlockLanczos,
     jf.pca.HMF,
+    jf.pca.TCMF,
     jf.gcca.MaxVar,
     jf.gcca.DeepMaxVar,
     jf.generative.AdaptiveTraining,

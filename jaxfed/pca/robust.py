@@ -1,7 +1,8 @@
 """Robust PCA: split a matrix into a low-rank and a sparse one.
 
 This is not federated. It is a baseline for personalized PCA, with sparse parts in place of local
-components (Shi & Kontar 2024, Section 7.2).
+components (Shi & Kontar 2024, Section 7.2). `jaxfed.pca.TCMF` learns shared, local and sparse parts
+of several clients' matrices.
 """
 
 import jax

@@ -68,6 +68,10 @@ def test_fit_writes_components_history_table_and_pictures(data, tmp_path, capsys
         (["perpca-gradient", *RANKS, "--rounds", "5"], {"shared": (9, 2), "local": (8, 9, 2)}),
         (["hmf", *RANKS, "--rounds", "5"], {"shared": (9, 2), "local": (8, 9, 2)}),
         (
+            ["tcmf", *RANKS, "--threshold", "2", "--rounds", "5"],
+            {"shared": (9, 2), "local": (8, 9, 2)},
+        ),
+        (
             [
                 "hierarchical",
                 "--rank",
