@@ -36,6 +36,7 @@ from jaxfed.pca.robust import robust_pca as robust_pca
 from jaxfed.pca.shrinkage import shrink as shrink
 from jaxfed.pca.split_half import split_half as split_half
 from jaxfed.pca.subspace_iteration import SubspaceIteration as SubspaceIteration
+from jaxfed.pca.tucker import PerTucker as PerTucker
 from jaxfed.pca.varpro import VarProPerPCA as VarProPerPCA
 
 __dir__ = _names.public_names(__name__)
