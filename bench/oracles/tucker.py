@@ -3,17 +3,17 @@
     python -m bench.oracles.tucker numbers FOLDER
     python -m bench.oracles.tucker seconds FOLDER
 
-FOLDER is the folder `code` of a clone of github.com/hyan46/perTucker; the numbers kept are of commit
-3dc6136. What its `perTucker.py` imports is wanted too: TensorLy and SciPy.
+FOLDER is the folder `code` of a clone of github.com/hyan46/perTucker; the numbers kept are of
+commit 3dc6136. What its `perTucker.py` imports is wanted too: TensorLy and SciPy.
 
 `numbers` writes `tests/references/tucker.json`: of three draws of tensors with three modes, the
 factors after some passes over the modes, the squared error there, and at the end the components and
 the squared error; with all modes orthogonal, with one, and with a proximal term, where only the end
 is comparable: their local factors are then not orthogonal to the shared ones on the way.
 
-`seconds`: images of `bench.tables.tucker`, 50 of each of three clients, as in the authors' Figure 5,
-in double precision: seconds of the authors' 30 passes, and until jaxfed's objective is at most
-theirs, without compilation, from the same random start and from its own.
+`seconds`: images of `bench.tables.tucker`, 50 of each of three clients, as in the authors'
+Figure 5, in double precision: seconds of the authors' 30 passes, and until jaxfed's objective is at
+most theirs, without compilation, from the same random start and from its own.
 """
 
 import argparse

@@ -18,9 +18,10 @@ from jaxfed.linalg.precision import chosen_precision
 from jaxfed.pca.components import Frame, best_local
 
 Scalar = Float[Array, ""]
-Tensors = Float[Array, "samples *shape"]
+Tensors = Float[Array, "samples ..."]
 Factor = Float[Array, "size rank"]
-Factors = tuple[Factor, ...]  # one for each mode, with orthonormal columns
+LocalFactor = Float[Array, "size local_rank"]
+Factors = tuple[Float[Array, "_ _"], ...]  # (size, rank) of each mode, with orthonormal columns
 Second = Float[Array, "size size"]  # second moment of a mode
 
 
@@ -102,7 +103,7 @@ class Updates(Algorithm):
             rest = rest - _times(rest, matmul(factor, factor.T), k)
         return tuple(self._best_local(k, second(rest, k), shared[k]) for k in self.modes)
 
-    def update_local(self, k: int, data: Member, pair: Pair, before: Factor) -> Updated:
+    def update_local(self, k: int, data: Member, pair: Pair, before: LocalFactor) -> Updated:
         """Replace the local factor of a mode by the best one, near the one before."""
         # The shared part has no influence: it is orthogonal to the local factor of another mode,
         # or projected out in this one.
@@ -117,7 +118,7 @@ class Updates(Algorithm):
             pair = Pair(pair.shared, self.update_local(k, data, pair, local[k]).local)
         return pair.local
 
-    def _best_local(self, k: int, moment: Second, shared: Factor) -> Factor:
+    def _best_local(self, k: int, moment: Second, shared: Factor) -> LocalFactor:
         if k in self.orthogonal_modes:
             return best_local(Moment.from_dense(moment), shared, self.local_ranks[k])
         return top_eigenvectors(moment, self.local_ranks[k])[1]
@@ -161,7 +162,7 @@ def energy(moment: Second, factor: Factor) -> Scalar:
     return jnp.vdot(factor, matmul(moment, factor))
 
 
-def replaced(factors: Factors, mode: int, factor: Factor) -> Factors:
+def replaced(factors: Factors, mode: int, factor: Float[Array, "_ _"]) -> Factors:
     """Replace the factor of a mode."""
     return (*factors[:mode], factor, *factors[mode + 1 :])
 

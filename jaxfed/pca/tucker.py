@@ -146,8 +146,8 @@ class PerTucker(Updates, DifferentiatedThrough, HasRemarks):
             total, size = self.shared_ranks[k] + self.local_ranks[k], self.shape[k]
             if total > size:
                 raise ValueError(
-                    f"shared_ranks + local_ranks: {total} orthonormal columns do not fit into "
-                    f"mode {k} of size {size}"
+                    f"shared_ranks + local_ranks: wanted at most {size} orthonormal columns in the "
+                    f"orthogonal mode {k}, got {total}"
                 )
         check_factor("proximal", proximal)
         self.proximal, self.mode = hyperparameter(proximal), None
@@ -250,8 +250,9 @@ class PerTucker(Updates, DifferentiatedThrough, HasRemarks):
 
     def _in_mode(self, step: Callable[[int], T]) -> T:
         """Take the step of this round's mode."""
-        assert self.mode is not None
-        return jax.lax.switch(self.mode, [partial(step, k) for k in self.modes])
+        # Outside of rounds a step only shows the shapes of its results, which no mode changes.
+        mode = 0 if self.mode is None else self.mode
+        return jax.lax.switch(mode, [partial(step, k) for k in self.modes])
 
 
 @final
