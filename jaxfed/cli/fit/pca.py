@@ -53,6 +53,7 @@ ALGORITHMS = {
     "perpca": Entry(pca.VarProPerPCA, has_warm_start=True),
     "perpca-gradient": Entry(pca.PerPCA, has_warm_start=True),
     "hmf": Entry(pca.HMF, has_warm_start=True),
+    "pertucker": Entry(pca.PerTucker),
     "local": Entry(pca.Local, has_rounds=False),
     "pooled": Entry(pca.Pooled, has_rounds=False),
     "oneshot": Entry(pca.OneShot, has_rounds=False),
