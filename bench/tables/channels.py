@@ -57,6 +57,7 @@ CASES = {
     jf.pca.PerPCA: Case(lambda: jf.pca.PerPCA(RANK, 2, step_size=0.1), warm=True),
     jf.pca.VarProPerPCA: Case(lambda: jf.pca.VarProPerPCA(RANK, 2), warm=True),
     jf.pca.HMF: Case(lambda: jf.pca.HMF(RANK, 2)),
+    jf.pca.PerTucker: Case(lambda: jf.pca.PerTucker((6, 5), (2, 2), (2, 1))),
     jf.pca.OneShot: Case(lambda: jf.pca.OneShot(RANK, 2), rounds=1),
     jf.pca.Pooled: Case(lambda: jf.pca.Pooled(RANK), rounds=1),
     jf.pca.Local: Case(lambda: jf.pca.Local(RANK), rounds=1),
