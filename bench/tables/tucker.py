@@ -9,8 +9,9 @@ three clients, whose 50 x 50 images show a cross, an oval or a rectangle of vary
 background of random scores in five shared directions of each mode. `patterns`: the percentage of
 150 new images whose energy in the local components is largest for the right client; means of three
 draws. `PerPCA` has as many shared components, and a fifth of the local ones, which cannot be more
-than images. `cores`: that energy, the norm of the local core, relative to the median of all images of a pattern: quartiles for
-the images of each pattern and the components of each client, one draw.
+than images. `cores`: that energy, the squared norm of the local core, relative to the median of all
+images of a pattern: quartiles for the images of each pattern and the components of each client, one
+draw.
 
 `digits`: the 8 x 8 digits of scikit-learn, one client for each digit: the percentage of energy of
 all other images that the components miss; means of five draws.
