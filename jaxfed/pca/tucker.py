@@ -59,6 +59,7 @@ from jaxfed.pca.components import (
 )
 
 T = TypeVar("T")
+LocalFrame = Float[Array, "features local_rank"]
 
 
 class Server(NamedTuple):
@@ -277,12 +278,12 @@ class AllModes(Updates, HasBases):
         """Return the shared components."""
         return server
 
-    def client_init(self, key, downlink: Frame, data: Member, start) -> Frame:
+    def client_init(self, key, downlink: Frame, data: Member, start) -> LocalFrame:
         """Return the local components of the solution."""
         assert start is not None
         return start.local
 
-    def client_step(self, key, downlink: Frame, local: Frame, data: Member):
+    def client_step(self, key, downlink: Frame, local: LocalFrame, data: Member):
         """Update all local factors, and send the second moments of all modes."""
         shared = factors_of(downlink, self.shape, self.shared_ranks)
         own = factors_of(local, self.shape, self.local_ranks)
@@ -299,7 +300,7 @@ class AllModes(Updates, HasBases):
         updated = [self.update_shared(k, moment_received(x).matrix(), u) for k, (x, u) in each]
         return nearest(components(tuple(updated)), server), {}
 
-    def bases(self, server: Frame, local: Frame) -> Bases:
+    def bases(self, server: Frame, local: LocalFrame) -> Bases:
         """Return the shared components and a client's local ones."""
         return Bases(shared=(server,), own=(local,))
 
