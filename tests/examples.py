@@ -223,6 +223,28 @@ EXAMPLES = {
             "inner_rounds": lambda: jf.pca.TCMF(2, 2, 1.0, inner_rounds=0),
         },
     ),
+    # A message is as large as the largest mode, the first one larger: a factor for each mode.
+    jf.pca.PerTucker: Examples(
+        good={
+            "": Example(lambda _: jf.pca.PerTucker((3, 2), (1, 1), (2, 1)), (13, 6, 5)),
+            "one": Example(
+                lambda _: jf.pca.PerTucker(
+                    (2, 3, 1), (1, 2, 1), (1, 1, 1), orthogonal_modes=(0,), proximal=0.1
+                ),
+                (14, 6, 9),
+            ),
+        },
+        refused={
+            "shape": lambda: jf.pca.PerTucker(6, (1, 1), (1, 1)),
+            "shared_ranks": lambda: jf.pca.PerTucker((3, 2), (1, 3), (1, 1)),
+            "local_ranks": lambda: jf.pca.PerTucker((3, 2), (1, 1), (1,)),
+            r"shared_ranks \+ local_ranks": lambda: jf.pca.PerTucker((3, 2), (1, 2), (1, 1)),
+            "orthogonal_modes": lambda: jf.pca.PerTucker(
+                (3, 2), (1, 1), (1, 1), orthogonal_modes=(2,)
+            ),
+            "proximal": lambda: jf.pca.PerTucker((3, 2), (1, 1), (1, 1), proximal=-1.0),
+        },
+    ),
     jf.pca.HierarchicalPCA: Examples(
         good={
             "": Example(lambda _: jf.pca.HierarchicalPCA(2, 0.2, 0.1), (TRIANGLE, 12, 12)),
@@ -581,6 +603,7 @@ LONG = {
     jf.pca.BlockLanczos,
     jf.pca.HMF,
     jf.pca.TCMF,
+    jf.pca.PerTucker,
     jf.gcca.MaxVar,
     jf.gcca.DeepMaxVar,
     jf.generative.AdaptiveTraining,
@@ -872,6 +895,9 @@ OTHERS = {
         essence=turned,
         loss=completed,
         rounds=6,
+    ),
+    jf.pca.PerTucker: FAMILIES[jf.pca]._replace(
+        refusal=r"^shape: wanted 1 entries, as many as features, got"
     ),
     jf.gcca.AJIVE: FAMILIES[jf.gcca]._replace(
         check=check_parts,

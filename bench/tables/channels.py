@@ -58,6 +58,7 @@ CASES = {
     jf.pca.VarProPerPCA: Case(lambda: jf.pca.VarProPerPCA(RANK, 2), warm=True),
     jf.pca.HMF: Case(lambda: jf.pca.HMF(RANK, 2)),
     jf.pca.TCMF: Case(lambda: jf.pca.TCMF(RANK, 2, 2.5)),
+    jf.pca.PerTucker: Case(lambda: jf.pca.PerTucker((6, 5), (2, 2), (2, 1))),
     jf.pca.OneShot: Case(lambda: jf.pca.OneShot(RANK, 2), rounds=1),
     jf.pca.Pooled: Case(lambda: jf.pca.Pooled(RANK), rounds=1),
     jf.pca.Local: Case(lambda: jf.pca.Local(RANK), rounds=1),

@@ -115,4 +115,6 @@ def _kind(annotation: Any) -> Any:
     if get_origin(annotation) in (Union, types.UnionType):
         kinds = [kind for part in get_args(annotation) if (kind := _kind(part)) is not None]
         return float if float in kinds else kinds[0]
+    if get_origin(annotation) is tuple:
+        return [_kind(get_args(annotation)[0])]
     return annotation if annotation in (int, float, bool) else None

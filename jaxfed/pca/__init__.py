@@ -37,6 +37,7 @@ from jaxfed.pca.shrinkage import shrink as shrink
 from jaxfed.pca.split_half import split_half as split_half
 from jaxfed.pca.subspace_iteration import SubspaceIteration as SubspaceIteration
 from jaxfed.pca.tcmf import TCMF as TCMF
+from jaxfed.pca.tucker import PerTucker as PerTucker
 from jaxfed.pca.varpro import VarProPerPCA as VarProPerPCA
 
 __dir__ = _names.public_names(__name__)

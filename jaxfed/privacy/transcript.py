@@ -129,6 +129,9 @@ class _Recorded(Algorithm):
 
     inner: Algorithm
 
+    def at_round(self, number):
+        return replace(self, inner=self.inner.at_round(number))
+
     def prepare(self, data, client_id, rounds):
         return self.inner.prepare(data, client_id, rounds)
 

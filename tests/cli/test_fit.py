@@ -73,6 +73,13 @@ def test_fit_writes_components_history_table_and_pictures(data, tmp_path, capsys
         ),
         (
             [
+                *["pertucker", "--shape", "3", "3", "--shared-ranks", "1", "2"],
+                *["--local-ranks", "2", "1", "--orthogonal-modes", "1", "--rounds", "5"],
+            ],
+            {"shared": (9, 2), "local": (8, 9, 2)},
+        ),
+        (
+            [
                 "hierarchical",
                 "--rank",
                 "2",

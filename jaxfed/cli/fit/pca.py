@@ -54,6 +54,7 @@ ALGORITHMS = {
     "perpca-gradient": Entry(pca.PerPCA, has_warm_start=True),
     "hmf": Entry(pca.HMF, has_warm_start=True),
     "tcmf": Entry(pca.TCMF, has_warm_start=True),
+    "pertucker": Entry(pca.PerTucker),
     "local": Entry(pca.Local, has_rounds=False),
     "pooled": Entry(pca.Pooled, has_rounds=False),
     "oneshot": Entry(pca.OneShot, has_rounds=False),

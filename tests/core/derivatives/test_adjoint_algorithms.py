@@ -100,6 +100,7 @@ CASES = {
     "FAPS": (lambda: PCA.FAPS(2), 1000, 1e-6),
     "HMF": (lambda: PCA.HMF(2, 1), 1500, 1e-6),
     "TCMF": (lambda: PCA.TCMF(2, 1, 2.0), 400, 1e-6),
+    "PerTucker": (lambda: PCA.PerTucker((5, 1), (2, 1), (1, 1), orthogonal_modes=(0,)), 2000, 1e-6),
     "HierarchicalPCA": (lambda: PCA.HierarchicalPCA(2, 0.5, 0.1), 1500, 1e-6),
     "HierarchicalPCA eigenvectors": (
         lambda: PCA.HierarchicalPCA(2, 0.5, 0.1, solver="eigenvectors"),
