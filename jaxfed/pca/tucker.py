@@ -251,9 +251,8 @@ class PerTucker(Updates, DifferentiatedThrough, HasRemarks):
 
     def _in_mode(self, step: Callable[[int], T]) -> T:
         """Take the step of this round's mode."""
-        # Outside of rounds a step only shows the shapes of its results, which no mode changes.
-        mode = 0 if self.mode is None else self.mode
-        return jax.lax.switch(mode, [partial(step, k) for k in self.modes])
+        assert self.mode is not None
+        return jax.lax.switch(self.mode, [partial(step, k) for k in self.modes])
 
 
 @final

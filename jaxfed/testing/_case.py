@@ -110,7 +110,8 @@ class Case:
             data, local = first_of((problem.clients.data, state.local))
             first = contract.first_message(algorithm, key, data, None)
             downlink = state.downlink.receiver
-            uplink = contract.client_step(algorithm, key, downlink, local, data)[0]
+            in_round = algorithm.at_round(state.round + 1)
+            uplink = contract.client_step(in_round, key, downlink, local, data)[0]
             return Messages(wrapped(first), downlink, wrapped(uplink))
 
         def drawn(shape):

@@ -188,7 +188,9 @@ class Algorithm(eqx.Module):
         field that is None until then::
 
             def at_round(self, number):
-                return dataclasses.replace(self, round=number)
+                return eqx.tree_at(
+                    lambda x: x.round, self, number, is_leaf=lambda x: x is None
+                )
 
         Args:
             number: the round, counted from 1.

@@ -249,7 +249,8 @@ def messages_of(
     warm = None if start is None else Personalized(start.shared, own)
     found = []
     for data, local in each_first((ready.clients.data, state.local)):
-        uplink = contract.client_step(algorithm, key, state.downlink.receiver, local, data)[0]
+        in_round = algorithm.at_round(state.round + 1)
+        uplink = contract.client_step(in_round, key, state.downlink.receiver, local, data)[0]
         first = contract.first_message(algorithm, key, data, warm)
         found.append((wrapped(first), wrapped(uplink)))
     return found
