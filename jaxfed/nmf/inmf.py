@@ -1,0 +1,352 @@
+r"""Integrative NMF: shared and local non-negative components of clients' samples (LIGER).
+
+.. math::
+    \min_{W, V_i, H_i \ge 0} \sum_i \|X_i - H_i (W + V_i)\|^2 + \lambda \sum_i \|H_i V_i\|^2
+
+The rows of X_i are a client's samples, as cells, and those of W and V_i components, as metagenes.
+
+Source: Welch et al. (2019), Single-cell multi-omic integration compares and contrasts features of
+brain cell identity, Cell 177. In minibatches: Gao et al. (2021), Iterative single-cell multi-omic
+integration using online learning, Nature Biotechnology 39.
+"""
+
+from typing import NamedTuple, Self, final
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxfed.contract import (
+    Algorithm,
+    DifferentiatedThrough,
+    check_count,
+    check_factor,
+    check_positive,
+    hyperparameter,
+)
+from jaxfed.core.clients import samples
+from jaxfed.core.common.printing import is_known
+from jaxfed.linalg.division import ratio
+from jaxfed.linalg.precision import client_matmul, data_matmul
+from jaxfed.nmf._nonnegative import descend, nonnegative_least_squares
+
+Rows = Float[Array, "rank features"]
+Columns = Float[Array, "features rank"]
+
+BLOCK = 512  # samples whose loadings are computed at once
+
+
+class Member(NamedTuple):
+    """ONE client's prepared data."""
+
+    values: Float[Array, "samples features"]  # missing entries are zero
+    observed: Bool[Array, "samples features"] | None  # None if nothing is missing
+    count: Float[Array, ""]
+
+
+class Products(NamedTuple):
+    """Products of loadings H and samples X, which updates of components depend on."""
+
+    gram: Float[Array, "rank rank"]  # HᵀH
+    samples: Rows  # HᵀX; in messages HᵀX - HᵀH V_i
+
+
+class Local(NamedTuple):
+    """ONE client's state."""
+
+    components: Rows  # V_i
+    products: Products
+    old: Products | None  # the part from before this pass over the samples; None without batches
+
+
+class Loadings(NamedTuple):
+    """Loadings of samples."""
+
+    values: Float[Array, "samples rank"]  # H_i
+    gain: Float[Array, " samples"]  # what they take off the samples' squared norms
+
+
+@final
+class INMF(Algorithm, DifferentiatedThrough):
+    r"""Integrative non-negative matrix factorization (LIGER), also in minibatches.
+
+    Samples are explained by non-negative loadings of components, each the sum of a shared part and
+    the client's own part: \(X_i \approx H_i (W + V_i)\). The penalty λ keeps the own parts small.
+
+    In each round, a client updates its own parts by one sweep of hierarchical alternating least
+    squares (HALS), then computes its loadings by non-negative least squares. It sends the products
+    \(H_i^\top H_i\) and \(H_i^\top X_i - H_i^\top H_i V_i\), and the server updates the shared
+    parts by one sweep with the mean products. The objective never rises. Loadings are not kept:
+    `jaxfed.nmf.transform` computes them from the result.
+
+    The history has the mean over clients of \(\|X_i - H_i (W + V_i)\|^2 + \lambda \|H_i V_i\|^2\).
+    Large clients therefore count more, as in the paper.
+
+    Samples may have missing entries (`Clients.from_samples(missing="mask")`). Loadings then fit
+    the observed entries, and the products replace missing entries by their fitted values. The
+    objective counts only observed entries, and still never rises.
+
+    The shared parts of the result have unit length. They are `(features, rank)`, like each
+    client's own parts.
+
+    Source: Welch et al. (2019) and, for `batches`, Gao et al. (2021), whose updates these are.
+    """
+
+    penalty: Float[Array, ""]
+    active_rank: Float[Array, ""] | None
+    rank: int = eqx.field(static=True)
+    batches: int = eqx.field(static=True)
+    round: Int[Array, ""] | None
+
+    def __init__(
+        self,
+        rank: int,
+        penalty: float | Array = 5.0,
+        *,
+        active_rank: float | Array | None = None,
+        batches: int = 1,
+    ):
+        """Set up the algorithm.
+
+        Args:
+            rank: number of components k.
+            penalty: weight λ of the penalty of the clients' own parts.
+            active_rank: number of components in use, all by default. The others are zero. Runs that
+                differ in it share one compiled program.
+            batches: number of parts of each client's samples. Each round uses the next part: every
+                `batches`-th sample. Products then include those of earlier rounds, up to two passes
+                ago, as in online iNMF.
+
+        Raises:
+            ValueError: if the rank or the number of batches is not a positive whole number, the
+                penalty is negative or not finite, or the active rank is not from 1 to the rank.
+        """
+        check_count("rank", rank)
+        check_factor("penalty", penalty)
+        check_positive("active_rank", active_rank, optional=True)
+        check_count("batches", batches)
+        if is_known(active_rank) or isinstance(active_rank, int | float):
+            largest = float(np.max(active_rank))
+            if not 1 <= largest <= rank:
+                raise ValueError(f"active_rank: wanted 1 to rank={rank}, got {largest:g}")
+        self.rank, self.batches = rank, batches
+        self.penalty = hyperparameter(penalty)
+        self.active_rank = hyperparameter(active_rank)
+        self.round = None
+
+    def at_round(self, number: Int[Array, ""]) -> Self:
+        """Return the algorithm that knows the round, which chooses the batch."""
+        if self.batches == 1:
+            return self
+        return eqx.tree_at(lambda x: x.round, self, number, is_leaf=lambda x: x is None)
+
+    def check(self, clients, start) -> None:
+        """Raise a `ValueError` if the data, the rank or the warm start do not fit."""
+        samples.check_rows(clients)
+        if self.rank > clients.features:
+            raise ValueError(
+                f"rank: {self.rank} components do not fit into {clients.features} features"
+            )
+        for part in clients.parts:
+            if is_known(part.values) and (least := float(jnp.nanmin(part.values))) < 0:
+                raise ValueError(f"clients: wanted samples without negative numbers, got {least:g}")
+        check_start(start, clients, self.rank)
+
+    def prepare(self, data: samples.Rows, client_id, rounds) -> Member:
+        """Replace missing entries by zeros."""
+        if isinstance(data, samples.Samples):
+            return Member(data.values, None, data.count)
+        return Member(jnp.where(data.observed, data.values, 0), data.observed, data.count)
+
+    def server_init(self, key, first, like: Member, start) -> Rows:
+        """Return the warm start's shared parts, or random ones of unit length."""
+        if start is not None:
+            return self._active(start.shared.T)
+        features, dtype = like.values.shape[-1], like.count.dtype
+
+        def one(number):
+            return jax.random.uniform(jax.random.fold_in(key, number), (features,), dtype)
+
+        return self._active(_unit(jax.vmap(one)(jnp.arange(self.rank))))
+
+    def client_init(self, key, downlink: Rows, data: Member, start) -> Local:
+        """Return the warm start's own parts, or samples at random, scaled to unit length."""
+        if start is not None and start.local is not None:
+            components = start.local.T
+        else:
+
+            def one(number):
+                return jax.random.uniform(jax.random.fold_in(key, number), (), data.count.dtype)
+
+            lots = jax.vmap(one)(jnp.arange(self.rank))
+            rows = jnp.floor(lots * data.count).astype(jnp.int32)
+            components = _unit(data.values[rows].astype(data.count.dtype))
+        none = Products(jnp.zeros((self.rank, self.rank), downlink.dtype), jnp.zeros_like(downlink))
+        return Local(self._active(components), none, none if self.batches > 1 else None)
+
+    def downlink(self, server: Rows) -> Rows:
+        """Return the shared parts."""
+        return server
+
+    def client_step(self, key, downlink: Rows, local: Local, data: Member):
+        """Update the own parts and the loadings, and send their products."""
+        own = self._own_parts(downlink, local)
+        batch = self._batch(data)
+        values = batch.values.astype(own.dtype)
+        loadings = loadings_of(downlink, own, self.penalty, values, batch.observed)
+        found, together = loadings.values, downlink + own
+        if batch.observed is not None:
+            values = jnp.where(batch.observed, values, client_matmul(found, together))
+        scale = ratio(data.count, batch.count)
+        new = Products(client_matmul(found.T, found), data_matmul(found.T, values))
+        products, old = self._remembered(local, jax.tree.map(lambda x: scale * x, new), batch.count)
+        objective = jnp.sum(batch.values.astype(own.dtype) ** 2) - jnp.sum(loadings.gain)
+        uplink = products._replace(samples=products.samples - client_matmul(products.gram, own))
+        return uplink, Local(own, products, old), {"objective": scale * objective}
+
+    def server_step(self, key, server: Rows, uplink: Products):
+        """Update the shared parts."""
+        return descend(server, uplink.gram, uplink.samples), {}
+
+    def client_result(self, downlink: Rows, local: Local, data: Member) -> Columns:
+        """Return the own parts, updated to the last shared ones, in units of their lengths."""
+        return ratio(self._own_parts(downlink, local), _lengths(downlink)).T
+
+    def shared_result(self, server: Rows) -> Columns:
+        """Return the shared parts, of unit length."""
+        return ratio(server, _lengths(server)).T
+
+    @property
+    def energy_weighted(self) -> bool:
+        """True: a mean of sums of squares weights clients by their squares."""
+        return True
+
+    def through(self) -> Algorithm:
+        """Return this algorithm, whose rounds have a fixed point without batches.
+
+        Raises:
+            ValueError: if rounds use different batches.
+        """
+        if self.batches > 1:
+            raise ValueError(
+                "adjoint: wanted INMF(batches=1) for an implicit derivative, since rounds of "
+                f"different batches have no fixed point, got {self.batches}"
+            )
+        return self
+
+    def _active(self, components: Rows) -> Rows:
+        """Set the components that are not in use to zero."""
+        if self.active_rank is None:
+            return components
+        return jnp.where(jnp.arange(self.rank)[:, None] < self.active_rank, components, 0)
+
+    def _own_parts(self, shared: Rows, local: Local) -> Rows:
+        """Update the own parts by one sweep."""
+        gram, product = local.products
+        weight = (1 + self.penalty).astype(gram.dtype)
+        return descend(local.components, weight * gram, product - client_matmul(gram, shared))
+
+    def _batch(self, data: Member) -> Member:
+        """Return this round's batch, with zero rows where there are no more samples."""
+        if self.round is None:
+            return data
+        size = -(-len(data.values) // self.batches)
+        rows = (self.round - 1) % self.batches + self.batches * jnp.arange(size)
+        there = rows < data.count
+        values = jnp.where(there[:, None], data.values.at[rows].get(mode="clip"), 0)
+        observed = data.observed
+        if observed is not None:
+            observed = observed.at[rows].get(mode="clip") & there[:, None]
+        return Member(values, observed, jnp.sum(there, dtype=data.count.dtype))
+
+    def _remembered(
+        self, local: Local, new: Products, size: Float[Array, ""]
+    ) -> tuple[Products, Products | None]:
+        """Add the products of earlier batches, without those from before the last pass.
+
+        The weights of earlier batches are those of the authors' code.
+        """
+        if self.round is None or local.old is None:
+            return new, None
+        earlier = (self.round - 1).astype(size.dtype)
+        weight = jnp.where(earlier == 1, ratio(jnp.ones_like(size), size), 0)
+        weight = jnp.where(earlier > 1, (earlier - 1) / jnp.maximum(earlier, 1), weight)
+        ends = self.round % self.batches == 0
+
+        def one(products, old, new):
+            kept = jnp.where(ends, products - old, products)
+            old = weight * jnp.where(ends, kept, old)
+            return weight * kept + new, old
+
+        found = [one(*parts) for parts in zip(local.products, local.old, new, strict=True)]
+        products, old = zip(*found, strict=True)
+        return Products(*products), Products(*old)
+
+
+def loadings_of(
+    shared: Rows,
+    own: Rows,
+    penalty: Float[Array, ""],
+    values: Float[Array, "samples features"],
+    observed: Bool[Array, "samples features"] | None,
+) -> Loadings:
+    """Compute ONE client's loadings: the least h ≥ 0 of ‖x - (W + V)ᵀh‖² + λ ‖Vᵀh‖².
+
+    Args:
+        shared: W.
+        own: V.
+        penalty: λ.
+        values: samples; missing entries are zero.
+        observed: which entries count; all by default.
+    """
+    together = shared + own
+    product = data_matmul(values, together.T)
+    rest = jnp.asarray(penalty, own.dtype) * client_matmul(own, own.T)
+    if observed is None:
+        gram = client_matmul(together, together.T) + rest
+        found = jax.lax.map(
+            lambda product: nonnegative_least_squares(gram, product), product, batch_size=BLOCK
+        )
+    else:
+        # Every sample has its own Gram matrix, of the features that it has.
+        pairs = (together[:, None] * together).reshape(-1, together.shape[1]).T
+
+        def one(sample):
+            seen, product = sample
+            gram = (seen.astype(own.dtype) @ pairs).reshape(rest.shape) + rest
+            return nonnegative_least_squares(gram, product)
+
+        found = jax.lax.map(one, (observed, product), batch_size=BLOCK)
+    # At the least, hᵀ G h = hᵀ c.
+    return Loadings(found, jnp.sum(found * product, axis=1))
+
+
+def check_start(start, clients, rank: int) -> None:
+    """Refuse a warm start of other shapes.
+
+    Raises:
+        ValueError: names the part, and both shapes.
+    """
+    if start is None:
+        return
+    wanted = {"shared": (clients.features, rank)}
+    if start.local is not None:
+        wanted["local"] = (len(clients), clients.features, rank)
+    for name, shape in wanted.items():
+        part = getattr(start, name)
+        if jnp.shape(part) != shape:
+            raise ValueError(
+                f"warm_start: wanted {name} components of shape {shape}, got {jnp.shape(part)}"
+            )
+
+
+def _lengths(components: Rows) -> Float[Array, "rank 1"]:
+    """Return lengths, and 1 for components that are zero."""
+    squares = jnp.sum(components**2, axis=1, keepdims=True)
+    return jnp.where(squares > 0, jnp.sqrt(jnp.where(squares > 0, squares, 1)), 1)
+
+
+def _unit(components: Rows) -> Rows:
+    return components / _lengths(components)
