@@ -11,10 +11,10 @@ TESTS = 50
 
 
 def descend(
-    factor: Float[Array, "rank *columns"],
+    factor: Float[Array, "rank ..."],
     gram: Float[Array, "rank rank"],
-    product: Float[Array, "rank *columns"],
-) -> Float[Array, "rank *columns"]:
+    product: Float[Array, "rank ..."],
+) -> Float[Array, "rank ..."]:
     """Minimize ‖X - H F‖² over each row of F ≥ 0 in turn: one sweep of hierarchical ALS.
 
     Rows with a zero on the Gram matrix's diagonal, which nothing depends on, do not change.

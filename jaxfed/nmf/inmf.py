@@ -10,7 +10,7 @@ brain cell identity, Cell 177. In minibatches: Gao et al. (2021), Iterative sing
 integration using online learning, Nature Biotechnology 39.
 """
 
-from typing import NamedTuple, Self, final
+from typing import NamedTuple, final
 
 import equinox as eqx
 import jax
@@ -25,6 +25,7 @@ from jaxfed.contract import (
     check_factor,
     check_positive,
     hyperparameter,
+    refuse,
 )
 from jaxfed.core.clients import samples
 from jaxfed.core.common.printing import is_known
@@ -57,8 +58,9 @@ class Local(NamedTuple):
     """ONE client's state."""
 
     components: Rows  # V_i
-    products: Products
-    old: Products | None  # the part from before this pass over the samples; None without batches
+    products: Products  # of this pass over the samples
+    earlier: Products | None  # of the pass before; None without batches
+    rounds: Int[Array, ""]  # that the client took part in
 
 
 class Loadings(NamedTuple):
@@ -98,7 +100,6 @@ class INMF(Algorithm, DifferentiatedThrough):
     active_rank: Float[Array, ""] | None
     rank: int = eqx.field(static=True)
     batches: int = eqx.field(static=True)
-    round: Int[Array, ""] | None
 
     def __init__(
         self,
@@ -134,13 +135,6 @@ class INMF(Algorithm, DifferentiatedThrough):
         self.rank, self.batches = rank, batches
         self.penalty = hyperparameter(penalty)
         self.active_rank = hyperparameter(active_rank)
-        self.round = None
-
-    def at_round(self, number: Int[Array, ""]) -> Self:
-        """Return the algorithm that knows the round, which chooses the batch."""
-        if self.batches == 1:
-            return self
-        return eqx.tree_at(lambda x: x.round, self, number, is_leaf=lambda x: x is None)
 
     def check(self, clients, start) -> None:
         """Raise a `ValueError` if the data, the rank or the warm start do not fit."""
@@ -150,8 +144,10 @@ class INMF(Algorithm, DifferentiatedThrough):
                 f"rank: {self.rank} components do not fit into {clients.features} features"
             )
         for part in clients.parts:
-            if is_known(part.values) and (least := float(jnp.nanmin(part.values))) < 0:
-                raise ValueError(f"clients: wanted samples without negative numbers, got {least:g}")
+            # Of NumPy, for clients that are constants of a traced function.
+            known = np.asarray(part.values) if is_known(part.values) else np.zeros(1)
+            if (negative := known < 0).any():
+                raise refuse("clients", "samples without negative numbers", known[negative][0])
         check_start(start, clients, self.rank)
 
     def prepare(self, data: samples.Rows, client_id, rounds) -> Member:
@@ -183,8 +179,10 @@ class INMF(Algorithm, DifferentiatedThrough):
             lots = jax.vmap(one)(jnp.arange(self.rank))
             rows = jnp.floor(lots * data.count).astype(jnp.int32)
             components = _unit(data.values[rows].astype(data.count.dtype))
-        none = Products(jnp.zeros((self.rank, self.rank), downlink.dtype), jnp.zeros_like(downlink))
-        return Local(self._active(components), none, none if self.batches > 1 else None)
+        empty = jnp.zeros((self.rank, self.rank), downlink.dtype)
+        none = Products(empty, jnp.zeros_like(downlink))
+        earlier = none if self.batches > 1 else None
+        return Local(self._active(components), none, earlier, jnp.zeros((), jnp.int32))
 
     def downlink(self, server: Rows) -> Rows:
         """Return the shared parts."""
@@ -193,18 +191,20 @@ class INMF(Algorithm, DifferentiatedThrough):
     def client_step(self, key, downlink: Rows, local: Local, data: Member):
         """Update the own parts and the loadings, and send their products."""
         own = self._own_parts(downlink, local)
-        batch = self._batch(data)
+        batch = self._batch(data, local.rounds)
         values = batch.values.astype(own.dtype)
         loadings = loadings_of(downlink, own, self.penalty, values, batch.observed)
-        found, together = loadings.values, downlink + own
+        found = loadings.values
+        filled = values
         if batch.observed is not None:
-            values = jnp.where(batch.observed, values, client_matmul(found, together))
+            filled = jnp.where(batch.observed, values, client_matmul(found, downlink + own))
         scale = ratio(data.count, batch.count)
-        new = Products(client_matmul(found.T, found), data_matmul(found.T, values))
-        products, old = self._remembered(local, jax.tree.map(lambda x: scale * x, new), batch.count)
-        objective = jnp.sum(batch.values.astype(own.dtype) ** 2) - jnp.sum(loadings.gain)
-        uplink = products._replace(samples=products.samples - client_matmul(products.gram, own))
-        return uplink, Local(own, products, old), {"objective": scale * objective}
+        new = Products(client_matmul(found.T, found), data_matmul(found.T, filled))
+        local = self._with(local, jax.tree.map(lambda x: scale * x, new), batch.count)
+        gram, product = _together(local)
+        uplink = Products(gram, product - client_matmul(gram, own))
+        objective = scale * (jnp.sum(values**2) - jnp.sum(loadings.gain))
+        return uplink, local._replace(components=own), {"objective": objective}
 
     def server_step(self, key, server: Rows, uplink: Products):
         """Update the shared parts."""
@@ -243,46 +243,58 @@ class INMF(Algorithm, DifferentiatedThrough):
         return jnp.where(jnp.arange(self.rank)[:, None] < self.active_rank, components, 0)
 
     def _own_parts(self, shared: Rows, local: Local) -> Rows:
-        """Update the own parts by one sweep."""
-        gram, product = local.products
+        """Update the own parts by one sweep; those of components that are not used become zero."""
+        gram, product = _together(local)
         weight = (1 + self.penalty).astype(gram.dtype)
-        return descend(local.components, weight * gram, product - client_matmul(gram, shared))
+        rest = product - client_matmul(gram, shared)
+        found = descend(local.components, weight * gram, rest)
+        found = jnp.where(jnp.diagonal(gram)[:, None] > 0, found, 0)
+        return jnp.where(local.rounds > 0, found, local.components)
 
-    def _batch(self, data: Member) -> Member:
-        """Return this round's batch, with zero rows where there are no more samples."""
-        if self.round is None:
+    def _batch(self, data: Member, number: Int[Array, ""]) -> Member:
+        """Return a batch, with zero rows where there are no more samples."""
+        if self.batches == 1:
             return data
-        size = -(-len(data.values) // self.batches)
-        rows = (self.round - 1) % self.batches + self.batches * jnp.arange(size)
+        rows = number % self.batches
+        rows += self.batches * jnp.arange(-(-len(data.values) // self.batches))
         there = rows < data.count
-        values = jnp.where(there[:, None], data.values.at[rows].get(mode="clip"), 0)
-        observed = data.observed
-        if observed is not None:
-            observed = observed.at[rows].get(mode="clip") & there[:, None]
+        values, observed = (
+            None if x is None else jnp.where(there[:, None], x.at[rows].get(mode="clip"), x.dtype.type(0))
+            for x in data[:2]
+        )
         return Member(values, observed, jnp.sum(there, dtype=data.count.dtype))
 
-    def _remembered(
-        self, local: Local, new: Products, size: Float[Array, ""]
-    ) -> tuple[Products, Products | None]:
-        """Add the products of earlier batches, without those from before the last pass.
+    def _with(self, local: Local, new: Products, size: Float[Array, ""]) -> Local:
+        """Add the products of a batch, and forget those of the pass before the last.
 
         The weights of earlier batches are those of the authors' code.
         """
-        if self.round is None or local.old is None:
-            return new, None
-        earlier = (self.round - 1).astype(size.dtype)
-        weight = jnp.where(earlier == 1, ratio(jnp.ones_like(size), size), 0)
-        weight = jnp.where(earlier > 1, (earlier - 1) / jnp.maximum(earlier, 1), weight)
-        ends = self.round % self.batches == 0
+        number = local.rounds
+        if local.earlier is None:
+            return local._replace(products=new, rounds=number + 1)
+        past = number.astype(size.dtype)
+        weight = jnp.where(number > 1, (past - 1) / jnp.maximum(past, 1), ratio(past, size))
+        ends = (number + 1) % self.batches == 0
 
-        def one(products, old, new):
-            kept = jnp.where(ends, products - old, products)
-            old = weight * jnp.where(ends, kept, old)
-            return weight * kept + new, old
+        def earlier(one, before):
+            return weight * jnp.where(ends, one, before)
 
-        found = [one(*parts) for parts in zip(local.products, local.old, new, strict=True)]
-        products, old = zip(*found, strict=True)
-        return Products(*products), Products(*old)
+        def recent(one, new):
+            return jnp.where(ends, 0, weight * one) + new
+
+        return Local(
+            local.components,
+            jax.tree.map(recent, local.products, new),
+            jax.tree.map(earlier, local.products, local.earlier),
+            number + 1,
+        )
+
+
+def _together(local: Local) -> Products:
+    """Return the products of this pass and the one before."""
+    if local.earlier is None:
+        return local.products
+    return jax.tree.map(jnp.add, local.products, local.earlier)
 
 
 def loadings_of(
