@@ -596,7 +596,9 @@ def draw_counts(seed=0):
     arrays = []
     for n in COUNTS:
         own = 0.3 * rng.gamma(0.5, size=(2, FEATURES))
-        arrays.append(rng.gamma(1.0, size=(n, 2)) @ (shared + own) + 0.1 * rng.random((n, FEATURES)))
+        arrays.append(
+            rng.gamma(1.0, size=(n, 2)) @ (shared + own) + 0.1 * rng.random((n, FEATURES))
+        )
     return jf.Clients.from_samples(arrays)
 
 

@@ -98,6 +98,7 @@ def _mapped(
             raise refuse("penalty", "the λ of the run, since `fitted` does not have it", penalty)
         penalty = algorithm.penalty
     check_factor("penalty", penalty)
+    weight = jnp.asarray(penalty, shared.dtype)
     if client is not None:
         if not (is_whole(client) and 0 <= client < len(local)):
             raise refuse("client", f"a position from 0 to {len(local) - 1}", client)
@@ -109,7 +110,7 @@ def _mapped(
 
     def of_one(own: Float[Array, "features rank"], data: IncompleteSamples) -> Array:
         values = jnp.where(data.observed, data.values, 0)
-        found = loadings_of(shared.T, own.T, penalty, values, data.observed).values
+        found = loadings_of(shared.T, own.T, weight, values, data.observed).values
         return function(data.values, shared + own, found)
 
     found = jax.vmap(of_one)(local, data)

@@ -147,7 +147,9 @@ class INMF(Algorithm, DifferentiatedThrough):
             # Of NumPy, for clients that are constants of a traced function.
             known = np.asarray(part.values) if is_known(part.values) else np.zeros(1)
             if (negative := known < 0).any():
-                raise refuse("clients", "samples without negative numbers", known[negative][0])
+                raise refuse(
+                    "clients", "samples without negative numbers", float(known[negative][0])
+                )
         check_start(start, clients, self.rank)
 
     def prepare(self, data: samples.Rows, client_id, rounds) -> Member:
@@ -259,7 +261,9 @@ class INMF(Algorithm, DifferentiatedThrough):
         rows += self.batches * jnp.arange(-(-len(data.values) // self.batches))
         there = rows < data.count
         values, observed = (
-            None if x is None else jnp.where(there[:, None], x.at[rows].get(mode="clip"), x.dtype.type(0))
+            None
+            if x is None
+            else jnp.where(there[:, None], x.at[rows].get(mode="clip"), x.dtype.type(0))
             for x in data[:2]
         )
         return Member(values, observed, jnp.sum(there, dtype=data.count.dtype))
