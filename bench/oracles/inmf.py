@@ -87,9 +87,7 @@ def online(case: Draw, penalty: float, batches: int, passes: int, **start: Any) 
     shared, locals_, _, _ = code._online_iNMF_cal_W_V(
         *common,
         None,
-        **(
-            {"W_init": None, "V_init": None, "H_init": None, "A_init": None, "B_init": None} | start
-        ),
+        **(dict.fromkeys(f"{name}_init" for name in "WVHAB") | start),
         k=case.shared.shape[1],
         value_lambda=penalty,
         max_epochs=passes,

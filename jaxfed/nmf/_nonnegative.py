@@ -1,13 +1,64 @@
-"""Non-negative least squares given Gram matrices, by coordinate descent and active sets."""
+"""Updates of non-negative factors: one sweep over components, or exact least squares."""
+
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from jaxfed.linalg.division import ratio
+from jaxfed.linalg.precision import client_matmul, data_matmul
 
 SWEEPS = 16  # between two tests of the active set; most problems need only one test
 TESTS = 50
+BLOCK = 512  # samples whose loadings are computed at once
+
+Rows = Float[Array, "rank features"]
+
+
+class Loadings(NamedTuple):
+    """Loadings of samples."""
+
+    values: Float[Array, "samples rank"]  # H_i
+    gain: Float[Array, " samples"]  # what they take off the samples' squared norms
+
+
+def loadings_of(
+    shared: Rows,
+    own: Rows,
+    penalty: Float[Array, ""],
+    values: Float[Array, "samples features"],
+    observed: Bool[Array, "samples features"] | None,
+) -> Loadings:
+    """Compute ONE client's loadings: the least h ≥ 0 of ‖x - (W + V)ᵀh‖² + λ ‖Vᵀh‖².
+
+    Args:
+        shared: W.
+        own: V.
+        penalty: λ.
+        values: samples; missing entries are zero.
+        observed: which entries count; all by default.
+    """
+    together = shared + own
+    product = data_matmul(values, together.T)
+    rest = jnp.asarray(penalty, own.dtype) * client_matmul(own, own.T)
+    if observed is None:
+        gram = client_matmul(together, together.T) + rest
+        found = jax.lax.map(
+            lambda product: nonnegative_least_squares(gram, product), product, batch_size=BLOCK
+        )
+    else:
+        # Every sample has its own Gram matrix, of the features that it has.
+        pairs = (together[:, None] * together).reshape(-1, together.shape[1]).T
+
+        def one(sample):
+            seen, product = sample
+            gram = (seen.astype(own.dtype) @ pairs).reshape(rest.shape) + rest
+            return nonnegative_least_squares(gram, product)
+
+        found = jax.lax.map(one, (observed, product), batch_size=BLOCK)
+    # At the least, hᵀ G h = hᵀ c.
+    return Loadings(found, jnp.sum(found * product, axis=1))
 
 
 def descend(

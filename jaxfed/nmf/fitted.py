@@ -5,10 +5,11 @@ per client, or one array `(samples, features)` of the client `client`. NaN marks
 """
 
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, ArrayLike, Float
 
 from jaxfed._checks import is_whole
@@ -17,7 +18,9 @@ from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.samples import IncompleteSamples
 from jaxfed.core.run.solution import Solution
 from jaxfed.core.store.saved import Saved
-from jaxfed.nmf.inmf import INMF, loadings_of
+from jaxfed.data.single_cell import read_anndata
+from jaxfed.nmf._nonnegative import loadings_of
+from jaxfed.nmf.inmf import INMF
 
 Fitted: TypeAlias = Solution | Saved | Personalized
 Tables: TypeAlias = (
@@ -83,6 +86,42 @@ def complete(
     return _mapped(of_one, fitted, samples, penalty, client)
 
 
+def annotate(
+    fitted: Fitted,
+    cells: Any,
+    batch_key: str,
+    *,
+    layer: str | None = None,
+    penalty: float | Array | None = None,
+) -> None:
+    """Write components and loadings to the AnnData that the samples came from.
+
+    As in LIGER: `obsm["H"]` has loadings, `varm["W"]` shared parts, and `varm["V_" + name]` the own
+    parts of each batch.
+
+    Args:
+        fitted: a solution of `INMF`, its result, or what `jaxfed.load` returned.
+        cells: an `anndata.AnnData`, which is changed.
+        batch_key: as of `jaxfed.data.read_anndata`.
+        layer: as of `jaxfed.data.read_anndata`.
+        penalty: as for `transform`.
+
+    Raises:
+        ImportError: if anndata is not installed.
+        ValueError: as `transform` and `jaxfed.data.read_anndata`.
+    """
+    arrays, names = read_anndata(cells, batch_key, layer=layer)
+    loadings = transform(fitted, arrays, penalty=penalty)
+    shared, local = _result(fitted)
+    batches = cells.obs[batch_key].astype(str).to_numpy()
+    found = np.empty((len(batches), shared.shape[1]), shared.dtype)
+    for name, rows in zip(names, loadings, strict=True):
+        found[batches == name] = rows
+    cells.obsm["H"], cells.varm["W"] = found, np.asarray(shared)
+    for name, own in zip(names, local, strict=True):
+        cells.varm[f"V_{name}"] = np.asarray(own)
+
+
 def _mapped(
     function: Callable[[Array, Array, Array], Array],
     fitted: Fitted,
@@ -117,7 +156,7 @@ def _mapped(
     if client is not None:
         return found[0]
     if isinstance(samples, Sequence):
-        return [rows[: len(table)] for rows, table in zip(found, samples, strict=True)]
+        return [rows[: np.shape(x)[0]] for rows, x in zip(found, samples, strict=True)]
     return found
 
 

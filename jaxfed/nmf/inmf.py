@@ -31,12 +31,10 @@ from jaxfed.core.clients import samples
 from jaxfed.core.common.printing import is_known
 from jaxfed.linalg.division import ratio
 from jaxfed.linalg.precision import client_matmul, data_matmul
-from jaxfed.nmf._nonnegative import descend, nonnegative_least_squares
+from jaxfed.nmf._nonnegative import descend, loadings_of
 
 Rows = Float[Array, "rank features"]
 Columns = Float[Array, "features rank"]
-
-BLOCK = 512  # samples whose loadings are computed at once
 
 
 class Member(NamedTuple):
@@ -44,7 +42,7 @@ class Member(NamedTuple):
 
     values: Float[Array, "samples features"]  # missing entries are zero
     observed: Bool[Array, "samples features"] | None  # None if nothing is missing
-    count: Float[Array, ""]
+    size: Float[Array, ""]  # number of samples
 
 
 class Products(NamedTuple):
@@ -61,13 +59,6 @@ class Local(NamedTuple):
     products: Products  # of this pass over the samples
     earlier: Products | None  # of the pass before; None without batches
     rounds: Int[Array, ""]  # that the client took part in
-
-
-class Loadings(NamedTuple):
-    """Loadings of samples."""
-
-    values: Float[Array, "samples rank"]  # H_i
-    gain: Float[Array, " samples"]  # what they take off the samples' squared norms
 
 
 @final
@@ -122,19 +113,18 @@ class INMF(Algorithm, DifferentiatedThrough):
 
         Raises:
             ValueError: if the rank or the number of batches is not a positive whole number, the
-                penalty is negative or not finite, or the active rank is not from 1 to the rank.
+                penalty is negative or not finite, or the active rank is not positive or is above
+                the rank.
         """
         check_count("rank", rank)
         check_factor("penalty", penalty)
         check_positive("active_rank", active_rank, optional=True)
         check_count("batches", batches)
-        if is_known(active_rank) or isinstance(active_rank, int | float):
-            largest = float(np.max(active_rank))
-            if not 1 <= largest <= rank:
-                raise ValueError(f"active_rank: wanted 1 to rank={rank}, got {largest:g}")
         self.rank, self.batches = rank, batches
         self.penalty = hyperparameter(penalty)
         self.active_rank = hyperparameter(active_rank)
+        if is_known(self.active_rank) and np.max(np.asarray(self.active_rank)) > rank:
+            raise refuse("active_rank", f"at most rank={rank}", active_rank)
 
     def check(self, clients, start) -> None:
         """Raise a `ValueError` if the data, the rank or the warm start do not fit."""
@@ -146,10 +136,8 @@ class INMF(Algorithm, DifferentiatedThrough):
         for part in clients.parts:
             # Of NumPy, for clients that are constants of a traced function.
             known = np.asarray(part.values) if is_known(part.values) else np.zeros(1)
-            if (negative := known < 0).any():
-                raise refuse(
-                    "clients", "samples without negative numbers", float(known[negative][0])
-                )
+            if negative := known[known < 0].tolist():
+                raise refuse("clients", "samples without negative numbers", negative[0])
         check_start(start, clients, self.rank)
 
     def prepare(self, data: samples.Rows, client_id, rounds) -> Member:
@@ -162,7 +150,7 @@ class INMF(Algorithm, DifferentiatedThrough):
         """Return the warm start's shared parts, or random ones of unit length."""
         if start is not None:
             return self._active(start.shared.T)
-        features, dtype = like.values.shape[-1], like.count.dtype
+        features, dtype = like.values.shape[-1], like.size.dtype
 
         def one(number):
             return jax.random.uniform(jax.random.fold_in(key, number), (features,), dtype)
@@ -176,11 +164,11 @@ class INMF(Algorithm, DifferentiatedThrough):
         else:
 
             def one(number):
-                return jax.random.uniform(jax.random.fold_in(key, number), (), data.count.dtype)
+                return jax.random.uniform(jax.random.fold_in(key, number), (), data.size.dtype)
 
             lots = jax.vmap(one)(jnp.arange(self.rank))
-            rows = jnp.floor(lots * data.count).astype(jnp.int32)
-            components = _unit(data.values[rows].astype(data.count.dtype))
+            rows = jnp.floor(lots * data.size).astype(jnp.int32)
+            components = _unit(data.values[rows].astype(data.size.dtype))
         empty = jnp.zeros((self.rank, self.rank), downlink.dtype)
         none = Products(empty, jnp.zeros_like(downlink))
         earlier = none if self.batches > 1 else None
@@ -200,9 +188,9 @@ class INMF(Algorithm, DifferentiatedThrough):
         filled = values
         if batch.observed is not None:
             filled = jnp.where(batch.observed, values, client_matmul(found, downlink + own))
-        scale = ratio(data.count, batch.count)
+        scale = ratio(data.size, batch.size)
         new = Products(client_matmul(found.T, found), data_matmul(found.T, filled))
-        local = self._with(local, jax.tree.map(lambda x: scale * x, new), batch.count)
+        local = self._with(local, jax.tree.map(lambda x: scale * x, new), batch.size)
         gram, product = _together(local)
         uplink = Products(gram, product - client_matmul(gram, own))
         objective = scale * (jnp.sum(values**2) - jnp.sum(loadings.gain))
@@ -259,14 +247,13 @@ class INMF(Algorithm, DifferentiatedThrough):
             return data
         rows = number % self.batches
         rows += self.batches * jnp.arange(-(-len(data.values) // self.batches))
-        there = rows < data.count
-        values, observed = (
-            None
-            if x is None
-            else jnp.where(there[:, None], x.at[rows].get(mode="clip"), x.dtype.type(0))
-            for x in data[:2]
-        )
-        return Member(values, observed, jnp.sum(there, dtype=data.count.dtype))
+        there = rows < data.size
+
+        def chosen(x: Array) -> Array:
+            return jnp.where(there[:, None], x.at[rows].get(mode="clip"), jnp.zeros((), x.dtype))
+
+        observed = None if data.observed is None else chosen(data.observed)
+        return Member(chosen(data.values), observed, jnp.sum(there, dtype=data.size.dtype))
 
     def _with(self, local: Local, new: Products, size: Float[Array, ""]) -> Local:
         """Add the products of a batch, and forget those of the pass before the last.
@@ -301,44 +288,6 @@ def _together(local: Local) -> Products:
     return jax.tree.map(jnp.add, local.products, local.earlier)
 
 
-def loadings_of(
-    shared: Rows,
-    own: Rows,
-    penalty: Float[Array, ""],
-    values: Float[Array, "samples features"],
-    observed: Bool[Array, "samples features"] | None,
-) -> Loadings:
-    """Compute ONE client's loadings: the least h ≥ 0 of ‖x - (W + V)ᵀh‖² + λ ‖Vᵀh‖².
-
-    Args:
-        shared: W.
-        own: V.
-        penalty: λ.
-        values: samples; missing entries are zero.
-        observed: which entries count; all by default.
-    """
-    together = shared + own
-    product = data_matmul(values, together.T)
-    rest = jnp.asarray(penalty, own.dtype) * client_matmul(own, own.T)
-    if observed is None:
-        gram = client_matmul(together, together.T) + rest
-        found = jax.lax.map(
-            lambda product: nonnegative_least_squares(gram, product), product, batch_size=BLOCK
-        )
-    else:
-        # Every sample has its own Gram matrix, of the features that it has.
-        pairs = (together[:, None] * together).reshape(-1, together.shape[1]).T
-
-        def one(sample):
-            seen, product = sample
-            gram = (seen.astype(own.dtype) @ pairs).reshape(rest.shape) + rest
-            return nonnegative_least_squares(gram, product)
-
-        found = jax.lax.map(one, (observed, product), batch_size=BLOCK)
-    # At the least, hᵀ G h = hᵀ c.
-    return Loadings(found, jnp.sum(found * product, axis=1))
-
-
 def check_start(start, clients, rank: int) -> None:
     """Refuse a warm start of other shapes.
 
@@ -347,7 +296,7 @@ def check_start(start, clients, rank: int) -> None:
     """
     if start is None:
         return
-    wanted = {"shared": (clients.features, rank)}
+    wanted: dict[str, tuple[int, ...]] = {"shared": (clients.features, rank)}
     if start.local is not None:
         wanted["local"] = (len(clients), clients.features, rank)
     for name, shape in wanted.items():

@@ -214,7 +214,7 @@ def test_non_negative_least_squares_are_those_of_scipy(x64):
     for condition in (1, 1e2, 1e4):
         left = rng.random((40, 12)) @ np.diag(np.geomspace(1, condition**-0.5, 12))
         right = rng.normal(size=(30, 40)) + 0.3
-        gram, products = left.T @ left, right @ left
+        gram, products = jnp.asarray(left.T @ left), jnp.asarray(right @ left)
         found = jax.vmap(nonnegative_least_squares, (None, 0))(gram, products)
         wanted = [nnls(left, one)[0] for one in right]
         np.testing.assert_allclose(found, wanted, atol=1e-10 * np.max(wanted))
