@@ -45,9 +45,9 @@ def test_cells_come_in_and_go_out(sparse, tmp_path):
         np.testing.assert_array_equal(cells.varm[f"V_{name}"], run.result.local[i])
         np.testing.assert_array_equal(cells.obsm["H"][donors == name], loadings)
 
-    with pytest.raises(ValueError, match="^batch_key: wanted one of donor"):
+    with pytest.raises(ValueError, match=r"^batch_key: wanted one of donor"):
         jf.data.read_anndata(cells, "batch")
-    with pytest.raises(ValueError, match="^layer: wanted one of double"):
+    with pytest.raises(ValueError, match=r"^layer: wanted one of double"):
         jf.data.read_anndata(cells, "donor", layer="counts")
     (tmp_path / "bad.h5ad").write_bytes(b"cells")
     with pytest.raises(ValueError, match="not an AnnData file"):
