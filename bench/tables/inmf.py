@@ -39,8 +39,8 @@ def draw(seed: int, counts: tuple[int, ...], features: int, rank: int = TRUE) ->
     for count in counts:
         own = 0.3 * rng.gamma(0.3, size=shared.shape)
         signal = rng.gamma(0.5, size=(count, rank)) @ (shared + own)
-        noise = NOISE * np.abs(rng.normal(size=signal.shape))
-        samples.append((signal + noise).astype(np.float32))
+        noise = NOISE * rng.normal(size=signal.shape)
+        samples.append(np.maximum(signal + noise, 0).astype(np.float32))
     return samples
 
 

@@ -136,7 +136,7 @@ def _mapped(
         if not isinstance(algorithm, INMF):
             raise refuse("penalty", "the λ of the run, since `fitted` does not have it", penalty)
         penalty = algorithm.penalty
-    check_factor("penalty", penalty)
+    check_factor("penalty", penalty, single=True)
     weight = jnp.asarray(penalty, shared.dtype)
     if client is not None:
         if not (is_whole(client) and 0 <= client < len(local)):
