@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from jaxfed import manifolds as manifolds
     from jaxfed import metrics as metrics
     from jaxfed import models as models
+    from jaxfed import nmf as nmf
     from jaxfed import nn as nn
     from jaxfed import participation as participation
     from jaxfed import pca as pca
@@ -78,6 +79,7 @@ _PLACES = {
     "manifolds": "jaxfed.manifolds",
     "metrics": "jaxfed.metrics",
     "models": "jaxfed.models",
+    "nmf": "jaxfed.nmf",
     "nn": "jaxfed.nn",
     "pca": "jaxfed.pca",
     "plot": "jaxfed.plot",

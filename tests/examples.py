@@ -417,6 +417,20 @@ EXAMPLES = {
             "proximal": lambda: jf.gcca.DeepMaxVar(NETWORK, SGD, rank=2, proximal=float("nan")),
         },
     ),
+    # Products of loadings with themselves and with samples; the shared parts.
+    jf.nmf.INMF: Examples(
+        good={
+            "": Example(lambda _: jf.nmf.INMF(2), (0, 16, 12)),
+            "batches": Example(lambda _: jf.nmf.INMF(2, 1.0, batches=3), (0, 16, 12)),
+            "active": Example(lambda _: jf.nmf.INMF(3, 0.5, active_rank=2), (0, 27, 18)),
+        },
+        refused={
+            "rank": lambda: jf.nmf.INMF(0),
+            "penalty": lambda: jf.nmf.INMF(2, -1.0),
+            "active_rank": lambda: jf.nmf.INMF(2, active_rank=3),
+            "batches": lambda: jf.nmf.INMF(2, batches=0),
+        },
+    ),
     # The changes of the weights, and the weights.
     jf.generative.FedAvg: Examples(
         good={
@@ -642,6 +656,19 @@ def draw_samples(seed=0):
     return jf.Clients.from_samples(arrays)
 
 
+def draw_counts(seed=0):
+    """Non-negative samples of as many clients, of two components with parts of their own."""
+    rng = np.random.default_rng(seed)
+    shared = rng.gamma(0.5, size=(2, FEATURES))
+    arrays = []
+    for n in COUNTS:
+        own = 0.3 * rng.gamma(0.5, size=(2, FEATURES))
+        arrays.append(
+            rng.gamma(1.0, size=(n, 2)) @ (shared + own) + 0.1 * rng.random((n, FEATURES))
+        )
+    return jf.Clients.from_samples(arrays)
+
+
 def draw_views(seed=0):
     """Views of different widths with two dimensions in common."""
     rng = np.random.default_rng(seed)
@@ -753,6 +780,22 @@ def joint_and_individual(result):
 def shapes(tree, *axes):
     """Of the arrays in a tree, with leading axes."""
     return [(*axes, *leaf.shape) for leaf in jax.tree.leaves(tree)]
+
+
+def check_factors(algorithm, result):
+    """Non-negative components, the shared parts of unit length."""
+    assert result.shared.shape == (FEATURES, algorithm.rank)
+    assert result.local.shape == (CLIENTS, FEATURES, algorithm.rank)
+    assert all((np.asarray(part) >= 0).all() for part in result)
+    lengths = np.linalg.norm(result.shared, axis=0)
+    np.testing.assert_allclose(lengths[lengths > 0], 1, rtol=1e-5)
+
+
+def energy_of_products(algorithm, result, values):
+    """Of samples: the energy of their products with components."""
+    del algorithm
+    components = result.shared + result.local
+    return ((values @ components) ** 2).sum()
 
 
 def check_networks(algorithm, result):
@@ -875,6 +918,14 @@ FAMILIES = {
         narrow_samples,
         r"loss: it fails for this model",
         rounds=ROUNDS_OF_TRAINING,
+    ),
+    jf.nmf: Family(
+        draw_counts,
+        check_factors,
+        lambda result: result,
+        energy_of_products,
+        narrow_samples,
+        r"rank.* do not fit into 1 features",
     ),
     jf.preprocess: Family(
         draw_samples,

@@ -71,6 +71,7 @@ CASES = {
     jf.pca.GlobalProbabilisticPCA: Case(lambda: jf.pca.GlobalProbabilisticPCA(RANK, 0.5)),
     jf.pca.AdaptivePCA: Case(lambda: jf.pca.AdaptivePCA(RANK, 0.5), warm=True),
     jf.pca.EmpiricalBayesPCA: Case(lambda: jf.pca.EmpiricalBayesPCA(RANK, 0.5), warm=True),
+    jf.nmf.INMF: Case(lambda: jf.nmf.INMF(RANK)),
     jf.gcca.MaxVar: Case(lambda: jf.gcca.MaxVar(RANK)),
     jf.gcca.DeepMaxVar: Case(lambda: jf.gcca.DeepMaxVar(NETWORK, ADAM, rank=RANK, inner_epochs=30)),
     jf.gcca.MVLSA: Case(lambda: jf.gcca.MVLSA(RANK), rounds=1),
@@ -142,7 +143,8 @@ def problem(algorithm: type[jf.Algorithm]) -> tuple[jf.Clients, jf.Personalized]
         local_scale=1.5,
         noise_variance=0.25,
     )
-    return jf.Clients.from_samples(drawn.samples), warm
+    samples = jnp.abs(drawn.samples) if algorithm is jf.nmf.INMF else drawn.samples
+    return jf.Clients.from_samples(samples), warm
 
 
 @functools.partial(jax.jit, static_argnames="rounds")

@@ -3,6 +3,7 @@
 import argparse
 from functools import partial
 
+from jaxfed import nmf
 from jaxfed.cli._command import Command
 from jaxfed.cli._common import BITS, channel_of, rounds
 from jaxfed.cli._options import call, option, options_of, summary
@@ -18,6 +19,7 @@ TOPOLOGY = (
     "slice of TPUs such as v5e:4x4, one chip such as v5e, h100, h100:8, or cpu for the CPU of this "
     "machine"
 )
+PLANNED = {**ALGORITHMS, "inmf": Entry(nmf.INMF)}
 MACHINE = [
     option("--topology", str, TOPOLOGY, "v5e", metavar="TOPOLOGY"),
     rounds(100),
@@ -32,7 +34,7 @@ def command() -> Command:
         "Compile a run for machines you need not have, and print its memory and messages, and "
         "whether it fits, or in blocks of how many clients it would. Nothing is run."
     )
-    return Command(about, commands={name: _command(entry) for name, entry in ALGORITHMS.items()})
+    return Command(about, commands={name: _command(entry) for name, entry in PLANNED.items()})
 
 
 def _command(entry: Entry) -> Command:

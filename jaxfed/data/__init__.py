@@ -17,6 +17,7 @@ from jaxfed.data.readers import read_folder as read_folder
 from jaxfed.data.readers import read_idx as read_idx
 from jaxfed.data.readers import read_images as read_images
 from jaxfed.data.readers import read_table as read_table
+from jaxfed.data.single_cell import read_anndata as read_anndata
 from jaxfed.data.sources import NpyFolder as NpyFolder
 from jaxfed.data.sources import ParquetGroups as ParquetGroups
 from jaxfed.data.synthetic.hierarchical import HierarchicalData as HierarchicalData

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float, Key
 
-from jaxfed._checks import check_count, check_number, checked_array, refuse
+from jaxfed._checks import check_count, check_number, checked_array, is_list, refuse
 
 EPS = 1e-5  # added to variances
 
@@ -68,6 +68,8 @@ class Perceptron(eqx.Module):
             ValueError: if a size is not positive, the momentum is not from 0 to 1, or the mask has
                 another length.
         """
+        if not is_list(hidden):
+            raise refuse("hidden", "a list of whole numbers", hidden)
         sizes = (features, *hidden, outputs)
         names = ("features", *("hidden" for _ in hidden), "outputs")
         for name, size in zip(names, sizes, strict=True):

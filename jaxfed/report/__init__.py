@@ -13,7 +13,7 @@ from typing import Any
 from jaxtyping import Array, Shaped
 
 from jaxfed import _names
-from jaxfed._checks import check_number, checked_path, refuse
+from jaxfed._checks import check_number, check_texts, checked_path, refuse
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.common.files import replacing
 from jaxfed.core.run.solution import Solution
@@ -65,6 +65,8 @@ def html(
     if not solution._is_one:
         raise refuse("solution", "the solution of one run, not traced", solution.rounds)
     number = len(solution.failure.clients)
+    if names is not None:
+        check_texts("names", names)
     for name, given in (("clients", clients), ("names", names), ("metadata", metadata)):
         if given is not None and len(given) != number:
             raise ValueError(f"{name}: wanted the run's {number}, got {len(given)}")

@@ -486,6 +486,7 @@ def described():
 # The algorithms that each command below `jaxfed fit` can run.
 ALGORITHMS = {
     **{name: (entry.algorithm,) for name, entry in pca.ALGORITHMS.items()},
+    "inmf": (jf.nmf.INMF,),
     "gcca": (jf.gcca.MaxVar, jf.gcca.MVLSA),
     "mvlsa": (jf.gcca.MVLSA,),
     "deep-gcca": (jf.gcca.DeepMaxVar,),
@@ -498,7 +499,7 @@ ALGORITHMS = {
 def test_every_exported_algorithm_has_a_command(described):
     exported = {
         found
-        for family in (jf.pca, jf.gcca, jf.generative)
+        for family in (jf.pca, jf.nmf, jf.gcca, jf.generative)
         for found in vars(family).values()
         if isinstance(found, type) and issubclass(found, jf.Algorithm)
     }
@@ -508,7 +509,13 @@ def test_every_exported_algorithm_has_a_command(described):
     assert {words[1] for words in described if words[0] == "fit"} == set(ALGORITHMS)
 
 
-LINEAR = [*pca.ALGORITHMS, "gcca", "mvlsa", "ajive"]  # the others have models, which are no numbers
+LINEAR = [
+    *pca.ALGORITHMS,
+    "inmf",
+    "gcca",
+    "mvlsa",
+    "ajive",
+]  # the others have models, which are no numbers
 
 
 @pytest.mark.parametrize("name", LINEAR)

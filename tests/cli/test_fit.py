@@ -105,6 +105,29 @@ def test_other_algorithms(data, tmp_path, command, shapes):
     assert (value(summary, "error on held-out") is None) == ("0" in command)
 
 
+def test_non_negative_components_and_loadings(data, tmp_path, capsys):
+    rng, folder = np.random.default_rng(0), tmp_path / "counts"
+    folder.mkdir()
+    programs, tables = rng.gamma(0.5, size=(2, 9)), []
+    for i in range(3):
+        tables.append(rng.gamma(0.5, size=(20 + i, 2)) @ programs + 0.01)
+        np.save(folder / f"client{i}.npy", tables[-1])
+    words = ["--rank", "2", "--rounds", "60", "--held-out", "0.1"]
+    assert fit("inmf", folder, tmp_path / "out", *words, "--scale", "rms") == 0
+    arrays, summary = loaded(tmp_path / "out")
+    assert arrays["shared"].shape == (9, 2) and arrays["local"].shape == (3, 9, 2)
+    np.testing.assert_array_equal(np.bincount(arrays["client"]), [20, 21, 22])
+    scaled = [x / np.sqrt(np.mean(x**2, axis=0)) for x in tables]
+    own = arrays["shared"] + arrays["local"][arrays["client"]]
+    fitted = np.einsum("nk,ndk->nd", arrays["loadings"], own)
+    assert np.linalg.norm(fitted - np.concatenate(scaled)) < 0.2 * np.linalg.norm(fitted)
+    assert 0 < value(summary, "error on training") < value(summary, "error on held-out") < 10
+    # It refuses negative numbers, with which the samples of other tests abound.
+    capsys.readouterr()
+    assert fit("inmf", data, tmp_path / "other", "--rank", "2") == 2
+    assert "samples without negative numbers" in capsys.readouterr().err
+
+
 def test_what_was_learned_is_shown_and_used(data, tmp_path, capsys):
     units = ["--center", "--scale", "energy"]
     assert fit("oneshot", data, tmp_path / "fit", *RANKS, "--held-out", "0", *units) == 0

@@ -33,6 +33,7 @@ ROOMS = [
     jf.manifolds.stiefel,
     jf.metrics,
     jf.models,
+    jf.nmf,
     jf.nn,
     jf.participation,
     jf.pca,

@@ -114,6 +114,7 @@ def _results() -> dict[str, Any]:
     frame, frames = jnp.asarray(arrays["frame"]), jnp.asarray(arrays["frames"])
     return {
         "personal_alone": jf.Personalized(None, frames),
+        "factors": jf.Personalized(np.abs(frame), np.abs(frames)),
         "shared_alone": jf.Personalized(frame, None),
         "view_result": jf.Personalized(arrays["view_shared"], arrays["view_local"]),
         "shares": jf.metrics.EnergyShares(*np.full((3, 4), 0.25)),

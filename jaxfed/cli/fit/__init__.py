@@ -5,7 +5,7 @@ solutions. They all use the run in `_run`.
 """
 
 from jaxfed.cli._command import Command
-from jaxfed.cli.fit import autoencoder, diffusion, pca, views
+from jaxfed.cli.fit import autoencoder, diffusion, nmf, pca, views
 
 
 def command() -> Command:
@@ -16,6 +16,6 @@ def command() -> Command:
         "of an algorithm. perpca is a good first choice; compare it with local and pooled."
     )
     commands = {}
-    for family in (pca, views, autoencoder, diffusion):
+    for family in (pca, nmf, views, autoencoder, diffusion):
         commands |= family.commands()
     return Command(about, commands=commands)

@@ -31,6 +31,8 @@ def samples(count):
 
 
 def clients_of(algorithm, values, weights):
+    if isinstance(algorithm, jf.nmf.INMF):
+        values = jnp.abs(values)
     if isinstance(algorithm, jf.gcca.MaxVar):
         views = jf.gcca.Views.from_arrays(list(values))
         return eqx.tree_at(lambda c: c.weights, views, weights / weights.sum())
@@ -126,6 +128,8 @@ CASES = {
     "EmpiricalBayesPCA": (lambda: PCA.EmpiricalBayesPCA(2, 0.5), 400, 1e-6),
     "LocalProbabilisticPCA": (lambda: PCA.LocalProbabilisticPCA(2, 0.5), 1500, 1e-6),
     "GlobalProbabilisticPCA": (lambda: PCA.GlobalProbabilisticPCA(2, 0.5), 1500, 1e-6),
+    # Of one component, since with more the start, which is random, chooses the solution.
+    "INMF": (lambda: jf.nmf.INMF(1, 1.0), 1000, 1e-6),
     "MaxVar": (lambda: jf.gcca.MaxVar(2, ridge=0.1), 3000, 1e-6),
     "MaxVar exact": (lambda: jf.gcca.MaxVar(2, solver="exact", ridge=0.3, proximal=0.2), 500, 1e-6),
     "MaxVar memory": (lambda: jf.gcca.MaxVar(2, solver="exact", memory=4, ridge=0.3), 40, 1e-6),

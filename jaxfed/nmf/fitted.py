@@ -1,0 +1,175 @@
+"""Use learned components: loadings of samples, and values for missing entries.
+
+Samples are an array `(clients, samples, features)`, a list of `(samples_i, features)` arrays, one
+per client, or one array `(samples, features)` of the client `client`. NaN marks missing entries.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, ArrayLike, Float
+
+from jaxfed._checks import is_whole
+from jaxfed.contract import Personalized, check_factor, check_instance, refuse
+from jaxfed.core.clients.clients import Clients
+from jaxfed.core.clients.samples import IncompleteSamples
+from jaxfed.core.run.solution import Solution
+from jaxfed.core.store.saved import Saved
+from jaxfed.data.single_cell import read_anndata
+from jaxfed.nmf._nonnegative import loadings_of
+from jaxfed.nmf.inmf import INMF
+
+Fitted: TypeAlias = Solution | Saved | Personalized
+Tables: TypeAlias = (
+    Float[ArrayLike, "clients samples features"]
+    | Float[ArrayLike, "samples features"]
+    | Sequence[Float[ArrayLike, "samples_i features"]]
+)
+Found: TypeAlias = Float[Array, "..."] | list[Float[Array, "samples_i ..."]]
+
+
+def transform(
+    fitted: Fitted,
+    samples: Tables,
+    *,
+    penalty: float | Array | None = None,
+    client: int | None = None,
+) -> Found:
+    """Compute loadings of samples by non-negative least squares, from their observed entries.
+
+    Args:
+        fitted: a solution of `INMF`, its result, or what `jaxfed.load` returned.
+        samples: `(m, n, d)`, a list of `(n_i, d)`, or `(n, d)` with `client`.
+        penalty: λ of the run; by default that of the solution's algorithm.
+        client: position of the client that all samples belong to.
+
+    Returns:
+        Loadings in the form of the samples, with the rank in place of d.
+
+    Raises:
+        ValueError: if `fitted` is not a result of `INMF`, its penalty is not known, or the samples
+            have other clients or features, infinite values or no observed entry.
+    """
+    return _mapped(lambda x, own, loadings: loadings, fitted, samples, penalty, client)
+
+
+def complete(
+    fitted: Fitted,
+    samples: Tables,
+    *,
+    penalty: float | Array | None = None,
+    client: int | None = None,
+) -> Found:
+    """Fill in missing entries of samples by their fitted values.
+
+    Their errors on entries that were held out choose the rank and the penalty.
+
+    Args:
+        fitted: a solution of `INMF`, its result, or what `jaxfed.load` returned.
+        samples: as for `transform`.
+        penalty: as for `transform`.
+        client: as for `transform`.
+
+    Returns:
+        Samples in the same form; observed entries do not change.
+
+    Raises:
+        ValueError: as `transform`.
+    """
+
+    def of_one(x, components, loadings):
+        return jnp.where(jnp.isnan(x), loadings @ components.T, x)
+
+    return _mapped(of_one, fitted, samples, penalty, client)
+
+
+def annotate(
+    fitted: Fitted,
+    cells: Any,
+    batch_key: str,
+    *,
+    layer: str | None = None,
+    penalty: float | Array | None = None,
+) -> None:
+    """Write components and loadings to the AnnData that the samples came from.
+
+    As in LIGER: `obsm["H"]` has loadings, `varm["W"]` shared parts, and `varm["V_" + name]` the own
+    parts of each batch.
+
+    Args:
+        fitted: a solution of `INMF`, its result, or what `jaxfed.load` returned.
+        cells: an `anndata.AnnData`, which is changed.
+        batch_key: as of `jaxfed.data.read_anndata`.
+        layer: as of `jaxfed.data.read_anndata`.
+        penalty: as for `transform`.
+
+    Raises:
+        ImportError: if anndata is not installed.
+        ValueError: as `transform` and `jaxfed.data.read_anndata`.
+    """
+    arrays, names = read_anndata(cells, batch_key, layer=layer)
+    loadings = transform(fitted, arrays, penalty=penalty)
+    shared, local = _result(fitted)
+    batches = cells.obs[batch_key].astype(str).to_numpy()
+    found = np.empty((len(batches), shared.shape[1]), shared.dtype)
+    for name, rows in zip(names, loadings, strict=True):
+        found[batches == name] = rows
+    cells.obsm["H"], cells.varm["W"] = found, np.asarray(shared)
+    for name, own in zip(names, local, strict=True):
+        cells.varm[f"V_{name}"] = np.asarray(own)
+
+
+def _mapped(
+    function: Callable[[Array, Array, Array], Array],
+    fitted: Fitted,
+    samples: Tables,
+    penalty: float | Array | None,
+    client: int | None,
+) -> Found:
+    """Apply a function to each client's samples, components and loadings."""
+    shared, local = _result(fitted)
+    if penalty is None:
+        algorithm = getattr(fitted, "algorithm", None)
+        if not isinstance(algorithm, INMF):
+            raise refuse("penalty", "the λ of the run, since `fitted` does not have it", penalty)
+        penalty = algorithm.penalty
+    check_factor("penalty", penalty, single=True)
+    weight = jnp.asarray(penalty, shared.dtype)
+    if client is not None:
+        if not (is_whole(client) and 0 <= client < len(local)):
+            raise refuse("client", f"a position from 0 to {len(local) - 1}", client)
+        local, samples = local[client : client + 1], [samples]  # pyright: ignore[reportAssignmentType]
+    clients = Clients.from_samples(samples, missing="mask")  # pyright: ignore[reportArgumentType]
+    if len(clients) != len(local) or clients.features != len(shared):
+        raise refuse("samples", f"{len(local)} clients with {len(shared)} features", clients)
+    data: IncompleteSamples = clients.data
+
+    def of_one(own: Float[Array, "features rank"], data: IncompleteSamples) -> Array:
+        values = jnp.where(data.observed, data.values, 0)
+        found = loadings_of(shared.T, own.T, weight, values, data.observed).values
+        return function(data.values, shared + own, found)
+
+    found = jax.vmap(of_one)(local, data)
+    if client is not None:
+        return found[0]
+    if isinstance(samples, Sequence):
+        return [rows[: np.shape(x)[0]] for rows, x in zip(found, samples, strict=True)]
+    return found
+
+
+def _result(fitted: Fitted) -> Personalized:
+    """Return the shared and the clients' own parts.
+
+    Raises:
+        ValueError: if `fitted` is not a result of `INMF`.
+    """
+    result = fitted if isinstance(fitted, Personalized) else getattr(fitted, "result", None)
+    wanted = "what INMF learned: a jaxfed.Solution, its result, or what jaxfed.load returned"
+    check_instance("fitted", result, Personalized, wanted)
+    assert isinstance(result, Personalized)
+    if getattr(result.shared, "ndim", 0) != 2 or getattr(result.local, "ndim", 0) != 3:
+        raise refuse("fitted", wanted, fitted)
+    return Personalized(jnp.asarray(result.shared), jnp.asarray(result.local))

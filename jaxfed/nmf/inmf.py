@@ -1,0 +1,317 @@
+r"""Integrative NMF: shared and local non-negative components of clients' samples (LIGER).
+
+.. math::
+    \min_{W, V_i, H_i \ge 0} \sum_i \|X_i - H_i (W + V_i)\|^2 + \lambda \sum_i \|H_i V_i\|^2
+
+The rows of X_i are a client's samples, as cells, and those of W and V_i components, as metagenes.
+
+Source: Welch et al. (2019), Single-cell multi-omic integration compares and contrasts features of
+brain cell identity, Cell 177. In minibatches: Gao et al. (2021), Iterative single-cell multi-omic
+integration using online learning, Nature Biotechnology 39.
+"""
+
+from typing import NamedTuple, final
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxfed.contract import (
+    Algorithm,
+    DifferentiatedThrough,
+    check_count,
+    check_factor,
+    check_positive,
+    hyperparameter,
+    refuse,
+)
+from jaxfed.core.clients import samples
+from jaxfed.core.common.printing import is_known
+from jaxfed.linalg.division import ratio
+from jaxfed.linalg.precision import client_matmul, data_matmul
+from jaxfed.nmf._nonnegative import descend, loadings_of
+
+Rows = Float[Array, "rank features"]
+Columns = Float[Array, "features rank"]
+
+
+class Member(NamedTuple):
+    """ONE client's prepared data."""
+
+    values: Float[Array, "samples features"]  # missing entries are zero
+    observed: Bool[Array, "samples features"] | None  # None if nothing is missing
+    size: Float[Array, ""]  # number of samples
+
+
+class Products(NamedTuple):
+    """Products of loadings H and samples X, which updates of components depend on."""
+
+    gram: Float[Array, "rank rank"]  # HᵀH
+    samples: Rows  # HᵀX; in messages HᵀX - HᵀH V_i
+
+
+class Local(NamedTuple):
+    """ONE client's state."""
+
+    components: Rows  # V_i
+    products: Products  # of this pass over the samples
+    earlier: Products | None  # of the pass before; None without batches
+    rounds: Int[Array, ""]  # that the client took part in
+
+
+@final
+class INMF(Algorithm, DifferentiatedThrough):
+    r"""Integrative non-negative matrix factorization (LIGER), also in minibatches.
+
+    Samples are explained by non-negative loadings of components, each the sum of a shared part and
+    the client's own part: \(X_i \approx H_i (W + V_i)\). The penalty λ keeps the own parts small.
+
+    In each round, a client updates its own parts by one sweep of hierarchical alternating least
+    squares (HALS), then computes its loadings by non-negative least squares. It sends the products
+    \(H_i^\top H_i\) and \(H_i^\top X_i - H_i^\top H_i V_i\), and the server updates the shared
+    parts by one sweep with the mean products. The objective never rises. Loadings are not kept:
+    `jaxfed.nmf.transform` computes them from the result.
+
+    The history has the mean over clients of \(\|X_i - H_i (W + V_i)\|^2 + \lambda \|H_i V_i\|^2\).
+    Large clients therefore count more, as in the paper.
+
+    Samples may have missing entries (`Clients.from_samples(missing="mask")`). Loadings then fit
+    the observed entries, and the products replace missing entries by their fitted values. The
+    objective counts only observed entries, and still never rises.
+
+    The shared parts of the result have unit length. They are `(features, rank)`, like each
+    client's own parts.
+
+    Source: Welch et al. (2019) and, for `batches`, Gao et al. (2021), whose updates these are.
+    """
+
+    penalty: Float[Array, ""]
+    active_rank: Float[Array, ""] | None
+    rank: int = eqx.field(static=True)
+    batches: int = eqx.field(static=True)
+
+    def __init__(
+        self,
+        rank: int,
+        penalty: float | Array = 5.0,
+        *,
+        active_rank: float | Array | None = None,
+        batches: int = 1,
+    ):
+        """Set up the algorithm.
+
+        Args:
+            rank: number of components k.
+            penalty: weight λ of the penalty of the clients' own parts.
+            active_rank: number of components in use, all by default. The others are zero. Runs that
+                differ in it share one compiled program.
+            batches: number of parts of each client's samples. Each round uses the next part: every
+                `batches`-th sample. Products then include those of earlier rounds, up to two passes
+                ago, as in online iNMF.
+
+        Raises:
+            ValueError: if the rank or the number of batches is not a positive whole number, the
+                penalty is negative or not finite, or the active rank is not positive or is above
+                the rank.
+        """
+        check_count("rank", rank)
+        check_factor("penalty", penalty)
+        check_positive("active_rank", active_rank, optional=True)
+        check_count("batches", batches)
+        self.rank, self.batches = rank, batches
+        self.penalty = hyperparameter(penalty)
+        self.active_rank = hyperparameter(active_rank)
+        if is_known(self.active_rank) and np.max(np.asarray(self.active_rank)) > rank:
+            raise refuse("active_rank", f"at most rank={rank}", active_rank)
+
+    def check(self, clients, start) -> None:
+        """Raise a `ValueError` if the data, the rank or the warm start do not fit."""
+        samples.check_rows(clients)
+        if self.rank > clients.features:
+            raise ValueError(
+                f"rank: {self.rank} components do not fit into {clients.features} features"
+            )
+        for part in clients.parts:
+            # Of NumPy, for clients that are constants of a traced function.
+            known = np.asarray(part.values) if is_known(part.values) else np.zeros(1)
+            if negative := known[known < 0].tolist():
+                raise refuse("clients", "samples without negative numbers", negative[0])
+        check_start(start, clients, self.rank)
+
+    def prepare(self, data: samples.Rows, client_id, rounds) -> Member:
+        """Replace missing entries by zeros."""
+        if isinstance(data, samples.Samples):
+            return Member(data.values, None, data.count)
+        return Member(jnp.where(data.observed, data.values, 0), data.observed, data.count)
+
+    def server_init(self, key, first, like: Member, start) -> Rows:
+        """Return the warm start's shared parts, or random ones of unit length."""
+        if start is not None:
+            return self._active(start.shared.T)
+        features, dtype = like.values.shape[-1], like.size.dtype
+
+        def one(number):
+            return jax.random.uniform(jax.random.fold_in(key, number), (features,), dtype)
+
+        return self._active(_unit(jax.vmap(one)(jnp.arange(self.rank))))
+
+    def client_init(self, key, downlink: Rows, data: Member, start) -> Local:
+        """Return the warm start's own parts, or samples at random, scaled to unit length."""
+        if start is not None and start.local is not None:
+            components = start.local.T
+        else:
+
+            def one(number):
+                return jax.random.uniform(jax.random.fold_in(key, number), (), data.size.dtype)
+
+            lots = jax.vmap(one)(jnp.arange(self.rank))
+            rows = jnp.floor(lots * data.size).astype(jnp.int32)
+            components = _unit(data.values[rows].astype(data.size.dtype))
+        empty = jnp.zeros((self.rank, self.rank), downlink.dtype)
+        none = Products(empty, jnp.zeros_like(downlink))
+        earlier = none if self.batches > 1 else None
+        return Local(self._active(components), none, earlier, jnp.zeros((), jnp.int32))
+
+    def downlink(self, server: Rows) -> Rows:
+        """Return the shared parts."""
+        return server
+
+    def client_step(self, key, downlink: Rows, local: Local, data: Member):
+        """Update the own parts and the loadings, and send their products."""
+        own = self._own_parts(downlink, local)
+        batch = self._batch(data, local.rounds)
+        values = batch.values.astype(own.dtype)
+        loadings = loadings_of(downlink, own, self.penalty, values, batch.observed)
+        found = loadings.values
+        filled = values
+        if batch.observed is not None:
+            filled = jnp.where(batch.observed, values, client_matmul(found, downlink + own))
+        scale = ratio(data.size, batch.size)
+        new = Products(client_matmul(found.T, found), data_matmul(found.T, filled))
+        local = self._with(local, jax.tree.map(lambda x: scale * x, new), batch.size)
+        gram, product = _together(local)
+        uplink = Products(gram, product - client_matmul(gram, own))
+        objective = scale * (jnp.sum(values**2) - jnp.sum(loadings.gain))
+        return uplink, local._replace(components=own), {"objective": objective}
+
+    def server_step(self, key, server: Rows, uplink: Products):
+        """Update the shared parts."""
+        return descend(server, uplink.gram, uplink.samples), {}
+
+    def client_result(self, downlink: Rows, local: Local, data: Member) -> Columns:
+        """Return the own parts, updated to the last shared ones, in units of their lengths."""
+        return ratio(self._own_parts(downlink, local), _lengths(downlink)).T
+
+    def shared_result(self, server: Rows) -> Columns:
+        """Return the shared parts, of unit length."""
+        return ratio(server, _lengths(server)).T
+
+    @property
+    def energy_weighted(self) -> bool:
+        """True: a mean of sums of squares weights clients by their squares."""
+        return True
+
+    def through(self) -> Algorithm:
+        """Return this algorithm, whose rounds have a fixed point without batches.
+
+        Raises:
+            ValueError: if rounds use different batches.
+        """
+        if self.batches > 1:
+            raise ValueError(
+                "adjoint: wanted INMF(batches=1) for an implicit derivative, since rounds of "
+                f"different batches have no fixed point, got {self.batches}"
+            )
+        return self
+
+    def _active(self, components: Rows) -> Rows:
+        """Set the components that are not in use to zero."""
+        if self.active_rank is None:
+            return components
+        return jnp.where(jnp.arange(self.rank)[:, None] < self.active_rank, components, 0)
+
+    def _own_parts(self, shared: Rows, local: Local) -> Rows:
+        """Update the own parts by one sweep; those of components that are not used become zero."""
+        gram, product = _together(local)
+        weight = (1 + self.penalty).astype(gram.dtype)
+        rest = product - client_matmul(gram, shared)
+        found = descend(local.components, weight * gram, rest)
+        found = jnp.where(jnp.diagonal(gram)[:, None] > 0, found, 0)
+        return jnp.where(local.rounds > 0, found, local.components)
+
+    def _batch(self, data: Member, number: Int[Array, ""]) -> Member:
+        """Return a batch, with zero rows where there are no more samples."""
+        if self.batches == 1:
+            return data
+        rows = number % self.batches
+        rows += self.batches * jnp.arange(-(-len(data.values) // self.batches))
+        there = rows < data.size
+
+        def chosen(x: Array) -> Array:
+            return jnp.where(there[:, None], x.at[rows].get(mode="clip"), jnp.zeros((), x.dtype))
+
+        observed = None if data.observed is None else chosen(data.observed)
+        return Member(chosen(data.values), observed, jnp.sum(there, dtype=data.size.dtype))
+
+    def _with(self, local: Local, new: Products, size: Float[Array, ""]) -> Local:
+        """Add the products of a batch, and forget those of the pass before the last.
+
+        The weights of earlier batches are those of the authors' code.
+        """
+        number = local.rounds
+        if local.earlier is None:
+            return local._replace(products=new, rounds=number + 1)
+        past = number.astype(size.dtype)
+        weight = jnp.where(number > 1, (past - 1) / jnp.maximum(past, 1), ratio(past, size))
+        ends = (number + 1) % self.batches == 0
+
+        def earlier(one, before):
+            return weight * jnp.where(ends, one, before)
+
+        def recent(one, new):
+            return jnp.where(ends, 0, weight * one) + new
+
+        return Local(
+            local.components,
+            jax.tree.map(recent, local.products, new),
+            jax.tree.map(earlier, local.products, local.earlier),
+            number + 1,
+        )
+
+
+def _together(local: Local) -> Products:
+    """Return the products of this pass and the one before."""
+    if local.earlier is None:
+        return local.products
+    return jax.tree.map(jnp.add, local.products, local.earlier)
+
+
+def check_start(start, clients, rank: int) -> None:
+    """Refuse a warm start of other shapes.
+
+    Raises:
+        ValueError: names the part, and both shapes.
+    """
+    if start is None:
+        return
+    wanted: dict[str, tuple[int, ...]] = {"shared": (clients.features, rank)}
+    if start.local is not None:
+        wanted["local"] = (len(clients), clients.features, rank)
+    for name, shape in wanted.items():
+        part = getattr(start, name)
+        if jnp.shape(part) != shape:
+            raise ValueError(
+                f"warm_start: wanted {name} components of shape {shape}, got {jnp.shape(part)}"
+            )
+
+
+def _lengths(components: Rows) -> Float[Array, "rank 1"]:
+    """Return lengths, and 1 for components that are zero."""
+    squares = jnp.sum(components**2, axis=1, keepdims=True)
+    return jnp.where(squares > 0, jnp.sqrt(jnp.where(squares > 0, squares, 1)), 1)
+
+
+def _unit(components: Rows) -> Rows:
+    return components / _lengths(components)
