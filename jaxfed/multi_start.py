@@ -17,6 +17,8 @@ from jaxfed.contract import (
 )
 from jaxfed.core.contract import fixed_point
 
+# Enough rounds to tell which start leads to a good optimum.
+ROUNDS = 30
 # Objectives that differ by a smaller share count as equal.
 TIE = 1e-3
 

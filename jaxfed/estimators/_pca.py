@@ -1,5 +1,6 @@
 """The estimators of the PCA family, one class per model."""
 
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
@@ -11,11 +12,9 @@ from jaxfed.core.contract.algorithm import Algorithm, Personalized
 from jaxfed.estimators._clients import ClientPCA
 from jaxfed.estimators._normal import Learned
 from jaxfed.linalg import Moment
-from jaxfed.multi_start import MultiStart
+from jaxfed.multi_start import ROUNDS, MultiStart
+from jaxfed.pca.components import starts_to_try
 from jaxfed.pca.likelihood import joint_moment, precision
-
-# Rounds of several starts at once: enough to tell which one leads to a good optimum.
-FEW_ROUNDS = 30
 
 
 class PersonalizedPCA(ClientPCA):
@@ -73,15 +72,13 @@ class PersonalizedPCA(ClientPCA):
 
     def _solved(self, run):
         check_count("n_init", self.n_init)
-        ranks = int(self.shared_rank), int(self.local_rank)
-        first, common, random = (
-            pca.VarProPerPCA(*ranks, shrinkage=self.shrinkage, start=start)
-            for start in ("local_first", "common", "random")
+        make = partial(
+            pca.VarProPerPCA, int(self.shared_rank), int(self.local_rank), shrinkage=self.shrinkage
         )
         if self.n_init == 1:
-            return run(first)
-        several = MultiStart(first, [common, first, *[random] * (int(self.n_init) - 2)])
-        return run(first, warm_start=run(several, rounds=FEW_ROUNDS))
+            return run(make())
+        starts = [make(start=start) for start in starts_to_try(int(self.n_init))]
+        return run(make(), warm_start=run(MultiStart(make(), starts), rounds=ROUNDS))
 
     def _learned(self, solution):
         shared, local = map(_host, solution.result)

@@ -4,6 +4,7 @@ Authors of algorithms import from here; users do not need it.
 """
 
 from collections.abc import Callable
+from typing import Literal
 
 import jax.numpy as jnp
 import numpy as np
@@ -25,6 +26,7 @@ from jaxfed.linalg.moments import should_densify
 
 RandomKey = Key[Array, ""]
 Start = Personalized | None  # the warm start
+FirstComponents = Literal["local_first", "common", "random"]  # without one
 Frame = Float[Array, "features rank"]
 # Components as rows, the transpose of U in the formulas: batches of such small matrices are
 # multiplied two to four times as fast.
@@ -103,6 +105,15 @@ def check_start(
             )
         if not isinstance(part, Tracer) and not finite(part):
             raise ValueError(f"warm_start: wanted finite {name} components, got NaN or infinity")
+
+
+def starts_to_try(count: int) -> list[FirstComponents]:
+    """Return two or more starts of `PerPCA` and `VarProPerPCA`, for `jaxfed.MultiStart`.
+
+    Without a clear difference the first wins, which shares the largest components.
+    """
+    random: list[FirstComponents] = ["random"] * (count - 2)
+    return ["common", "local_first", *random]
 
 
 def retract(w: Rows, retraction: str, active: Float[Array, " rank"] | None = None) -> Rows:

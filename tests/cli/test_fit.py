@@ -193,6 +193,16 @@ def test_a_warm_start_is_another_algorithms_solution(data, tmp_path):
     assert value(per, "bits sent") == 32 * (9 * 4 + 9 * 2 + 3)
 
 
+def test_the_best_of_several_starts_is_a_warm_start(data, tmp_path):
+    options = [*RANKS, "--rounds", 3, "--held-out", 0]
+    found = []
+    for start in ("several", "random"):
+        assert fit("perpca", data, tmp_path / start, *options, "--start", start) == 0
+        arrays, _ = loaded(tmp_path / start)
+        found.append(arrays["history_objective"])
+    assert found[0][0] < found[1][-1]
+
+
 @pytest.mark.parametrize(
     ("name", "size", "wanted"),
     [

@@ -86,8 +86,8 @@ class Problem(NamedTuple):
     message: str  # printed before the run
     key: Key[Array, ""]  # randomness of the run
     evaluate: Callable[[Solution], Findings]  # measures and draws a solution
-    # An algorithm of one exchange whose solution the run starts from.
-    start: Algorithm | None = None
+    start: Algorithm | None = None  # whose solution the run starts from
+    start_rounds: int = 1
     options: Mapping[str, Any] = {}  # further arguments of `jaxfed.fit`
     page: Mapping[str, Any] = {}  # further arguments of `jaxfed.report.html`
     preprocessing: Standardization | None = None  # applied to the samples
@@ -132,7 +132,7 @@ def run(
         common = {"key": problem.key, "backend": backend}
         start = None
         if problem.start is not None:
-            start = fit(problem.start, clients, rounds=1, **common)
+            start = fit(problem.start, clients, rounds=problem.start_rounds, **common)
         count = arguments.participation
         solution = attempt(
             partial(

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float, Key
 
-from jaxfed import data, pca, plot
+from jaxfed import data, multi_start, pca, plot
 from jaxfed.cli import _evaluate
 from jaxfed.cli._command import Command
 from jaxfed.cli._common import (
@@ -32,12 +32,14 @@ from jaxfed.core.clients.clients import Clients
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
 from jaxfed.core.run.fit import fit
 from jaxfed.core.run.solution import Solution
+from jaxfed.pca.components import starts_to_try
 from jaxfed.pca.fitted import side_by_side
 from jaxfed.preprocess import Impute, Standardization, Standardize
 from jaxfed.preprocess.impute import ROUNDS
 
 PICTURES = ("components.png", "convergence.png")
 WARM_STARTS = ("projector", "spectrum")
+SEVERAL, STARTS = "several", starts_to_try(10)
 DRAWN = 4  # clients whose local components are drawn
 
 
@@ -97,11 +99,14 @@ def _command(name: str, entry: Entry) -> Command:
         options["rounds"] = [rounds(200), TOL, PARTICIPATION, CHECKPOINTS]
     if entry.has_warm_start:
         starts = [option for option in options_of(entry.algorithm) if option.flag == "--start"]
-        choices = starts[0].keywords["choices"] if starts else ("local_first",)
+        choices = (*starts[0].keywords["choices"], SEVERAL) if starts else ("local_first",)
         about = (
             "first components: the algorithm's own choice, or the solution of oneshot with method "
             "projector or spectrum"
         )
+        if starts:
+            count, each = len(STARTS), multi_start.ROUNDS
+            about += f", or the best of {count} starts after {each} rounds of each"
         options["rounds"].append(option("--start", (*choices, *WARM_STARTS), about, choices[0]))
     if entry.has_rounds:
         options["faulty or malicious clients"] = ROBUST
@@ -135,11 +140,16 @@ class Split(NamedTuple):
 
 def prepare(arguments: argparse.Namespace, *, entry: Entry) -> _run.Problem:
     """Make the algorithm, and read the samples."""
-    settings, start = argparse.Namespace(**vars(arguments)), None
-    if entry.has_warm_start and arguments.start in WARM_STARTS:
-        start = pca.OneShot(arguments.shared_rank, arguments.local_rank, method=arguments.start)
+    settings, start, start_rounds = argparse.Namespace(**vars(arguments)), None, 1
+    if entry.has_warm_start and arguments.start in (*WARM_STARTS, SEVERAL):
         delattr(settings, "start")  # the algorithm's own default, which the warm start replaces
     algorithm = call(settings, entry.algorithm)
+    if entry.has_warm_start and arguments.start == SEVERAL:
+        starts = [call(settings, entry.algorithm, start=name) for name in STARTS]
+        start = _run.robust(arguments, multi_start.MultiStart(algorithm, starts))
+        start_rounds = multi_start.ROUNDS
+    elif entry.has_warm_start and arguments.start in WARM_STARTS:
+        start = pca.OneShot(arguments.shared_rank, arguments.local_rank, method=arguments.start)
     split_key, key = jax.random.split(jax.random.key(arguments.seed))
     if process := jax.process_index():
         split_key = jax.random.fold_in(split_key, process)
@@ -172,6 +182,7 @@ def prepare(arguments: argparse.Namespace, *, entry: Entry) -> _run.Problem:
         key,
         partial(_evaluated, clients=clients, split=split, shape=shape),
         start,
+        start_rounds=start_rounds,
         page={"image_shape": shape, "clients": clients},
         preprocessing=split.units,
         imputed=split.imputed,
