@@ -28,6 +28,7 @@ STEP_SIZE, PENALTY = 0.2, 0.1  # the authors', for a largest eigenvalue of one
 ONE_STEP, OWN_STEPS, PERPCA = "HMF, the paper's one step", "HMF, clients' own steps", "PerPCA"
 ALIKE, UNLIKE = "1", "0.1 to 10"  # clients' scales
 SHARED, LOCAL = "shared", "local"
+RATE = "per round below 0.001"
 LEAST = -11.0  # log10 of errors that rounding leaves, with room for the sums over 100 clients
 
 
@@ -77,6 +78,13 @@ def distance(found: Array, truth: Array) -> Float[Array, ""]:
     return jnp.mean(jnp.linalg.norm(next(projectors) - next(projectors), axis=(-2, -1)))
 
 
+def rate(curve: Float[np.ndarray, " places"] | Sequence[float]) -> float:
+    """Slope of log10 errors of every `EVERY` rounds, where they are between 1e-3 and 1e-10."""
+    values = np.asarray(curve)
+    (places,) = np.nonzero((values < -3) & (values > -10))
+    return float(np.polyfit(EVERY * places, values[places], 1)[0]) if len(places) > 1 else np.nan
+
+
 def _distances(truth: jf.Personalized, result: jf.Personalized) -> dict[str, Array]:
     own = distance(result.local, truth.local)
     return {SHARED: distance(result.shared, truth.shared), LOCAL: own}
@@ -116,6 +124,10 @@ def run(seeds: Seeds, *, rounds: int = 500, at: Sequence[int] = (20, 50, 100, 20
         for (name, method, part), values in found.items()
         for k in at
     }
+    for part in (SHARED, LOCAL):
+        for method in (ONE_STEP, OWN_STEPS):
+            slopes = [rate(curve[EVERY - 1 :: EVERY]) for curve in found[ALIKE, method, part]]
+            measured[ALIKE, method, RATE, part] = slopes
     late = max(at)
     claims = {
         f"{method} finds the truth, {part} components": (

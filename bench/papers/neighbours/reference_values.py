@@ -29,7 +29,7 @@ def _seeds(draws: int) -> Iterator[int]:
     return iter(range(FIRST, FIRST + draws))
 
 
-def hmf(draws: int, at: tuple[int, ...] = (20, 50, 100)) -> Rows:
+def hmf(draws: int) -> Rows:
     """Both step rules from the same random components; curvatures are squared scales."""
     for seed in _seeds(draws):
         truth, start = factors.recovery(seed), factors.random_start(seed)
@@ -49,12 +49,14 @@ def hmf(draws: int, at: tuple[int, ...] = (20, 50, 100)) -> Rows:
                 ug, ul = np.asarray(start.shared), list(np.asarray(start.local))
                 vg = [m.T @ ug for m in matrices]
                 vl = [m.T @ u for m, u in zip(matrices, ul, strict=True)]
-                done = 0
-                for k in at:
+                curves: dict[str, list[float]] = {factors.SHARED: [], factors.LOCAL: []}
+                last = (
+                    (300 if method == factors.ONE_STEP else 150) if name == factors.ALIKE else 100
+                )
+                for k in range(factors.EVERY, last + 1, factors.EVERY):
                     ug, vg, ul, vl, _ = hmf_reference.rounds(
-                        matrices, masks, ug, vg, ul, vl, steps, k - done
+                        matrices, masks, ug, vg, ul, vl, steps, factors.EVERY
                     )
-                    done = k
                     pairs = {
                         factors.SHARED: (np.linalg.qr(ug)[0], truth.shared),
                         factors.LOCAL: (np.linalg.qr(np.stack(ul))[0], truth.locals_),
@@ -62,7 +64,12 @@ def hmf(draws: int, at: tuple[int, ...] = (20, 50, 100)) -> Rows:
                     for part, pair in pairs.items():
                         found, true = (x @ np.swapaxes(x, -1, -2) for x in pair)
                         error = np.linalg.norm(found - true, axis=(-2, -1)).mean()
-                        yield f"{name}, {method}, {k}, {part}", float(np.log10(error))
+                        curves[part].append(float(np.log10(error)))
+                        if k in (20, 50, 100):
+                            yield f"{name}, {method}, {k}, {part}", curves[part][-1]
+                if name == factors.ALIKE:
+                    for part, curve in curves.items():
+                        yield f"{name}, {method}, {factors.RATE}, {part}", factors.rate(curve)
 
 
 def tcmf(draws: int) -> Rows:
@@ -126,7 +133,8 @@ def pertucker(draws: int) -> Rows:
             own = np.stack([np.kron(*factors) for factors in v])
             energy = patterns.cores(own, patterns.flat(drawn.test))
             for quantity, value in patterns.scores(energy).items():
-                yield f"{patterns.TUCKER}, {count}, {quantity}", value
+                if quantity == patterns.RIGHT or count == patterns.IMAGES[-1]:
+                    yield f"{patterns.TUCKER}, {count}, {quantity}", value
 
 
 def inmf(draws: int) -> Rows:
