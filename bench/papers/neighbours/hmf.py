@@ -124,10 +124,9 @@ def run(seeds: Seeds, *, rounds: int = 500, at: Sequence[int] = (20, 50, 100, 20
         for (name, method, part), values in found.items()
         for k in at
     }
-    for part in (SHARED, LOCAL):
-        for method in (ONE_STEP, OWN_STEPS):
-            slopes = [rate(curve[EVERY - 1 :: EVERY]) for curve in found[ALIKE, method, part]]
-            measured[ALIKE, method, RATE, part] = slopes
+    for method in (ONE_STEP, OWN_STEPS):
+        slopes = [rate(curve[EVERY - 1 :: EVERY]) for curve in found[ALIKE, method, SHARED]]
+        measured[ALIKE, method, RATE, SHARED] = slopes
     late = max(at)
     claims = {
         f"{method} finds the truth, {part} components": (

@@ -68,8 +68,8 @@ def hmf(draws: int) -> Rows:
                         if k in (20, 50, 100):
                             yield f"{name}, {method}, {k}, {part}", curves[part][-1]
                 if name == factors.ALIKE:
-                    for part, curve in curves.items():
-                        yield f"{name}, {method}, {factors.RATE}, {part}", factors.rate(curve)
+                    slope = factors.rate(curves[factors.SHARED])
+                    yield f"{name}, {method}, {factors.RATE}, {factors.SHARED}", slope
 
 
 def tcmf(draws: int) -> Rows:
