@@ -113,7 +113,6 @@ def run(seeds: Seeds, *, counts: Sequence[int] = IMAGES) -> Found:
             at_least(0),
         )
     }
-    # In some draws rectangles have as much energy in the components of ovals.
-    for name in PATTERNS[:2]:
+    for name in PATTERNS:
         claims[by_own(name)] = (measured[TUCKER, most, by_own(name)], at_least(1))
     return Found(measured, claims=claims)
