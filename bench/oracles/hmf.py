@@ -9,10 +9,10 @@ its `solver.py` imports is wanted too: PyTorch, scikit-learn, SciPy, Matplotlib 
 `numbers` writes `tests/references/hmf.json`: of three draws, once complete and once with a quarter
 of the entries missing, the components after some rounds and at the end, and the error there.
 
-`seconds`: the matrices of `bench.tables.hmf`, as in the authors' synthetic example, from one random
-start with the authors' step size, in double precision: seconds until the objective is within 1e-6
-of the authors' after 500 rounds (or 1e-9, as there is no noise), without compilation. The authors'
-code evaluates its loss each round, and so does jaxfed.
+`seconds`: the matrices of `papers.neighbours.hmf`, as in the authors' synthetic example, from one
+random start with the authors' step size, in double precision: seconds until the objective is within
+1e-6 of the authors' after 500 rounds (or 1e-9, as there is no noise), without compilation. The
+authors' code evaluates its loss each round, and so does jaxfed.
 """
 
 import argparse
@@ -195,7 +195,7 @@ def seconds(folder: Path) -> None:
 
     import jaxfed as jf
     from bench.common import machine, table
-    from bench.tables.hmf import random_start, recovery
+    from papers.neighbours.hmf import random_start, recovery
 
     @functools.partial(jax.jit, static_argnames="rounds")
     def run(algorithm, clients, start, rounds):

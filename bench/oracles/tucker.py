@@ -11,7 +11,7 @@ factors after some passes over the modes, the squared error there, and at the en
 the squared error; with all modes orthogonal, with one, and with a proximal term, where only the end
 is comparable: their local factors are then not orthogonal to the shared ones on the way.
 
-`seconds`: images of `bench.tables.tucker`, 50 of each of three clients, as in the authors'
+`seconds`: images of `papers.neighbours.pertucker`, 50 of each of three clients, as in the authors'
 Figure 5, in double precision: seconds of the authors' 30 passes, and until jaxfed's objective is at
 most theirs, without compilation, from the same random start and from its own.
 """
@@ -208,7 +208,7 @@ def seconds(folder: Path) -> None:
 
     import jaxfed as jf
     from bench.common import machine, table
-    from bench.tables.tucker import MODES, RANKS, SIZE, images
+    from papers.neighbours.pertucker import MODES, RANKS, SIZE, images
 
     @functools.partial(jax.jit, static_argnames="rounds")
     def run(algorithm, clients, start, rounds):

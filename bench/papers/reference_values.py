@@ -525,10 +525,10 @@ TARGETS: dict[str, Callable[..., Rows]] = {
 }
 
 
-def main() -> None:
+def main(targets: Mapping[str, Callable[..., Rows]] = TARGETS) -> None:
     """Print the values of one target."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("target", choices=TARGETS)
+    parser.add_argument("target", choices=targets)
     parser.add_argument("--draws", type=int, default=5)
     parser.add_argument(
         "--file", help="t10k-images-idx3-ubyte.gz for faps/figure3, mfeat.npz for gcca/figure9"
@@ -536,7 +536,7 @@ def main() -> None:
     arguments = parser.parse_args()
     file = [] if arguments.file is None else [arguments.file]
     found: dict[str, list[float]] = {}
-    for label, value in TARGETS[arguments.target](arguments.draws, *file):
+    for label, value in targets[arguments.target](arguments.draws, *file):
         found.setdefault(label, []).append(value)
     for label, values in found.items():
         low, middle, high = np.percentile(values, [0, 50, 100])

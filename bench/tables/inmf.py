@@ -1,12 +1,7 @@
-"""Integrative NMF: choosing the rank, sweeps in one program, and samples that stay on disk.
+"""Integrative NMF: sweeps in one program, and samples that stay on disk.
 
-    python -m bench.tables.inmf rank
     python -m bench.tables.inmf sweep
     python -m bench.tables.inmf memory
-
-`rank`: the root mean square error on held-out tiles of the samples, relative to the noise, by the
-number of components; six are true. Tiles of ten samples by ten features lie on diagonals, so that
-every sample and feature has observed entries. Means of three draws.
 
 `sweep`: seconds of 32 pairs of a rank and a penalty in one program, and of one run, 50 rounds each;
 the first time, with compilation, and again.
@@ -23,50 +18,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 import jaxfed as jf
 from bench.common import choose, machine, table
-
-TRUE, RANKS, NOISE = 6, (2, 4, 5, 6, 7, 8, 10), 0.3
-
-
-def draw(seed: int, counts: tuple[int, ...], features: int, rank: int = TRUE) -> list[np.ndarray]:
-    """Clients' samples: loadings of components that differ a little between clients, and noise."""
-    rng = np.random.default_rng(seed)
-    shared, samples = rng.gamma(0.3, size=(rank, features)), []
-    for count in counts:
-        own = 0.3 * rng.gamma(0.3, size=shared.shape)
-        signal = rng.gamma(0.5, size=(count, rank)) @ (shared + own)
-        noise = NOISE * rng.normal(size=signal.shape)
-        samples.append(np.maximum(signal + noise, 0).astype(np.float32))
-    return samples
-
-
-def by_rank() -> list[dict[str, object]]:
-    """One row a penalty, one column a number of components."""
-    errors = 0
-    for seed in range(3):
-        samples = np.stack(draw(seed, (200,) * 4, 80))
-        rows, columns = np.arange(200)[:, None] // 10, np.arange(80) // 10
-        tiles = jnp.asarray((rows + columns) % 8 == 0)
-        gaps = jnp.where(tiles, jnp.nan, samples)
-        clients = jf.Clients.from_samples(gaps, missing="mask")
-
-        def held_out(rank, penalty, tiles=tiles, gaps=gaps, clients=clients, samples=samples):
-            algorithm = jf.nmf.INMF(max(RANKS), penalty, active_rank=rank)
-            run = jf.rollout(algorithm, clients, rounds=100, key=jax.random.key(0))
-            left = jnp.where(tiles, jf.nmf.complete(run, gaps) - samples, 0)
-            return {"error": jnp.sqrt(jnp.sum(left**2) / (len(samples) * jnp.sum(tiles))) / NOISE}
-
-        axes = {"rank": RANKS, "penalty": [1.0, 5.0]}
-        errors = errors + jf.grid(held_out, axes, block=1)["error"] / 3
-    return [
-        {"penalty": float(p)}
-        | {f"{k} components": f"{float(errors.sel(rank=k, penalty=p)):.3f}" for k in RANKS}
-        for p in errors["penalty"]
-    ]
+from papers.neighbours.inmf import draw
 
 
 def timed(function: Callable[[], jax.Array]) -> tuple[float, float]:
@@ -135,7 +91,6 @@ def of_source(source: jf.data.NpyFolder) -> dict[str, object]:
 
 if __name__ == "__main__":
     parts: dict[str, Callable[..., object]] = {
-        "rank": by_rank,
         "sweep": by_size,
         "memory": by_source,
     }

@@ -18,6 +18,11 @@ def loadings(x, mask, w, v, penalty):
     return np.array(found)
 
 
+def ratio(rise, curvature):
+    """A step; components without loadings stay as they are."""
+    return rise / curvature if curvature > 0 else 0 * rise
+
+
 def objective(x, mask, w, v, h, penalty):
     """Of one client."""
     rest = np.where(mask, x - h @ (w + v), 0)
@@ -38,9 +43,9 @@ def rounds(xs, masks, w, vs, penalty, count):
         full = [np.where(m, x, h @ (w + v)) for x, m, h, v in zip(xs, masks, hs, vs, strict=True)]
         for j in range(len(w)):
             rise = sum(h[:, j] @ (x - h @ (w + v)) for x, h, v in zip(full, hs, vs, strict=True))
-            w[j] = np.maximum(w[j] + rise / sum(h[:, j] @ h[:, j] for h in hs), 0)
+            w[j] = np.maximum(w[j] + ratio(rise, sum(h[:, j] @ h[:, j] for h in hs)), 0)
         for x, h, v in zip(full, hs, vs, strict=True):
             for j in range(len(w)):
                 rise = h[:, j] @ (x - h @ w - (1 + penalty) * h @ v)
-                v[j] = np.maximum(v[j] + rise / ((1 + penalty) * h[:, j] @ h[:, j]), 0)
+                v[j] = np.maximum(v[j] + ratio(rise, (1 + penalty) * h[:, j] @ h[:, j]), 0)
     return w, vs, np.array(objectives)
