@@ -55,11 +55,11 @@ class MultiStart(Algorithm, DifferentiatedThrough, HasRemarks):
         several = jf.fit(jf.MultiStart(model, 8), clients, rounds=20, key=key)
         solution = jf.fit(model, clients, rounds=100, key=key, warm_start=several)
 
-    Each start has messages of its own, so a round sends as many times the bits of one start, and
-    one number for each start and direction. If objectives of the last round differ by at most a
-    thousandth, the earlier start wins. The history's objective, stopping measure and other
-    diagnostics of the server are those of the best start; clients' diagnostics are means over
-    starts.
+    Each start has messages of its own, so a round sends as many times the bits of one start; one
+    number more for each start goes up, and one down. If objectives of the last round differ by at
+    most a thousandth, the earlier start wins. From a warm start, all starts are the same. The
+    history's objective, stopping measure and other diagnostics of the server are those of the best
+    start; clients' diagnostics are means over starts.
     """
 
     algorithm: Algorithm
@@ -98,9 +98,7 @@ class MultiStart(Algorithm, DifferentiatedThrough, HasRemarks):
         return self.algorithm.energy_weighted
 
     def check(self, clients, start) -> None:
-        """Raise a `ValueError` for a warm start, and let the algorithm check the data."""
-        if start is not None and start.local is not None:
-            raise ValueError("warm_start: wanted None for several starts, got a solution")
+        """Let the algorithm check the data and the warm start."""
         self.algorithm.check(clients, start)
 
     def at_round(self, number):

@@ -10,30 +10,19 @@ import pytest
 
 import jaxfed as jf
 
-STARTS = "common", "local_first"
+STARTS = "local_first", "common"
 ROUNDS = 6
 
 
 @pytest.fixture
 def clients(x64):
-    """Clients of large local variance, whose top components have little in common."""
-    data = jf.data.perpca_synthetic(
-        jax.random.key(0),
-        clients=4,
-        features=12,
-        shared_rank=2,
-        local_rank=3,
-        samples=60,
-        shared_scale=1.0,
-        local_scale=10.0,
-        noise_variance=0.1,
-        dtype=jnp.float64,
-    )
-    return jf.Clients.from_samples(data.samples)
+    """Clients with few samples, whose starts lead to different optima."""
+    rng = np.random.default_rng(6)
+    return jf.Clients.from_samples(rng.normal(size=(6, 5, 8)) * np.linspace(2, 0.5, 8))
 
 
 def model(start="local_first"):
-    return jf.pca.VarProPerPCA(2, 3, start=start)
+    return jf.pca.VarProPerPCA(2, 2, start=start)
 
 
 def solve(algorithm, clients, **options):
@@ -91,31 +80,6 @@ def test_another_run_continues_from_the_best(clients):
     assert after.history["objective"][0] <= found.history["objective"][-1]
 
 
-def test_an_implicit_derivative_is_that_of_the_algorithm(clients):
-    weights = np.random.default_rng(0).normal(size=(12, 12))
-
-    def loss(scale, algorithm):
-        scaled = jax.tree.map(lambda x: x, clients)
-        scaled = jf.Clients.from_samples(
-            scaled.data.values * jnp.array([1, 1, 1, scale])[:, None, None]
-        )
-        shared = jf.rollout(
-            algorithm,
-            scaled,
-            rounds=150,
-            key=jax.random.key(1),
-            adjoint=jf.adjoint.implicit(),
-        ).result.shared
-        return jnp.vdot(shared @ shared.T, weights)
-
-    several = jf.MultiStart(model(), [model(start) for start in STARTS])
-    found, wanted = (jax.grad(loss)(1.1, each) for each in (several, model()))
-    np.testing.assert_allclose(found, wanted, rtol=1e-5)
-
-
-def test_refuses_a_warm_start(clients):
-    one = solve(model(), clients)
-    with pytest.raises(ValueError, match="warm_start: wanted None for several starts"):
-        solve(jf.MultiStart(model("random"), 2), clients, warm_start=one)
+def test_refuses_starts_of_another_algorithm():
     with pytest.raises(ValueError, match="starts: wanted VarProPerPCA"):
-        jf.MultiStart(model(), [model(), jf.pca.PerPCA(2, 3)])
+        jf.MultiStart(model(), [model(), jf.pca.PerPCA(2, 2)])

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 from jaxtyping import Float
 
-from jaxfed._checks import check_texts, check_whole, checked_path, refuse
+from jaxfed._checks import check_list, check_texts, check_whole, checked_path, refuse
 from jaxfed._optional import require
 from jaxfed.data._files import StrPath, existing, files_in, reading
 
@@ -85,6 +85,7 @@ def bag_of_words(
     for name, given in (("stop_words", stop_words), ("vocabulary", vocabulary)):
         if isinstance(given, str):
             raise refuse(name, "a collection of words", given)
+    check_list("groups", groups, "lists of texts")
     for i, group in enumerate(groups):
         check_texts(f"groups[{i}]", group)
     unwanted = frozenset(stop_words)

@@ -137,6 +137,7 @@ CASES = {
     "Standardize": (jf.preprocess.Standardize, 3, 1e-6),
     "Impute": (lambda: jf.preprocess.Impute(1, 1), 3000, 1e-6),
     # By a rule that is continuous in what groups weigh.
+    "MultiStart": (lambda: jf.MultiStart(PCA.VarProPerPCA(2, 1, start="random"), 2), 300, 1e-6),
     "Robust": (
         lambda: jf.aggregation.Robust(
             PCA.PerPCA(1, 1, variant="power"), jf.aggregation.TrimmedMean(0.1), groups=CLIENTS
