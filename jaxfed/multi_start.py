@@ -1,6 +1,7 @@
 """Several starts of one algorithm at once, of which the result is the best."""
 
 from collections.abc import Callable, Sequence
+from itertools import groupby
 from typing import NamedTuple, final
 
 import equinox as eqx
@@ -111,21 +112,28 @@ class MultiStart(Algorithm, DifferentiatedThrough, HasRemarks):
 
     def first_message(self, key, data, start):
         """Return the algorithm's first messages, one per start; None if there are none."""
-        messages = self._each(lambda one, key: one.first_message(key, data, start), key)
+
+        def send(one: Algorithm, key) -> PyTree:
+            return one.first_message(key, data, start)
+
+        # Messages of different algorithms may have different parts.
+        messages = sum((_parts(x, n) for n, x in self._each(send, key)), ())
         return messages if jax.tree.leaves(messages) else None
 
     def server_init(self, key, first, like, start) -> Server:
         """Return the algorithm's states."""
-        first = first or (None,) * len(self.starts)
 
         def init(one: Algorithm, key, received) -> PyTree:
             return one.server_init(key, received, like, start)
 
-        return Server(_stacked(self._each(init, key, first)), jnp.zeros((), jnp.int32))
+        first = first or (None,) * len(self.starts)
+        states = _joined([state for _, state in self._each(init, key, first)])
+        return Server(states, jnp.zeros((), jnp.int32))
 
     def downlink(self, server: Server) -> Downlink:
         """Return the algorithm's downlinks, and which start is the best."""
-        return Downlink(self._parts(jax.vmap(self.algorithm.downlink)(server.servers)), server.best)
+        downlinks = jax.vmap(self.algorithm.downlink)(server.servers)
+        return Downlink(_parts(downlinks, len(self.starts)), server.best)
 
     def client_init(self, key, downlink: Downlink, data, start) -> PyTree:
         """Return the algorithm's local states, with a leading axis of starts."""
@@ -133,7 +141,7 @@ class MultiStart(Algorithm, DifferentiatedThrough, HasRemarks):
         def init(one: Algorithm, key, received) -> PyTree:
             return one.client_init(key, received, data, start)
 
-        return _stacked(self._each(init, key, downlink.downlinks))
+        return _joined([local for _, local in self._each(init, key, downlink.downlinks)])
 
     def client_step(self, key, downlink: Downlink, local, data):
         """Take the algorithm's step of every start."""
@@ -144,7 +152,8 @@ class MultiStart(Algorithm, DifferentiatedThrough, HasRemarks):
         keys, received = self._keys(key), _stacked(downlink.downlinks)
         uplinks, local, diagnostics = jax.vmap(step)(keys, received, local)
         means = {name: values.mean() for name, values in diagnostics.items()}
-        return Uplink(self._parts(uplinks), diagnostics["objective"]), local, means
+        parts = _parts(uplinks, len(self.starts))
+        return Uplink(parts, diagnostics["objective"]), local, means
 
     def server_step(self, key, server: Server, uplink: Uplink):
         """Take the algorithm's step of every start, and find the best one."""
@@ -177,13 +186,22 @@ class MultiStart(Algorithm, DifferentiatedThrough, HasRemarks):
     def _keys(self, key):
         return jax.random.split(key, len(self.starts))
 
-    def _parts(self, tree: PyTree) -> tuple[PyTree, ...]:
-        """Undo `_stacked`."""
-        return tuple(_one(tree, i) for i in range(len(self.starts)))
+    def _each(self, function: Callable[..., PyTree], key, *received) -> list[tuple[int, PyTree]]:
+        """Call a function with the algorithm of each start, its key and what it receives.
 
-    def _each(self, function: Callable[..., PyTree], key, *received) -> tuple[PyTree, ...]:
-        """Call a function for each start's algorithm, its key and what it receives."""
-        return tuple(map(function, self.starts, self._keys(key), *received))
+        Returns:
+            For each run of algorithms in `starts` that differ at most in numbers, which are
+            compiled once: how many there are, and the results with a leading axis.
+        """
+        keys, found, first = self._keys(key), [], 0
+        for _, alike in groupby(self.starts, key=jax.tree.structure):
+            algorithms = list(alike)
+            last = first + len(algorithms)
+            own = [_stacked(each[first:last]) for each in received]
+            result = jax.vmap(function)(_stacked(algorithms), keys[first:last], *own)
+            found.append((len(algorithms), result))
+            first = last
+        return found
 
 
 def _stacked(parts: Sequence[PyTree]) -> PyTree:
@@ -193,3 +211,13 @@ def _stacked(parts: Sequence[PyTree]) -> PyTree:
 
 def _one(tree: PyTree, index) -> PyTree:
     return jax.tree.map(lambda x: x[index], tree)
+
+
+def _joined(parts: Sequence[PyTree]) -> PyTree:
+    """Trees of the same structure, joined along their leading axes."""
+    return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
+
+
+def _parts(tree: PyTree, count: int) -> tuple[PyTree, ...]:
+    """The inverse of `_stacked`."""
+    return tuple(_one(tree, i) for i in range(count))

@@ -1,5 +1,6 @@
 """Messages to groups of clients, and the robust aggregates that replace means."""
 
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import equinox as eqx
@@ -146,24 +147,35 @@ def aggregated(received: Message, rule: Rule, groups: int) -> Received:
     def in_median(lengths: Shares) -> Shares:
         return lengths / weighted_quantile(lengths[:, None], shares, 0.5)
 
-    squares: list[Shares] = []
-    for i in grouped:
-        node, rows = nodes[i], means(nodes[i])
+    def one(rows: Rows, curvature: bool) -> tuple[Float[Array, " numbers"], Shares]:
+        """Return the aggregate of a part, and the groups' squared distances from it."""
         center, scale = _spread(rows, shares)
-        if node.kind == "max":
-            value = jnp.minimum(CURVATURE * center, rows.max(0))
-        else:
-            # Beyond this distance no rule can tell groups apart, and squares of larger numbers
-            # overflow.
-            most = float(jnp.finfo(rows.dtype).max) ** 0.3
-            scaled = jnp.clip((rows - center) / scale, -most, most)
-            found = rule.aggregate(scaled, shares)
-            value = center + scale * found
-            squares.append(rows.shape[1] * in_median(distances(scaled, found)) ** 2)
-        if node.kind == "sum":
-            value = value * jnp.where(there, received.participants, 0).sum()
-        shaped = value.reshape(node.value.shape[1:])
-        nodes[i] = unfolded(shaped) if node.symmetric else shaped
+        if curvature:
+            return jnp.minimum(CURVATURE * center, rows.max(0)), jnp.zeros_like(shares)
+        # Beyond this distance no rule can tell groups apart, and squares of larger numbers
+        # overflow.
+        most = float(jnp.finfo(rows.dtype).max) ** 0.3
+        scaled = jnp.clip((rows - center) / scale, -most, most)
+        found = rule.aggregate(scaled, shares)
+        squares = rows.shape[1] * in_median(distances(scaled, found)) ** 2
+        return center + scale * found, squares
+
+    # Parts of equal shape at once, so that a program holds the rule only once for all of them.
+    alike: dict[Any, list[int]] = {}
+    for i in grouped:
+        kind = nodes[i].value.shape, nodes[i].value.dtype, nodes[i].kind == "max"
+        alike.setdefault(kind, []).append(i)
+    squares: list[Shares] = []
+    for (shape, _, curvature), places in alike.items():
+        rows = jnp.stack([means(nodes[i]) for i in places])
+        values, lengths = jax.vmap(partial(one, curvature=curvature))(rows)
+        if not curvature:
+            squares.append(lengths.sum(0))
+        for i, value in zip(places, values, strict=True):
+            if nodes[i].kind == "sum":
+                value = value * jnp.where(there, received.participants, 0).sum()
+            shaped = value.reshape(shape[1:])
+            nodes[i] = unfolded(shaped) if nodes[i].symmetric else shaped
     message = jax.tree.unflatten(structure, nodes)
     if not squares:
         return Received(message, jnp.zeros(groups))
