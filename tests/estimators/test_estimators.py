@@ -39,7 +39,9 @@ def data():
 @pytest.fixture(scope="module")
 def fitted(data):
     X, groups, _ = data
-    return estimators.PersonalizedPCA(2, 2, rounds=20, random_state=0).fit(X, groups=groups)
+    return estimators.PersonalizedPCA(2, 2, rounds=20, n_init=1, random_state=0).fit(
+        X, groups=groups
+    )
 
 
 def test_components_are_those_of_the_truth(data, fitted):
@@ -122,7 +124,7 @@ def test_a_prior_leaves_every_client_components_of_its_own(data):
 @pytest.mark.parametrize(
     ("make", "named"),
     [
-        (lambda **options: estimators.PersonalizedPCA(2, 2, **options), True),
+        (lambda **options: estimators.PersonalizedPCA(2, 2, n_init=2, **options), True),
         (lambda **options: estimators.HierarchicalPCA(2, **options), True),
         # It sends projectors, which no units make large.
         (lambda **options: estimators.HierarchicalPCA(2, prior_variance=0.1, **options), False),
@@ -152,7 +154,7 @@ def test_it_works_in_a_pipeline_and_names_its_columns(data):
     pd = pytest.importorskip("pandas")
     frame = pd.DataFrame(X, columns=[f"x{j}" for j in range(D)])
     with sklearn.config_context(enable_metadata_routing=True):
-        model = estimators.PersonalizedPCA(2, 2, rounds=20, random_state=0)
+        model = estimators.PersonalizedPCA(2, 2, rounds=20, n_init=1, random_state=0)
         model.set_fit_request(groups=True).set_transform_request(groups=True)
         pipe = make_pipeline(StandardScaler(), model).set_output(transform="pandas")
         found = pipe.fit(frame, groups=groups).transform(frame, groups=groups)

