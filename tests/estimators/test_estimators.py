@@ -267,7 +267,7 @@ def test_views_agree_on_what_they_share():
 def test_a_search_that_holds_out_whole_clients_finds_the_ranks():
     X, groups, _ = sampled(m=12, n=60, noise=0.3)
     with sklearn.config_context(enable_metadata_routing=True):
-        model = estimators.PersonalizedPCA(rounds=50, random_state=0)
+        model = estimators.PersonalizedPCA(rounds=50, n_init=2, random_state=0)
         model.set_fit_request(groups=True).set_score_request(groups=True)
         grid = {"shared_rank": np.array([1, 2, 3]), "local_rank": [1, 2, 3]}
         search = GridSearchCV(model, grid, cv=GroupKFold(3)).fit(X, groups=groups)
