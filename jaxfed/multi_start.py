@@ -1,5 +1,6 @@
 """Several starts of one algorithm at once, of which the result is the best."""
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import NamedTuple, final
@@ -76,12 +77,14 @@ class MultiStart(Algorithm, DifferentiatedThrough, HasRemarks):
                 alone.
 
         Raises:
-            ValueError: if an argument has another type, or there are fewer than two starts.
+            ValueError: if an argument has another type, there are fewer than two starts, or other
+                settings than the start differ.
         """
         check_instance("algorithm", algorithm, Algorithm, "an algorithm")
         if isinstance(starts, Sequence):
             for each in starts:
                 check_instance("starts", each, type(algorithm), type(algorithm).__name__)
+                _check_alike(algorithm, each)
             check_count("number of starts", len(starts), least=2)
         else:
             check_count("starts", starts, least=2)
@@ -111,14 +114,13 @@ class MultiStart(Algorithm, DifferentiatedThrough, HasRemarks):
         return self.algorithm.prepare(data, client_id, rounds)
 
     def first_message(self, key, data, start):
-        """Return the algorithm's first messages, one per start; None if there are none."""
+        """Return the algorithm's first messages, one per start."""
 
         def send(one: Algorithm, key) -> PyTree:
             return one.first_message(key, data, start)
 
-        # Messages of different algorithms may have different parts.
-        messages = sum((_parts(x, n) for n, x in self._each(send, key)), ())
-        return messages if jax.tree.leaves(messages) else None
+        # Not stacked, since messages of different algorithms may have different parts.
+        return tuple(part for count, x in self._each(send, key) for part in _parts(x, count))
 
     def server_init(self, key, first, like, start) -> Server:
         """Return the algorithm's states."""
@@ -126,7 +128,6 @@ class MultiStart(Algorithm, DifferentiatedThrough, HasRemarks):
         def init(one: Algorithm, key, received) -> PyTree:
             return one.server_init(key, received, like, start)
 
-        first = first or (None,) * len(self.starts)
         states = _joined([state for _, state in self._each(init, key, first)])
         return Server(states, jnp.zeros((), jnp.int32))
 
@@ -202,6 +203,24 @@ class MultiStart(Algorithm, DifferentiatedThrough, HasRemarks):
             found.append((len(algorithms), result))
             first = last
         return found
+
+
+def _check_alike(algorithm: Algorithm, other: Algorithm) -> None:
+    """Raise a `ValueError` if other settings than the start differ, as then would the states."""
+    for field in dataclasses.fields(algorithm):
+        one, two = (getattr(each, field.name) for each in (algorithm, other))
+        if isinstance(one, Algorithm) and isinstance(two, Algorithm):
+            _check_alike(one, two)
+            continue
+        # Of numbers, only whether they are given: those of `algorithm` count in all rounds.
+        alike = jax.tree.structure(one) == jax.tree.structure(two)
+        if field.metadata.get("static", False):
+            alike = one == two
+        if field.name != "start" and not alike:
+            raise ValueError(
+                "starts: wanted algorithms that differ from `algorithm` in their starts alone, got "
+                f"{field.name} {two} beside {one}"
+            )
 
 
 def _stacked(parts: Sequence[PyTree]) -> PyTree:

@@ -69,7 +69,9 @@ def test_keys_make_starts_differ(clients):
     several = jf.MultiStart(model("random"), 5)
     one = jax.tree.map(lambda x: x[0], clients.data)
     like = jax.eval_shape(lambda: several.prepare(one, jnp.zeros((), jnp.int32), ROUNDS))
-    frames = several.downlink(several.server_init(jax.random.key(0), None, like, None)).downlinks
+    frames = several.downlink(
+        several.server_init(jax.random.key(0), (None,) * 5, like, None)
+    ).downlinks
     pairs = itertools.combinations(frames, 2)
     assert min(jf.manifolds.grassmann.distance(a, b) for a, b in pairs) > 0.5
 
@@ -80,6 +82,30 @@ def test_another_run_continues_from_the_best(clients):
     assert after.history["objective"][0] <= found.history["objective"][-1]
 
 
-def test_refuses_starts_of_another_algorithm():
-    with pytest.raises(ValueError, match="starts: wanted VarProPerPCA"):
-        jf.MultiStart(model(), [model(), jf.pca.PerPCA(2, 2)])
+def test_algorithms_without_first_messages_start_several_times(clients):
+    """The result is the best of as many runs, whatever the algorithm sends first."""
+    prior = jf.pca.HierarchicalPCA(2, 0.5, 0.1, start="random")
+    several = solve(jf.MultiStart(prior, 3), clients).history["objective"]
+    assert several[-1] < several[0]
+
+
+def test_starts_within_a_wrapper_may_differ(clients):
+    robust = [jf.aggregation.Robust(model(start), groups=6) for start in STARTS]
+    runs = [solve(each, clients).history["objective"] for each in robust]
+    found = solve(jf.MultiStart(robust[0], robust), clients).history["objective"]
+    np.testing.assert_allclose(found[-1], min(run[-1] for run in runs), rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (jf.pca.VarProPerPCA(2, 2), "wanted PerPCA"),
+        (jf.pca.PerPCA(1, 2), "got shared_rank 1 beside 2"),
+        (jf.pca.PerPCA(2, 2, step_size=0.1), "got step_size 0.1"),
+    ],
+    ids=["algorithm", "rank", "step"],
+)
+def test_refuses_starts_that_differ_in_more(other, message):
+    one = jf.pca.PerPCA(2, 2)
+    with pytest.raises(ValueError, match=f"^starts: .*{message}"):
+        jf.MultiStart(one, [one, other])

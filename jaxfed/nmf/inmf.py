@@ -166,8 +166,8 @@ class INMF(Algorithm, DifferentiatedThrough):
             def one(number):
                 return jax.random.uniform(jax.random.fold_in(key, number), (), data.size.dtype)
 
-            lots = jax.vmap(one)(jnp.arange(self.rank))
-            rows = jnp.floor(lots * data.size).astype(jnp.int32)
+            draws = jax.vmap(one)(jnp.arange(self.rank))
+            rows = jnp.floor(draws * data.size).astype(jnp.int32)
             components = _unit(data.values[rows].astype(data.size.dtype))
         empty = jnp.zeros((self.rank, self.rank), downlink.dtype)
         none = Products(empty, jnp.zeros_like(downlink))

@@ -26,7 +26,7 @@ from jaxfed.linalg.moments import should_densify
 
 RandomKey = Key[Array, ""]
 Start = Personalized | None  # the warm start
-FirstComponents = Literal["local_first", "common", "random"]  # without one
+StartName = Literal["local_first", "common", "random"]  # where to start without one
 Frame = Float[Array, "features rank"]
 # Components as rows, the transpose of U in the formulas: batches of such small matrices are
 # multiplied two to four times as fast.
@@ -107,12 +107,12 @@ def check_start(
             raise ValueError(f"warm_start: wanted finite {name} components, got NaN or infinity")
 
 
-def starts_to_try(count: int) -> list[FirstComponents]:
+def starts_to_try(count: int) -> list[StartName]:
     """Return two or more starts of `PerPCA` and `VarProPerPCA`, for `jaxfed.MultiStart`.
 
     Without a clear difference the first wins, which shares the largest components.
     """
-    random: list[FirstComponents] = ["random"] * (count - 2)
+    random: list[StartName] = ["random"] * (count - 2)
     return ["common", "local_first", *random]
 
 

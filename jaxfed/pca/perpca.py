@@ -5,7 +5,7 @@ min over U, V_1..V_N of  mean_i tr((I - UUᵀ - V_i V_iᵀ) S_i)  with [U, V_i] 
 Source: Shi & Kontar (2024), Personalized PCA: decoupling shared and unique features, JMLR.
 """
 
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import equinox as eqx
 import jax
@@ -35,6 +35,7 @@ from jaxfed.pca._reduced import Reduced
 from jaxfed.pca.components import (
     RETRACTIONS,
     Rows,
+    StartName,
     beside,
     best_local,
     check_fits,
@@ -93,7 +94,7 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
     local_rank: int | tuple[int, ...] = eqx.field(static=True)
     variant: Literal["tangent", "polar", "power"] = eqx.field(static=True)
     retraction: Literal["polar", "qr"] = eqx.field(static=True)
-    start: Literal["local_first", "common", "random"] = eqx.field(static=True)
+    start: StartName = eqx.field(static=True)
     shrinkage: bool = eqx.field(static=True)
 
     def __init__(
@@ -104,7 +105,7 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
         step_size: float | Array | None = None,
         variant: Literal["tangent", "polar", "power"] = "tangent",
         retraction: Literal["polar", "qr"] = "polar",
-        start: Literal["local_first", "common", "random"] = "local_first",
+        start: StartName = "local_first",
         decay: float | Array | None = None,
         shrinkage: bool = False,
     ):
@@ -166,7 +167,7 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
             raise ValueError(f"local_rank: at least one client needs components, got {local_rank}")
         check_name("variant", variant, ("tangent", "polar", "power"))
         check_name("retraction", retraction, tuple(RETRACTIONS))
-        check_name("start", start, ("local_first", "common", "random"))
+        check_name("start", start, get_args(StartName))
         check_positive("step_size", step_size, optional=True)
         check_positive("decay", decay, optional=True)
         for name, value in (("step_size", step_size), ("decay", decay)):

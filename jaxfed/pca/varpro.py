@@ -7,7 +7,7 @@ round, of which the server needs only the mean. The server maximizes F by limite
 `jaxfed.pca._quasi_newton`).
 """
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -29,6 +29,7 @@ from jaxfed.pca._quasi_newton import Evaluation, Memory, begin, climb, norm
 from jaxfed.pca._reduced import evaluate
 from jaxfed.pca.components import (
     Frame,
+    StartName,
     best_local,
     check_start,
     common_local,
@@ -90,7 +91,7 @@ class VarProPerPCA(Algorithm, DifferentiatedThrough, HasRemarks):
     local_rank: int | tuple[int, ...] = eqx.field(static=True)
     memory: int = eqx.field(static=True)
     shrinkage: bool = eqx.field(static=True)
-    start: Literal["local_first", "common", "random"] = eqx.field(static=True)
+    start: StartName = eqx.field(static=True)
 
     def __init__(
         self,
@@ -99,7 +100,7 @@ class VarProPerPCA(Algorithm, DifferentiatedThrough, HasRemarks):
         *,
         memory: int = 20,
         shrinkage: bool = False,
-        start: Literal["local_first", "common", "random"] = "local_first",
+        start: StartName = "local_first",
     ):
         """Set up the algorithm.
 

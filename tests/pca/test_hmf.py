@@ -10,8 +10,6 @@ import pytest
 
 import jaxfed as jf
 from bench.oracles import hmf as oracle
-from jaxfed.testing import CHECKS, check_algorithm
-from tests import examples
 from tests.helpers import solve
 from tests.references import hmf as reference
 
@@ -216,33 +214,6 @@ def test_knows_no_scale(scale):
     assert gap(runs[0].result.shared, runs[1].result.shared) < 1e-3
     ratios = np.asarray(runs[1].history["objective"]) / scale / scale
     np.testing.assert_allclose(ratios, runs[0].history["objective"], rtol=1e-3)
-
-
-@pytest.mark.parametrize(
-    "checks",
-    [
-        ("structure", "order", "padding", "source"),
-        pytest.param(
-            ("types", "vmap", "gradients", "newcomers", "backends"), marks=pytest.mark.slow
-        ),
-    ],
-)
-def test_the_contract_for_missing_entries(x64, checks):
-    algorithm = jf.pca.HMF(2, 1)
-    family = examples.FAMILIES[jf.pca]
-    others = examples.draw_incomplete(1)
-    assert set(checks) <= set(CHECKS)
-    report = check_algorithm(
-        algorithm,
-        examples.draw_incomplete(),
-        checks=checks,
-        rounds=100,
-        essence=family.essence,
-        constraint=lambda result: family.check(algorithm, result),
-        others=others,
-        deterministic=True,
-    )
-    assert not report.skipped
 
 
 def test_derivatives_of_whole_solves_equal_central_differences(x64):

@@ -10,8 +10,6 @@ import pytest
 
 import jaxfed as jf
 from bench.oracles import tcmf as oracle
-from jaxfed.testing import CHECKS, check_algorithm
-from tests import examples
 from tests.helpers import solve
 from tests.references import tcmf as reference
 
@@ -264,32 +262,6 @@ def test_an_implicit_derivative_wants_one_inner_round():
             key=jax.random.key(0),
             adjoint=jf.adjoint.implicit(),
         )
-
-
-@pytest.mark.parametrize(
-    "checks",
-    [
-        ("structure", "order", "padding", "source"),
-        pytest.param(
-            ("types", "vmap", "gradients", "newcomers", "backends"), marks=pytest.mark.slow
-        ),
-    ],
-)
-def test_the_contract_for_missing_entries(x64, checks):
-    algorithm = jf.pca.TCMF(2, 1, 1.0)
-    family = examples.FAMILIES[jf.pca]
-    assert set(checks) <= set(CHECKS)
-    report = check_algorithm(
-        algorithm,
-        examples.draw_incomplete(),
-        checks=checks,
-        rounds=100,
-        essence=family.essence,
-        constraint=lambda result: family.check(algorithm, result),
-        others=examples.draw_incomplete(1),
-        deterministic=True,
-    )
-    assert not report.skipped
 
 
 @pytest.mark.parametrize("scale", [1e-15, 1e-8, 1e8, 1e14])

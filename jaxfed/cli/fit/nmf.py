@@ -90,10 +90,10 @@ def read(arguments: argparse.Namespace) -> Split:
     rng = np.random.default_rng(arguments.seed)
     train = []
     for table in tables:
-        lots = np.where(np.isnan(table), 1, rng.random(table.shape))
+        draws = np.where(np.isnan(table), 1, rng.random(table.shape))
         # One entry of each sample remains.
-        lots[np.arange(len(table)), np.argmax(np.where(lots < 1, lots, -1), axis=1)] = 1
-        train.append(np.where(lots < share, np.nan, table))
+        draws[np.arange(len(table)), np.argmax(np.where(draws < 1, draws, -1), axis=1)] = 1
+        train.append(np.where(draws < share, np.nan, table))
     return Split(names, train, tables)
 
 
