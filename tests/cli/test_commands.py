@@ -449,7 +449,7 @@ def test_bash_completes_commands_options_and_choices(script, tmp_path):
         return set(done.stdout.split())
 
     assert offered("") == set(SUMMARIES)
-    assert offered("fit", "per") == {"perpca", "perpca-gradient"}
+    assert offered("fit", "perp") == {"perpca", "perpca-gradient"}
     assert offered("fit", "perpca", "--shared") == {"--shared-rank"}
     assert offered("fit", "perpca-gradient", "--variant", "") == {"tangent", "polar", "power"}
     assert "--config" in offered("sweep", "hierarchical", "--co")

@@ -14,6 +14,8 @@ from bench.tables import accelerator_matrix as matrix
 from jaxfed.linalg import Moment
 
 QUICK = {"PerPCA", "SubspaceIteration", "FedAvg"}
+# Its hard threshold keeps or drops whole entries, which a sample's rounding can push across it.
+DISCONTINUOUS = {"TCMF"}
 KINDS = [kind for kind in matrix.CASES if kind.__module__.split(".")[1] != "gcca"]
 
 
@@ -53,8 +55,9 @@ def test_a_run_is_that_of_the_same_samples_in_single_precision(kind, samples):
     found, expected = ended(kind, clients, warm), ended(kind, rounded, warm)
     chex.assert_trees_all_equal_dtypes(found, expected)
     chex.assert_trees_all_close(found[1], expected[1], rtol=1e-4)
+    full = ended(kind, clients_of(kind, samples)[0], warm)[1]
     np.testing.assert_allclose(
-        found[1], ended(kind, clients_of(kind, samples)[0], warm)[1], rtol=0.01
+        found[1], full, rtol=0.03 if kind.__name__ in DISCONTINUOUS else 0.01
     )
 
 
