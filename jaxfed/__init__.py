@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from jaxfed import estimators as estimators
     from jaxfed import gcca as gcca
     from jaxfed import generative as generative
+    from jaxfed import inference as inference
     from jaxfed import linalg as linalg
     from jaxfed import manifolds as manifolds
     from jaxfed import metrics as metrics
@@ -75,6 +76,7 @@ _PLACES = {
     "estimators": "jaxfed.estimators",
     "gcca": "jaxfed.gcca",
     "generative": "jaxfed.generative",
+    "inference": "jaxfed.inference",
     "linalg": "jaxfed.linalg",
     "manifolds": "jaxfed.manifolds",
     "metrics": "jaxfed.metrics",

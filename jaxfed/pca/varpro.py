@@ -48,7 +48,7 @@ class Member(NamedTuple):
     """One client's prepared data."""
 
     prepared: Prepared  # as for `PerPCA`
-    fingerprint: Scalar  # pseudo-random, derived from the client's id
+    fingerprint: Scalar  # pseudo-random, derived from the client's id and its data
 
 
 class Uplink(NamedTuple):
@@ -145,9 +145,15 @@ class VarProPerPCA(Algorithm, DifferentiatedThrough, HasRemarks):
         check_start(start, clients, self.shared_rank, None)
 
     def prepare(self, data: Samples | Moment, client_id, rounds) -> Member:
-        """Return the client's second moment, with a mask if ranks differ, and its fingerprint."""
+        """Return the client's second moment, with a mask if ranks differ, and its fingerprint.
+
+        A state may go on with other data, on which the value at its base is another one.
+        """
         prepared = self._model.prepare(data, client_id, rounds)
-        fingerprint = jax.random.uniform(jax.random.fold_in(jax.random.key(0), client_id))
+        trace = jax.lax.stop_gradient(prepared.moment.trace).astype(jnp.float32)
+        key = jax.random.fold_in(jax.random.key(0), client_id)
+        key = jax.random.fold_in(key, jax.lax.bitcast_convert_type(trace, jnp.uint32))
+        fingerprint = jax.random.uniform(key)
         return Member(prepared, fingerprint.astype(prepared.moment.trace.dtype))
 
     def first_message(self, key, data: Member, start) -> Gram | Symmetric | None:

@@ -1,0 +1,13 @@
+"""Confidence: how sure components, angles, shares of energy and ranks are."""
+
+from jaxfed import _names
+from jaxfed.inference.bootstrap import Bootstrap as Bootstrap
+from jaxfed.inference.bootstrap import Interval as Interval
+from jaxfed.inference.bootstrap import bootstrap as bootstrap
+from jaxfed.inference.components import Components as Components
+from jaxfed.inference.components import Confidence as Confidence
+from jaxfed.inference.components import components as components
+from jaxfed.inference.components import confidence as confidence
+from jaxfed.inference.resampled import Resampled as Resampled
+
+__dir__ = _names.public_names(__name__)

@@ -1,0 +1,332 @@
+"""The bootstrap: how a statistic of a solution varies over resamples of its data.
+
+Source: Efron & Tibshirani (1993), An introduction to the bootstrap. The one-step version replaces
+the solution on a resample by its first-order expansion in the weights: Jaeckel (1972), The
+infinitesimal jackknife; Giordano et al. (2019), A Swiss army infinitesimal jackknife.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Literal, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, Key, PyTree
+
+from jaxfed import adjoint
+from jaxfed._checks import (
+    check_callable,
+    check_count,
+    check_instance,
+    check_name,
+    check_number,
+    checked_key,
+    refuse,
+)
+from jaxfed._optional import require
+from jaxfed.contract import Personalized
+from jaxfed.core.clients.clients import Clients
+from jaxfed.core.run.fit import fit
+from jaxfed.core.run.rollout import rollout
+from jaxfed.core.run.solution import Solution
+from jaxfed.inference.resampled import Of, Resampled
+from jaxfed.inference.weights import FEWEST, reweighted
+from jaxfed.linalg import polar
+from jaxfed.multi_start import MultiStart
+
+Statistic = Callable[[Personalized, Clients], PyTree]
+Method = Literal["refit", "one_step"]
+
+# Bases that deviate by less from orthonormal ones stay orthonormal in the one-step version.
+ORTHONORMAL = 1e-3
+# The adjoint's tolerance: a thousandth of a standard error.
+ONE_STEP = adjoint.implicit(tol=1e-3, throw=False)
+# Rounds before the one-step version, from the solution, so that it is at its optimum.
+POLISH = 10
+
+
+class Interval(NamedTuple):
+    """A confidence interval for each number of a statistic, with its estimate."""
+
+    estimate: PyTree
+    lower: PyTree
+    upper: PyTree
+
+
+class Bootstrap(eqx.Module):
+    """A statistic of a solution and of resamples of its data.
+
+    Attributes:
+        estimate: the statistic of the solution and its data.
+        replicates: the statistic of every resample, along a leading axis.
+        left: the algorithm's stopping measure at the end of each resample's run, `(resamples,)`;
+            infinite if it has none, zero for the one-step version.
+        of: what was drawn again, "samples" or "clients".
+        method: "refit" or "one_step".
+    """
+
+    estimate: PyTree[np.ndarray]
+    replicates: PyTree[np.ndarray]
+    left: Float[np.ndarray, " resamples"]
+    of: Of = eqx.field(static=True)
+    method: Method = eqx.field(static=True)
+
+    @property
+    def standard_error(self) -> PyTree[np.ndarray]:
+        """The standard deviation over resamples, of each number of the statistic."""
+        return jax.tree.map(lambda x: x.std(axis=0, ddof=1), self.replicates)
+
+    def map(self, function: Callable[[PyTree], PyTree]) -> "Bootstrap":
+        """Return the bootstrap of a function of the statistic."""
+        found = jax.jit(function)(self.estimate), jax.jit(jax.vmap(function))(self.replicates)
+        estimate, replicates = jax.device_get(found)
+        return replace(self, estimate=estimate, replicates=replicates)
+
+    def interval(
+        self, level: float = 0.95, kind: Literal["normal", "percentile", "logit"] = "normal"
+    ) -> Interval:
+        """Return confidence intervals for the numbers of the statistic.
+
+        Args:
+            level: share of data sets whose interval should contain the truth.
+            kind: `"normal"`, the estimate minus its bias over resamples, plus or minus normal
+                quantiles times the standard error; `"logit"`, the same for the logarithm of the
+                odds of shares between 0 and 1; `"percentile"`, quantiles of the resamples, which
+                count bias twice, but suit what has no normal distribution.
+
+        Raises:
+            ValueError: if the level is not between 0 and 1 or the kind is unknown.
+        """
+        check_number("level", level, "a number between 0 and 1", lambda x: (x > 0) & (x < 1))
+        check_name("kind", kind, ("normal", "percentile", "logit"))
+        ends = jax.tree.map(partial(_ends, level, kind), self.estimate, self.replicates)
+        outer, inner = jax.tree.structure(self.estimate), jax.tree.structure((0, 0))
+        return Interval(self.estimate, *jax.tree.transpose(outer, inner, ends))
+
+
+def _ends(
+    level: float, kind: str, estimate: np.ndarray, replicates: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    from scipy.special import expit, logit
+    from scipy.stats import norm
+
+    if kind == "percentile":
+        lower, upper = np.quantile(replicates, [(1 - level) / 2, (1 + level) / 2], axis=0)
+        return lower, upper
+    if kind == "logit":
+        lower, upper = _ends(level, "normal", logit(estimate), logit(replicates))
+        return expit(lower), expit(upper)
+    center = 2 * estimate - replicates.mean(axis=0)
+    reach = norm.ppf((1 + level) / 2) * replicates.std(axis=0, ddof=1)
+    return center - reach, center + reach
+
+
+def bootstrap(
+    solution: Solution,
+    clients: Clients,
+    statistic: Statistic,
+    *,
+    key: Key[Array, ""],
+    resamples: int = 200,
+    of: Of = "samples",
+    method: Method = "refit",
+    rounds: int = 10,
+    block: int = 25,
+    progress: bool = False,
+) -> Bootstrap:
+    """Compute a statistic of a solution and of resamples of its data.
+
+    A resample weights samples, or clients, at random; see `Resampled`. All resamples of a block run
+    at once and start from the solution, so a few rounds are enough. All blocks are one compiled
+    program.
+
+    Args:
+        solution: the solution, of an algorithm whose data are second moments or cross products of
+            samples, such as those of `jf.pca` and `jf.gcca.MaxVar`.
+        clients: the clients of the solution, in memory.
+        statistic: function of a result and clients that returns a tree of arrays. It is called
+            once with the solution and, while traced, with resamples: the clients' samples are
+            multiplied by the roots of their weights, or, of clients, `clients.weights` differ.
+        key: random key.
+        resamples: number of resamples, a multiple of `block`; 200 are enough for standard errors
+            and 95 % intervals.
+        of: `"samples"` draws samples again within each client: what would other samples of these
+            clients give? `"clients"` draws clients again, with their samples: what would other
+            clients give?
+        method: `"refit"` runs the algorithm on each resample; `"one_step"` takes the derivative of
+            the solution with respect to the weights, which is cheaper, and as good where errors are
+            small.
+        rounds: rounds of each run.
+        block: number of resamples at once. Memory grows with it.
+        progress: show a progress bar.
+
+    Returns:
+        The statistic's estimate and its replicates.
+
+    Raises:
+        ValueError: if an argument does not fit, the clients hold no samples, are not in memory or
+            have fewer than 3 samples, or the algorithm has no such derivative.
+        DivergenceError: if a run diverges.
+    """
+    check_instance("solution", solution, Solution, "a jaxfed.Solution")
+    check_instance("clients", clients, Clients, "the jaxfed.Clients of the solution")
+    check_callable("statistic", statistic, "a function of a result and clients")
+    check_count("block", block, least=2)
+    check_count("resamples", resamples, least=block)
+    check_count("rounds", rounds)
+    check_name("of", of, ("samples", "clients"))
+    check_name("method", method, ("refit", "one_step"))
+    if resamples % block:
+        raise refuse("resamples", f"a multiple of block={block}", resamples)
+    if isinstance(solution.algorithm, MultiStart):
+        raise refuse(
+            "solution",
+            "that of one start; run `algorithm` of the MultiStart from it, with warm_start",
+            solution.algorithm,
+        )
+    key = checked_key("key", key)
+    clients.layout.check_in_memory("bootstrap")
+    clients = clients.unbucketed()
+    if of == "samples" and int(np.min(clients.counts)) < FEWEST and hasattr(clients.data, "mask"):
+        least = int(np.argmin(clients.counts))
+        raise refuse("clients", f"at least {FEWEST} samples each", f"client {least} with fewer")
+    seed = jax.random.randint(key, (), 0, jnp.iinfo(jnp.int32).max)
+    draws = Resampled(
+        solution.algorithm,
+        block,
+        seed=seed,
+        state=solution.server,
+        clients=len(clients) if of == "clients" else None,
+    )
+    draws.check(clients, solution.result)
+    estimate = jax.jit(statistic)(solution.result, clients)
+    blocks = range(resamples // block)
+    if method == "refit":
+        run = partial(_refitted, draws, solution, clients, rounds, key)
+    else:
+        run = _expansion(draws, solution, clients, key, len(blocks))
+    if progress:
+        blocks = require("tqdm.auto", extra="cli").tqdm(blocks, unit="block")
+    found = []
+    for number in blocks:
+        part = run(number)
+        found.append(jax.device_get((_evaluated(statistic, part, clients), part.left)))
+    replicates, left = jax.tree.map(lambda *parts: np.concatenate(parts), *found)
+    if not all(np.isfinite(x).all() for x in jax.tree.leaves(replicates)):
+        raise ValueError(
+            "statistic: wanted finite numbers, got NaN or infinity"
+            + ", as without a derivative; use method='refit'" * (method == "one_step")
+        )
+    return Bootstrap(jax.device_get(estimate), replicates, left, of, method)
+
+
+class _Block(NamedTuple):
+    """Results of some resamples."""
+
+    draws: Resampled
+    results: Personalized  # with an axis of resamples, after that of clients
+    left: Float[Array, " block"]  # stopping measures
+
+
+def _numbered(draws: Resampled, number: int | Int[Array, ""]) -> Resampled:
+    """Return the resamples of a block, counted from 0."""
+    first = jnp.asarray(number * draws.resamples, jnp.int32)
+    return eqx.tree_at(lambda x: x.first, draws, first)
+
+
+def _refitted(
+    draws: Resampled,
+    solution: Solution,
+    clients: Clients,
+    rounds: int,
+    key: Key[Array, ""],
+    number: int,
+) -> _Block:
+    """Run the algorithm on each resample of a block."""
+    own = _numbered(draws, number)
+    found = fit(own, clients, rounds=rounds, key=key, warm_start=solution)
+    return _Block(own, found.result, found.server.left)
+
+
+@eqx.filter_jit
+def _evaluated(statistic: Statistic, block: _Block, clients: Clients) -> PyTree:
+    """Return the statistic of each resample of a block."""
+
+    def one(result: Personalized, number: Int[Array, ""]) -> PyTree:
+        return statistic(result, _resample(block.draws, clients, number))
+
+    return jax.vmap(one, (Personalized(0, 1), 0))(block.results, block.draws.numbers)
+
+
+def _resample(draws: Resampled, clients: Clients, number: Int[Array, ""]) -> Clients:
+    """Return the clients of one resample, with other weights of samples or of clients."""
+    weights = _weights(draws, clients, number)
+    if draws.clients is None:
+        data = jax.vmap(reweighted)(clients.data, weights)
+        return eqx.tree_at(lambda x: x.data, clients, data)
+    weights = clients.weights * weights
+    return eqx.tree_at(lambda x: x.weights, clients, weights / weights.sum())
+
+
+def _weights(
+    draws: Resampled, clients: Clients, number: Int[Array, ""]
+) -> Float[Array, "clients ..."]:
+    return jax.vmap(draws.weights, (0, 0, None))(clients.data, clients.ids, number)
+
+
+def _expansion(
+    draws: Resampled, solution: Solution, clients: Clients, key: Key[Array, ""], blocks: int
+) -> Callable[[int], _Block]:
+    """Return a function that expands the solution in the weights of each resample of a block."""
+    result, changes = _expanded(draws, solution.result, clients, key, blocks)
+
+    def run(number: int) -> _Block:
+        change = jax.tree.map(lambda x: x[number], changes)
+        parts = (jax.tree.map(partial(_moved, i), result[i], change[i]) for i in (0, 1))
+        return _Block(_numbered(draws, number), Personalized(*parts), jnp.zeros(draws.resamples))
+
+    return run
+
+
+@eqx.filter_jit
+def _expanded(
+    draws: Resampled, result: Personalized, clients: Clients, key: Key[Array, ""], blocks: int
+) -> tuple[Personalized, Personalized]:
+    """Return a solution, and its derivatives along the weights of the resamples of all blocks."""
+
+    def solved(weights: Float[Array, "clients ..."]) -> Personalized:
+        data = jax.vmap(reweighted)(clients.data, weights)
+        return rollout(
+            draws.algorithm,
+            eqx.tree_at(lambda x: x.data, clients, data),
+            rounds=POLISH,
+            key=key,
+            warm_start=result,
+            adjoint=ONE_STEP,
+        ).result
+
+    def changes(number: Int[Array, ""]) -> Personalized:
+        own = _numbered(draws, number)
+        weights = jax.vmap(partial(_weights, own, clients))(own.numbers)
+        return jax.vmap(tangent, out_axes=Personalized(0, 1))(weights - 1)
+
+    shapes = jax.eval_shape(partial(_weights, draws, clients), draws.first)
+    found, tangent = jax.linearize(solved, jnp.ones(shapes.shape, shapes.dtype))
+    return found, jax.lax.map(changes, jnp.arange(blocks))
+
+
+def _moved(axis: int, leaf: Array, changes: Array) -> Array:
+    """Return an array after each of small changes, which are along an axis of theirs.
+
+    Orthonormal bases stay orthonormal.
+    """
+    moved = jnp.expand_dims(leaf, axis) + changes
+    basis = np.asarray(leaf)
+    if basis.ndim >= 2 and basis.shape[-2] >= basis.shape[-1]:
+        gram = np.swapaxes(basis, -1, -2) @ basis
+        if np.abs(gram - np.eye(basis.shape[-1])).max() < ORTHONORMAL:
+            return jnp.vectorize(polar, signature="(d,r)->(d,r)")(moved)
+    return moved

@@ -1,0 +1,285 @@
+"""How sure the components of a personalized PCA are: angles, shares of energy, single axes."""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, ArrayLike, Float, Key
+
+from jaxfed._checks import check_number, checked_array, refuse
+from jaxfed.contract import Personalized
+from jaxfed.core.clients.clients import Clients
+from jaxfed.core.clients.samples import check_rows
+from jaxfed.core.run.solution import Solution
+from jaxfed.inference.bootstrap import Bootstrap, Interval, bootstrap
+from jaxfed.linalg import polar
+from jaxfed.linalg.division import ratio
+from jaxfed.manifolds import grassmann
+from jaxfed.pca.fitted import side_by_side
+
+# With fewer samples per client, intervals of a single client's shares are too short.
+FEW = 50
+FEW_CLIENTS = 20
+UNDETERMINED = np.pi / 4
+# Resamples whose runs ended farther from their optimum, as a share of the objective.
+UNFINISHED = 1e-3
+
+
+class Components(NamedTuple):
+    """What is computed of a solution and of every resample.
+
+    Attributes:
+        axes: the shared components, rotated to principal axes, `(d, r1)`.
+        variances: the mean second moment along each, `(r1,)`.
+        angles: principal angles between the shared components and those of the solution, in
+            radians, ascending, `(r1,)`.
+        shared_energy: share of each client's energy that the shared components capture, `(m,)`.
+        local_energy: the same for its local components.
+        weights: the clients' weights.
+    """
+
+    axes: Float[Array, "d r1"]
+    variances: Float[Array, " r1"]
+    angles: Float[Array, " r1"]
+    shared_energy: Float[Array, " m"]
+    local_energy: Float[Array, " m"]
+    weights: Float[Array, " m"]
+
+
+class Confidence(NamedTuple):
+    """Confidence of a solution's components; angles are in radians, shares between 0 and 1.
+
+    Attributes:
+        level: the confidence level of all intervals and bounds.
+        of: what was drawn again, "samples" or "clients".
+        angle: upper bound of the largest principal angle between the estimated shared subspace and
+            the one that infinitely many samples (or clients) would give.
+        groups: positions of shared axes, in groups whose variances cannot be told apart. Only the
+            span of a group is determined.
+        group_angles: upper bound of the largest principal angle of each group's span.
+        axes: the shared components as principal axes, by decreasing variance, `(d, r1)`.
+        axes_std: standard errors of their entries, `(d, r1)`.
+        variances: interval of the mean variance along each axis, `(r1,)`.
+        shared_energy: interval of the share of energy in the shared components, mean over clients.
+        local_energy: interval of the share in the local components, mean over clients.
+        distance: intervals of each client's distance from the shared subspace, `(m,)`: the share of
+            its energy outside.
+        replicates: all resamples' axes, `(resamples, d, r1)`, turned towards `axes`.
+        remarks: what to know before relying on the intervals.
+    """
+
+    level: float
+    of: str
+    angle: float
+    groups: tuple[tuple[int, ...], ...]
+    group_angles: Float[np.ndarray, " groups"]
+    axes: Float[np.ndarray, "d r1"]
+    axes_std: Float[np.ndarray, "d r1"]
+    variances: Interval
+    shared_energy: Interval
+    local_energy: Interval
+    distance: Interval
+    replicates: Float[np.ndarray, "resamples d r1"]
+    remarks: tuple[str, ...]
+
+    def scores(self, samples: Float[ArrayLike, "n d"]) -> Interval:
+        """Return intervals of the scores of samples on the shared axes.
+
+        Args:
+            samples: new samples, centred like those of the fit.
+
+        Returns:
+            The interval of each score, `(n, r1)`.
+
+        Raises:
+            ValueError: if the samples are not a matrix with d finite columns.
+        """
+        samples = np.asarray(checked_array("samples", samples, f"n {len(self.axes)}", finite=True))
+        replicates = np.einsum("nd,bdr->bnr", samples, self.replicates)
+        found = Bootstrap(samples @ self.axes, replicates, np.zeros(1), "samples", "refit")
+        return found.interval(self.level)
+
+    def __str__(self) -> str:
+        def row(name: str, interval: Interval) -> str:
+            estimate, lower, upper = (float(x) for x in interval)
+            return f"{name:<34} {estimate:7.3f}   {lower:.3f} to {upper:.3f}"
+
+        degrees = np.degrees(self.angle)
+        lines = [
+            f"{self.level:.0%} intervals, over resamples of {self.of}",
+            f"{'angle of the shared subspace':<34}           at most {degrees:.1f} degrees",
+        ]
+        for group, angle in zip(self.groups, np.degrees(self.group_angles), strict=True):
+            name = "axis" if len(group) == 1 else "span of axes"
+            number = ", ".join(str(i + 1) for i in group)
+            lines.append(f"{f'angle of {name} {number}':<34}           at most {angle:.1f} degrees")
+        lines.append(row("energy in shared components", self.shared_energy))
+        lines.append(row("energy in local components", self.local_energy))
+        for i, parts in enumerate(zip(*self.distance, strict=True)):
+            lines.append(row(f"energy of client {i} outside shared", Interval(*parts)))
+        return "\n".join([*lines, *self.remarks])
+
+
+def confidence(
+    solution: Solution,
+    clients: Clients,
+    *,
+    key: Key[Array, ""],
+    level: float = 0.95,
+    **options: Any,
+) -> Confidence:
+    """Compute how sure the components of a personalized PCA are, by the bootstrap.
+
+    Bounds of angles are quantiles over resamples of the angle to the solution's components. Two
+    neighbouring axes are in one group unless the interval of the ratio of their variances excludes
+    1. Intervals of shares are computed on the scale of log odds and corrected for bias.
+
+    Args:
+        solution: a solution with shared components and local ones orthogonal to them.
+        clients: the clients of the solution, with samples in memory.
+        key: random key.
+        level: confidence level, between 0 and 1.
+        **options: other arguments of `bootstrap`: `resamples`, `of`, `method`, `rounds`, `block`
+            and `progress`.
+
+    Raises:
+        ValueError: if the solution is not one of personalized PCA, or as `bootstrap`.
+        DivergenceError: as `bootstrap`.
+
+    Example:
+        >>> import jax, jaxfed as jf
+        >>> key = jax.random.key(0)
+        >>> data = jf.data.perpca_synthetic(key, clients=6, features=8, shared_rank=1, local_rank=1)
+        >>> clients = jf.Clients.from_samples(data.samples)
+        >>> solution = jf.fit(jf.pca.VarProPerPCA(1, 1), clients, rounds=30, key=key)
+        >>> found = jf.inference.confidence(solution, clients, key=key, resamples=50)
+        >>> bool(found.angle < 0.2)
+        True
+    """
+    check_number("level", level, "a number between 0 and 1", lambda x: (x > 0) & (x < 1))
+    shared, local = side_by_side(solution)
+    if shared is None or local is None:
+        raise refuse("solution", "shared components with local ones orthogonal to them", solution)
+    check_rows(clients)
+    statistic = jax.tree_util.Partial(components, solution.result.shared)
+    found = bootstrap(solution, clients, statistic, key=key, **options)
+    return _confidence(found, level, clients)
+
+
+def components(
+    reference: Float[Array, "d r1"], result: Personalized, clients: Clients
+) -> Components:
+    """Return the statistics of a result, compared with a reference's shared components."""
+    values, weights = clients.data.values, clients.weights
+    total = jnp.sum(values**2, axis=(1, 2))
+    scores = values @ result.shared / jnp.sqrt(clients.data.count)[:, None, None]
+    moment = jnp.einsum("m,mnr,mns->rs", weights, scores, scores)
+    variances, turn = jnp.linalg.eigh(moment)
+    by_local = jnp.sum(jnp.einsum("mnd,mdr->mnr", values, result.local) ** 2, axis=(1, 2))
+    by_shared = jnp.sum(scores**2, axis=(1, 2)) * clients.data.count
+    return Components(
+        axes=result.shared @ turn[:, ::-1],
+        variances=variances[::-1],
+        angles=grassmann.principal_angles(reference, result.shared),
+        shared_energy=ratio(by_shared, total),
+        local_energy=ratio(by_local, total),
+        weights=weights,
+    )
+
+
+def _confidence(found: Bootstrap, level: float, clients: Clients) -> Confidence:
+    groups = _groups(found, level)
+    axes, turned = _turned(found, groups)
+    shares = found.map(_shares).interval(level, "logit")
+    distance = Interval(*(part["distance"] for part in shares))
+    return Confidence(
+        level=level,
+        of=found.of,
+        angle=float(np.quantile(found.replicates.angles.max(axis=1), level)),
+        groups=groups,
+        group_angles=np.asarray(
+            [
+                np.quantile(_largest_angles(axes[:, list(g)], turned[:, :, list(g)]), level)
+                for g in groups
+            ]
+        ),
+        axes=axes,
+        axes_std=turned.std(axis=0, ddof=1),
+        variances=found.map(lambda x: x.variances).interval(level),
+        shared_energy=Interval(*(part["shared"] for part in shares)),
+        local_energy=Interval(*(part["local"] for part in shares)),
+        distance=distance,
+        replicates=turned,
+        remarks=_remarks(found, clients),
+    )
+
+
+def _shares(found: Components) -> dict[str, Float[Array, "..."]]:
+    return {
+        "shared": found.weights @ found.shared_energy,
+        "local": found.weights @ found.local_energy,
+        "distance": 1 - found.shared_energy,
+    }
+
+
+def _groups(found: Bootstrap, level: float) -> tuple[tuple[int, ...], ...]:
+    """Return positions of axes in groups of neighbours whose variances cannot be told apart."""
+    drops = found.map(lambda x: -jnp.diff(jnp.log(x.variances))).interval(level).lower
+    groups = [[0]]
+    for i, drop in enumerate(drops, start=1):
+        if drop > 0:
+            groups.append([i])
+        else:
+            groups[-1].append(i)
+    return tuple(map(tuple, groups))
+
+
+def _turned(
+    found: Bootstrap, groups: tuple[tuple[int, ...], ...]
+) -> tuple[Float[np.ndarray, "d r1"], Float[np.ndarray, "resamples d r1"]]:
+    """Return the solution's axes, and those of resamples, turned towards them in every group."""
+    axes = found.estimate.axes
+    largest = np.take_along_axis(axes, np.argmax(np.abs(axes), axis=0)[None], axis=0)
+    axes = axes * np.sign(largest)
+    turned = [
+        _towards(axes[:, list(group)], found.replicates.axes[:, :, list(group)]) for group in groups
+    ]
+    return axes, np.concatenate(turned, axis=2)
+
+
+@jax.jit
+@partial(jax.vmap, in_axes=(None, 0))
+def _towards(axes: Float[Array, "d g"], others: Float[Array, "d g"]) -> Float[Array, "d g"]:
+    return others @ polar(others.T @ axes)
+
+
+@jax.jit
+@partial(jax.vmap, in_axes=(None, 0))
+def _largest_angles(axes: Float[Array, "d g"], others: Float[Array, "d g"]) -> Float[Array, ""]:
+    return jnp.max(grassmann.principal_angles(axes, others))
+
+
+def _remarks(found: Bootstrap, clients: Clients) -> tuple[str, ...]:
+    remarks = ()
+    fewest = int(np.min(clients.counts))
+    if found.of == "samples" and fewest < FEW:
+        remarks += (
+            f"A client has {fewest} samples: intervals of single clients are too short with fewer "
+            f"than {FEW}.",
+        )
+    if found.of == "clients" and len(clients) < FEW_CLIENTS:
+        remarks += (f"Intervals over {len(clients)} clients are too short; wanted {FEW_CLIENTS}.",)
+    share = float(np.mean((found.left > UNFINISHED) & np.isfinite(found.left)))
+    if share > 0:
+        remarks += (
+            f"{share:.0%} of the resamples had not converged, so intervals may be too short: pass "
+            "more rounds.",
+        )
+    if np.quantile(found.replicates.angles.max(axis=1), 0.5) > UNDETERMINED:
+        remarks += (
+            "The shared subspace is not determined: half of the resamples give one at an angle of "
+            "more than 45 degrees.",
+        )
+    return remarks

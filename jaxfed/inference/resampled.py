@@ -1,0 +1,230 @@
+"""Runs an algorithm on many resamples of its clients at once."""
+
+from typing import Any, Literal, NamedTuple, final
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, PyTree
+
+from jaxfed.contract import Algorithm, ClientsLike, check_count, check_instance, refuse
+from jaxfed.core.contract.reduction import Max, Mean, Sum, is_part
+from jaxfed.gcca.views import View
+from jaxfed.inference.weights import (
+    FEWEST,
+    check_resampled,
+    client_weight,
+    reweighted,
+    row_weights,
+)
+
+Of = Literal["samples", "clients"]
+
+
+class Server(NamedTuple):
+    """The server's state."""
+
+    servers: PyTree  # of the algorithm, with a leading axis of resamples
+    left: Float[Array, " resamples"]  # the last stopping measures; infinite without one
+
+
+class Separate(NamedTuple):
+    """Part of a message that reductions do not treat number by number, once per resample."""
+
+    parts: tuple[PyTree, ...]
+
+
+@final
+class Resampled(Algorithm):
+    """An algorithm on many resamples of its clients at once; its results have an axis of resamples.
+
+    Clients draw the weights of their samples, or their own weights, from `seed`, their id and the
+    number of the resample. So nothing about the weights is sent, and every engine can run it. A
+    round sends as many times the bits of one run as there are resamples.
+
+    A resample counts rows with random weights. To an algorithm whose data are second moments or
+    cross products of rows, such as those of `jf.pca` and `jf.gcca.MaxVar`, this is the same as to
+    draw rows again. All views have the same weights, since their rows are the same entities.
+    `jaxfed.inference.bootstrap` runs it in blocks from a solution.
+    """
+
+    algorithm: Algorithm
+    state: PyTree
+    seed: Int[Array, ""] = eqx.field(converter=jnp.asarray)
+    first: Int[Array, ""] = eqx.field(converter=jnp.asarray)
+    resamples: int = eqx.field(static=True)
+    clients: int | None = eqx.field(static=True)
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        resamples: int,
+        *,
+        seed: int | Int[Array, ""] = 0,
+        first: int | Int[Array, ""] = 0,
+        state: PyTree = None,
+        clients: int | None = None,
+    ):
+        """Set up the algorithm.
+
+        Args:
+            algorithm: the algorithm to run.
+            resamples: number of resamples, at least 2.
+            seed: seed of all weights.
+            first: number of the first resample, so that several runs have different resamples.
+            state: the server's state from which all resamples start, such as `solution.server`. By
+                default each starts as the algorithm does.
+            clients: the number of clients, to resample clients instead of samples.
+
+        Raises:
+            ValueError: if an argument has another type, or a number is too small.
+        """
+        check_instance("algorithm", algorithm, Algorithm, "an algorithm")
+        check_count("resamples", resamples, least=2)
+        if clients is not None:
+            check_count("clients", clients, least=FEWEST)
+            if not algorithm.energy_weighted:
+                raise refuse(
+                    "clients",
+                    "None for an algorithm whose clients' weights are not those of their second "
+                    "moments",
+                    f"{clients} with {type(algorithm).__name__}",
+                )
+        self.algorithm, self.resamples, self.clients = algorithm, resamples, clients
+        self.seed, self.first = (jnp.asarray(x, jnp.int32) for x in (seed, first))
+        self.state = state
+
+    @property
+    def needs_everybody(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether every client must take part in each round, as the algorithm says."""
+        return self.algorithm.needs_everybody
+
+    def check(self, clients: ClientsLike, start) -> None:
+        """Refuse data without rows, or with too few, and let the algorithm check them."""
+        for part in clients.parts:
+            check_resampled(part)
+            if self.clients is not None and isinstance(part, View):
+                raise refuse("clients", "None for views, of which each is needed", self.clients)
+        if self.clients is not None and self.clients != len(clients):
+            raise refuse("clients", f"{len(clients)}, all clients", self.clients)
+        self.algorithm.check(clients, start)
+
+    @property
+    def numbers(self) -> Int[Array, " resamples"]:
+        """The numbers of the resamples."""
+        return self.first + jnp.arange(self.resamples)
+
+    def at_round(self, number):
+        """Return the algorithm for one round."""
+        return eqx.tree_at(lambda x: x.algorithm, self, self.algorithm.at_round(number))
+
+    def weights(
+        self, data: PyTree, client_id: Int[Array, ""], number: Int[Array, ""]
+    ) -> Float[Array, "..."]:
+        """Return the weights of ONE client's rows in one resample, or that of the client."""
+        key = jax.random.key(self.seed)
+        if isinstance(data, View):
+            # Rows are entities, and the same in all views.
+            count = jnp.full((), data.values.shape[-2], data.values.dtype)
+            return row_weights(key, number, count, data.values.shape[-2])
+        key = jax.random.fold_in(key, client_id)
+        if self.clients is not None:
+            return client_weight(key, number, self.clients, data.count.dtype)
+        return row_weights(key, number, data.count, data.values.shape[-2])
+
+    def prepare(self, data, client_id, rounds):
+        """Return what the algorithm prepares of each resample."""
+
+        def one(number):
+            resample = reweighted(data, self.weights(data, client_id, number))
+            return self.algorithm.prepare(resample, client_id, rounds)
+
+        return jax.vmap(one)(self.numbers)
+
+    def first_message(self, key, data, start):
+        """Return the algorithm's first messages, unless all resamples start from a state."""
+        if self.state is not None:
+            return None
+        return self._messages(jax.vmap(lambda x: self.algorithm.first_message(key, x, start))(data))
+
+    def server_init(self, key, first, like, start) -> Server:
+        """Return the algorithm's states."""
+        if self.state is not None:
+            servers = jax.tree.map(
+                lambda x: jnp.broadcast_to(x, (self.resamples, *jnp.shape(x))), self.state
+            )
+        else:
+            one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), like)
+
+            def init(received):
+                return self.algorithm.server_init(key, received, one, start)
+
+            servers = jax.vmap(init, axis_size=self.resamples)(_stacked(first))
+        return Server(servers, jnp.full(self.resamples, jnp.inf))
+
+    def downlink(self, server: Server) -> PyTree:
+        """Return the algorithm's downlinks."""
+        return jax.vmap(self.algorithm.downlink)(server.servers)
+
+    def client_init(self, key, downlink, data, start) -> PyTree:
+        """Return the algorithm's local states."""
+
+        def init(downlink, data):
+            return self.algorithm.client_init(key, downlink, data, start)
+
+        return jax.vmap(init)(downlink, data)
+
+    def client_step(self, key, downlink, local, data):
+        """Take the algorithm's step on each resample, with the same random key."""
+
+        def step(downlink, local, data):
+            return self.algorithm.client_step(key, downlink, local, data)
+
+        uplinks, local, diagnostics = jax.vmap(step)(downlink, local, data)
+        return self._messages(uplinks), local, jax.tree.map(jnp.mean, diagnostics)
+
+    def server_step(self, key, server: Server, uplink):
+        """Take the algorithm's step for each resample."""
+
+        def step(server, uplink):
+            return self.algorithm.server_step(key, server, uplink)
+
+        servers, diagnostics = jax.vmap(step)(server.servers, _stacked(uplink))
+        left = diagnostics.get("stopping_measure", server.left)
+        means = jax.tree.map(jnp.mean, dict(diagnostics))
+        if "stopping_measure" in means:
+            means["stopping_measure"] = jnp.max(left)
+        return Server(servers, left), means
+
+    def client_result(self, downlink, local, data) -> PyTree:
+        """Return the algorithm's local results."""
+        return jax.vmap(self.algorithm.client_result)(downlink, local, data)
+
+    def shared_result(self, server: Server) -> PyTree:
+        """Return the algorithm's shared results."""
+        return jax.vmap(self.algorithm.shared_result)(server.servers)
+
+    def _messages(self, message: PyTree) -> PyTree:
+        """Split a message of all resamples into parts that reductions treat correctly."""
+
+        def one(part: Any) -> Any:
+            if not is_part(part) or isinstance(part, Mean | Sum | Max):
+                return part
+            return Separate(tuple(_row(part, i) for i in range(self.resamples)))
+
+        return jax.tree.map(one, message, is_leaf=is_part)
+
+
+def _row(tree: PyTree, i: int) -> PyTree:
+    return jax.tree.map(lambda x: x[i], tree)
+
+
+def _stacked(received: PyTree) -> PyTree:
+    """Return what the server received, with a leading axis of resamples throughout."""
+
+    def one(node: Any) -> Any:
+        if not isinstance(node, Separate):
+            return node
+        return jax.tree.map(lambda *parts: jnp.stack(parts), *node.parts)
+
+    return jax.tree.map(one, received, is_leaf=lambda x: isinstance(x, Separate))

@@ -1,0 +1,74 @@
+"""Random weights of samples or clients, which stand for drawing them again.
+
+Source: Praestgaard & Wellner (1993), Exchangeably weighted bootstraps of the general empirical
+process, with weights in place of the bootstrap's multinomial counts. The two values of a weight are
+those of Mammen (1993), Bootstrap and wild bootstrap for high dimensional linear models: they are
+positive and have the first three moments of a Poisson count.
+"""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, Key, PyTree
+
+from jaxfed.core.clients.samples import Rows, other_data
+from jaxfed.gcca.views import View
+
+# A weight is 1 + LOW or 1 + HIGH, where deviations have mean 0, variance 1 and third moment 1.
+LOW, HIGH = (1 - 5**0.5) / 2, (1 + 5**0.5) / 2
+# Fewer samples or clients have no spread to learn from.
+FEWEST = 3
+
+
+def row_weights(
+    key: Key[Array, ""], number: Int[Array, ""], count: Float[Array, ""], rows: int
+) -> Float[Array, " rows"]:
+    """Return weights of one client's samples in one resample; their mean is 1.
+
+    They do not depend on padding, whose weights are 1.
+
+    Args:
+        key: the client's random key.
+        number: number of the resample.
+        count: number of real rows.
+        rows: number of rows.
+    """
+    real = jnp.arange(rows) < count
+    drawn = _drawn(jax.random.fold_in(key, number), count, rows)
+    # No weight is 0, where a root has no derivative.
+    return jnp.where(real, drawn * count / jnp.sum(jnp.where(real, drawn, 0)), 1)
+
+
+def client_weight(
+    key: Key[Array, ""], number: Int[Array, ""], clients: int, dtype: Any
+) -> Float[Array, ""]:
+    """Return one client's weight in one resample of the clients; its expectation is 1."""
+    return _drawn(jax.random.fold_in(key, number), jnp.asarray(clients, dtype), 1)[0]
+
+
+def _drawn(key: Key[Array, ""], count: Float[Array, ""], size: int) -> Float[Array, " size"]:
+    low = jax.random.uniform(key, (size,), count.dtype) < HIGH / 5**0.5
+    # The mean of `count` samples then varies as it does between samples: the variance within them
+    # is too small by a factor (count - 1) / count.
+    return 1 + jnp.sqrt(count / (count - 1)) * jnp.where(low, LOW, HIGH)
+
+
+def reweighted(data: PyTree, weights: Float[Array, " rows"] | Float[Array, ""]) -> PyTree:
+    """Return ONE client's data with every row times the root of its weight.
+
+    Second moments and cross products of the rows then have these weights.
+    """
+    values = data.values * jnp.sqrt(weights)[..., None]
+    return eqx.tree_at(lambda x: x.values, data, values.astype(data.values.dtype))
+
+
+def check_resampled(data: PyTree) -> None:
+    """Refuse data whose rows cannot be weighted.
+
+    Raises:
+        ValueError: names the data.
+    """
+    if not isinstance(data, Rows | View):
+        raise other_data("samples or dense views, whose rows can be weighted", data)
