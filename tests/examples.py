@@ -585,6 +585,26 @@ EXAMPLES = {
             "number of starts": lambda: jf.MultiStart(jf.pca.PerPCA(2, 2), []),
         },
     ),
+    # As the algorithm on each resample.
+    jf.inference.Resampled: Examples(
+        good={
+            "": Example(
+                lambda _: jf.inference.Resampled(jf.pca.VarProPerPCA(2, 1), 2),
+                (2 * TRIANGLE, 2 * 15, 2 * 12),
+            ),
+            "clients": Example(
+                lambda clients: jf.inference.Resampled(
+                    jf.pca.PerPCA(1, 1, start="random", step_size=0.1), 2, clients=clients
+                ),
+                (0, 12, 12),
+            ),
+        },
+        refused={
+            "algorithm": lambda: jf.inference.Resampled("PerPCA", 2),
+            "resamples": lambda: jf.inference.Resampled(jf.pca.PerPCA(2, 2), 1),
+            "clients": lambda: jf.inference.Resampled(jf.pca.FAPS(2), 2, clients=5),
+        },
+    ),
 }
 
 # Here a client's components are near the shared ones and not beside them.
@@ -728,6 +748,22 @@ def check_components(algorithm, result):
     for part, leading in zip(result, ((), (CLIENTS,)), strict=True):
         assert part is None or part.shape[:-1] == (*leading, FEATURES)
     check_orthonormal(algorithm, result)
+
+
+def resamples(result):
+    """The results of each resample."""
+    return [jf.Personalized(shared, result.local[:, i]) for i, shared in enumerate(result.shared)]
+
+
+def check_resamples(algorithm, result):
+    """Components of each resample."""
+    for each in resamples(result):
+        check_components(algorithm, each)
+
+
+def unexplained_of_each(algorithm, result, values):
+    """Of samples: what is in no component, over all resamples."""
+    return sum(unexplained(algorithm, each, values) for each in resamples(result))
 
 
 def check_scores(algorithm, result):
@@ -938,6 +974,7 @@ FAMILIES = {
     ),
 }
 FAMILIES[jf.aggregation] = FAMILIES[jf.pca]  # of the algorithms in it here
+FAMILIES[jf.inference] = FAMILIES[jf.pca]._replace(check=check_resamples, loss=unexplained_of_each)
 # What learns something else than the others of its package.
 OTHERS = {
     jf.preprocess.Impute: FAMILIES[jf.preprocess]._replace(

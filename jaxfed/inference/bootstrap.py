@@ -14,7 +14,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, Key, PyTree
+from jaxtyping import Array, ArrayLike, Float, Int, Key, PyTree
 
 from jaxfed import adjoint
 from jaxfed._checks import (
@@ -33,7 +33,7 @@ from jaxfed.core.run.fit import fit
 from jaxfed.core.run.rollout import rollout
 from jaxfed.core.run.solution import Solution
 from jaxfed.inference.resampled import Of, Resampled
-from jaxfed.inference.weights import FEWEST, reweighted
+from jaxfed.inference.weights import FEWEST, check_resampled, reweighted, rows_of
 from jaxfed.linalg import polar
 from jaxfed.multi_start import MultiStart
 
@@ -66,6 +66,7 @@ class Bootstrap(eqx.Module):
             infinite if it has none, zero for the one-step version.
         of: what was drawn again, "samples" or "clients".
         method: "refit" or "one_step".
+        drawn: the least number that was drawn again: samples of a client, or clients.
     """
 
     estimate: PyTree[np.ndarray]
@@ -73,15 +74,17 @@ class Bootstrap(eqx.Module):
     left: Float[np.ndarray, " resamples"]
     of: Of = eqx.field(static=True)
     method: Method = eqx.field(static=True)
+    drawn: int = eqx.field(static=True)
 
     @property
-    def standard_error(self) -> PyTree[np.ndarray]:
+    def standard_error(self) -> PyTree[ArrayLike]:
         """The standard deviation over resamples, of each number of the statistic."""
         return jax.tree.map(lambda x: x.std(axis=0, ddof=1), self.replicates)
 
     def map(self, function: Callable[[PyTree], PyTree]) -> "Bootstrap":
         """Return the bootstrap of a function of the statistic."""
-        found = jax.jit(function)(self.estimate), jax.jit(jax.vmap(function))(self.replicates)
+        estimate = jax.tree.map(jnp.asarray, self.estimate)
+        found = function(estimate), jax.vmap(function)(self.replicates)
         estimate, replicates = jax.device_get(found)
         return replace(self, estimate=estimate, replicates=replicates)
 
@@ -92,35 +95,38 @@ class Bootstrap(eqx.Module):
 
         Args:
             level: share of data sets whose interval should contain the truth.
-            kind: `"normal"`, the estimate minus its bias over resamples, plus or minus normal
-                quantiles times the standard error; `"logit"`, the same for the logarithm of the
-                odds of shares between 0 and 1; `"percentile"`, quantiles of the resamples, which
-                count bias twice, but suit what has no normal distribution.
+            kind: `"normal"`, the estimate minus its bias over resamples, plus or minus the standard
+                error times quantiles of Student's t with one degree of freedom less than were
+                drawn again; `"logit"`, the same for the logarithm of the odds of shares between 0
+                and 1; `"percentile"`, quantiles of the resamples, which count bias twice, but suit
+                what has no normal distribution.
 
         Raises:
             ValueError: if the level is not between 0 and 1 or the kind is unknown.
         """
         check_number("level", level, "a number between 0 and 1", lambda x: (x > 0) & (x < 1))
         check_name("kind", kind, ("normal", "percentile", "logit"))
-        ends = jax.tree.map(partial(_ends, level, kind), self.estimate, self.replicates)
+        ends = jax.tree.map(
+            partial(_ends, level, kind, self.drawn - 1), self.estimate, self.replicates
+        )
         outer, inner = jax.tree.structure(self.estimate), jax.tree.structure((0, 0))
         return Interval(self.estimate, *jax.tree.transpose(outer, inner, ends))
 
 
 def _ends(
-    level: float, kind: str, estimate: np.ndarray, replicates: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    from scipy.special import expit, logit
-    from scipy.stats import norm
+    level: float, kind: str, freedom: int, estimate: ArrayLike, replicates: np.ndarray
+) -> tuple[ArrayLike, ArrayLike]:
+    from scipy import special, stats
 
     if kind == "percentile":
         lower, upper = np.quantile(replicates, [(1 - level) / 2, (1 + level) / 2], axis=0)
         return lower, upper
     if kind == "logit":
-        lower, upper = _ends(level, "normal", logit(estimate), logit(replicates))
-        return expit(lower), expit(upper)
+        logits = special.logit(estimate), special.logit(replicates)
+        lower, upper = _ends(level, "normal", freedom, *logits)
+        return special.expit(lower), special.expit(upper)
     center = 2 * estimate - replicates.mean(axis=0)
-    reach = norm.ppf((1 + level) / 2) * replicates.std(axis=0, ddof=1)
+    reach = stats.t.ppf((1 + level) / 2, freedom) * replicates.std(axis=0, ddof=1)
     return center - reach, center + reach
 
 
@@ -189,10 +195,11 @@ def bootstrap(
         )
     key = checked_key("key", key)
     clients.layout.check_in_memory("bootstrap")
+    check_resampled(clients.parts[0])
     clients = clients.unbucketed()
-    if of == "samples" and int(np.min(clients.counts)) < FEWEST and hasattr(clients.data, "mask"):
-        least = int(np.argmin(clients.counts))
-        raise refuse("clients", f"at least {FEWEST} samples each", f"client {least} with fewer")
+    drawn = len(clients) if of == "clients" else int(np.min(rows_of(clients.data)))
+    if drawn < FEWEST:
+        raise refuse("clients", f"at least {FEWEST} {of} to draw again", drawn)
     seed = jax.random.randint(key, (), 0, jnp.iinfo(jnp.int32).max)
     draws = Resampled(
         solution.algorithm,
@@ -202,7 +209,7 @@ def bootstrap(
         clients=len(clients) if of == "clients" else None,
     )
     draws.check(clients, solution.result)
-    estimate = jax.jit(statistic)(solution.result, clients)
+    estimate = eqx.filter_jit(statistic)(solution.result, clients)
     blocks = range(resamples // block)
     if method == "refit":
         run = partial(_refitted, draws, solution, clients, rounds, key)
@@ -220,7 +227,7 @@ def bootstrap(
             "statistic: wanted finite numbers, got NaN or infinity"
             + ", as without a derivative; use method='refit'" * (method == "one_step")
         )
-    return Bootstrap(jax.device_get(estimate), replicates, left, of, method)
+    return Bootstrap(jax.device_get(estimate), replicates, left, of, method, drawn)
 
 
 class _Block(NamedTuple):

@@ -19,11 +19,11 @@ from jaxfed.linalg.division import ratio
 from jaxfed.manifolds import grassmann
 from jaxfed.pca.fitted import side_by_side
 
-# With fewer samples per client, intervals of a single client's shares are too short.
-FEW = 50
-FEW_CLIENTS = 20
+# With fewer to draw again, intervals are too short (`python -m bench.tables.confidence`).
+FEW = {"samples": 20, "clients": 20}
+# A bound of the angle beyond which the shared subspace counts as not determined.
 UNDETERMINED = np.pi / 4
-# Resamples whose runs ended farther from their optimum, as a share of the objective.
+# A stopping measure above which a resample's run counts as unfinished.
 UNFINISHED = 1e-3
 
 
@@ -96,10 +96,13 @@ class Confidence(NamedTuple):
         Raises:
             ValueError: if the samples are not a matrix with d finite columns.
         """
+        from scipy.stats import norm
+
         samples = np.asarray(checked_array("samples", samples, f"n {len(self.axes)}", finite=True))
         replicates = np.einsum("nd,bdr->bnr", samples, self.replicates)
-        found = Bootstrap(samples @ self.axes, replicates, np.zeros(1), "samples", "refit")
-        return found.interval(self.level)
+        reach = norm.ppf((1 + self.level) / 2) * replicates.std(axis=0, ddof=1)
+        estimate = samples @ self.axes
+        return Interval(estimate, estimate - reach, estimate + reach)
 
     def __str__(self) -> str:
         def row(name: str, interval: Interval) -> str:
@@ -165,7 +168,7 @@ def confidence(
     check_rows(clients)
     statistic = jax.tree_util.Partial(components, solution.result.shared)
     found = bootstrap(solution, clients, statistic, key=key, **options)
-    return _confidence(found, level, clients)
+    return _confidence(found, level)
 
 
 def components(
@@ -189,7 +192,8 @@ def components(
     )
 
 
-def _confidence(found: Bootstrap, level: float, clients: Clients) -> Confidence:
+def _confidence(found: Bootstrap, level: float) -> Confidence:
+    angle = float(np.quantile(found.replicates.angles.max(axis=1), level))
     groups = _groups(found, level)
     axes, turned = _turned(found, groups)
     shares = found.map(_shares).interval(level, "logit")
@@ -197,7 +201,7 @@ def _confidence(found: Bootstrap, level: float, clients: Clients) -> Confidence:
     return Confidence(
         level=level,
         of=found.of,
-        angle=float(np.quantile(found.replicates.angles.max(axis=1), level)),
+        angle=angle,
         groups=groups,
         group_angles=np.asarray(
             [
@@ -212,7 +216,7 @@ def _confidence(found: Bootstrap, level: float, clients: Clients) -> Confidence:
         local_energy=Interval(*(part["local"] for part in shares)),
         distance=distance,
         replicates=turned,
-        remarks=_remarks(found, clients),
+        remarks=_remarks(found, angle),
     )
 
 
@@ -261,25 +265,23 @@ def _largest_angles(axes: Float[Array, "d g"], others: Float[Array, "d g"]) -> F
     return jnp.max(grassmann.principal_angles(axes, others))
 
 
-def _remarks(found: Bootstrap, clients: Clients) -> tuple[str, ...]:
+def _remarks(found: Bootstrap, angle: float) -> tuple[str, ...]:
     remarks = ()
-    fewest = int(np.min(clients.counts))
-    if found.of == "samples" and fewest < FEW:
+    few = FEW[found.of]
+    if found.drawn < few:
         remarks += (
-            f"A client has {fewest} samples: intervals of single clients are too short with fewer "
-            f"than {FEW}.",
+            f"With fewer than {few} {found.of}, intervals contain the truth less often than they "
+            f"should; there are {found.drawn}.",
         )
-    if found.of == "clients" and len(clients) < FEW_CLIENTS:
-        remarks += (f"Intervals over {len(clients)} clients are too short; wanted {FEW_CLIENTS}.",)
     share = float(np.mean((found.left > UNFINISHED) & np.isfinite(found.left)))
     if share > 0:
         remarks += (
             f"{share:.0%} of the resamples had not converged, so intervals may be too short: pass "
             "more rounds.",
         )
-    if np.quantile(found.replicates.angles.max(axis=1), 0.5) > UNDETERMINED:
+    if angle > UNDETERMINED:
         remarks += (
-            "The shared subspace is not determined: half of the resamples give one at an angle of "
-            "more than 45 degrees.",
+            f"The data do not determine the shared subspace: it may be {np.degrees(angle):.0f} "
+            "degrees away.",
         )
     return remarks

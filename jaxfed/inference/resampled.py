@@ -1,13 +1,21 @@
 """Runs an algorithm on many resamples of its clients at once."""
 
+from functools import partial
 from typing import Any, Literal, NamedTuple, final
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, ArrayLike, Float, Int, PyTree
 
-from jaxfed.contract import Algorithm, ClientsLike, check_count, check_instance, refuse
+from jaxfed.contract import (
+    Algorithm,
+    ClientsLike,
+    Personalized,
+    check_count,
+    check_instance,
+    refuse,
+)
 from jaxfed.core.contract.reduction import Max, Mean, Sum, is_part
 from jaxfed.gcca.views import View
 from jaxfed.inference.weights import (
@@ -16,6 +24,7 @@ from jaxfed.inference.weights import (
     client_weight,
     reweighted,
     row_weights,
+    rows_of,
 )
 
 Of = Literal["samples", "clients"]
@@ -72,8 +81,9 @@ class Resampled(Algorithm):
             resamples: number of resamples, at least 2.
             seed: seed of all weights.
             first: number of the first resample, so that several runs have different resamples.
-            state: the server's state from which all resamples start, such as `solution.server`. By
-                default each starts as the algorithm does.
+            state: the server's state from which all resamples start, `solution.server` of the
+                solution that is passed as warm start. By default, each resample starts as the
+                algorithm does, and a warm start is a solution of `Resampled`.
             clients: the number of clients, to resample clients instead of samples.
 
         Raises:
@@ -107,6 +117,13 @@ class Resampled(Algorithm):
                 raise refuse("clients", "None for views, of which each is needed", self.clients)
         if self.clients is not None and self.clients != len(clients):
             raise refuse("clients", f"{len(clients)}, all clients", self.clients)
+        if start is not None and self.state is None:
+            # A result of other shapes is not one of as many resamples; let the algorithm refuse it.
+            first = (
+                jax.tree.map(lambda x: x[0] if x.ndim else x, start.shared),
+                jax.tree.map(lambda x: x[:, 0] if x.ndim > 1 else x, start.local),
+            )
+            start = Personalized(*first)
         self.algorithm.check(clients, start)
 
     @property
@@ -119,18 +136,15 @@ class Resampled(Algorithm):
         return eqx.tree_at(lambda x: x.algorithm, self, self.algorithm.at_round(number))
 
     def weights(
-        self, data: PyTree, client_id: Int[Array, ""], number: Int[Array, ""]
+        self, data: PyTree, client_id: Int[ArrayLike, ""], number: Int[ArrayLike, ""]
     ) -> Float[Array, "..."]:
         """Return the weights of ONE client's rows in one resample, or that of the client."""
         key = jax.random.key(self.seed)
-        if isinstance(data, View):
-            # Rows are entities, and the same in all views.
-            count = jnp.full((), data.values.shape[-2], data.values.dtype)
-            return row_weights(key, number, count, data.values.shape[-2])
-        key = jax.random.fold_in(key, client_id)
+        if not isinstance(data, View):  # whose rows are entities, and the same in all views
+            key = jax.random.fold_in(key, client_id)
         if self.clients is not None:
             return client_weight(key, number, self.clients, data.count.dtype)
-        return row_weights(key, number, data.count, data.values.shape[-2])
+        return row_weights(key, number, rows_of(data), data.values.shape[-2])
 
     def prepare(self, data, client_id, rounds):
         """Return what the algorithm prepares of each resample."""
@@ -145,7 +159,8 @@ class Resampled(Algorithm):
         """Return the algorithm's first messages, unless all resamples start from a state."""
         if self.state is not None:
             return None
-        return self._messages(jax.vmap(lambda x: self.algorithm.first_message(key, x, start))(data))
+        send = jax.vmap(partial(self.algorithm.first_message, key), (0, self._axes(start, 0)))
+        return self._messages(send(data, start))
 
     def server_init(self, key, first, like, start) -> Server:
         """Return the algorithm's states."""
@@ -156,11 +171,13 @@ class Resampled(Algorithm):
         else:
             one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), like)
 
-            def init(received):
+            def init(received, start):
                 return self.algorithm.server_init(key, received, one, start)
 
-            servers = jax.vmap(init, axis_size=self.resamples)(_stacked(first))
-        return Server(servers, jnp.full(self.resamples, jnp.inf))
+            axes = (0, self._axes(start, 1))
+            servers = jax.vmap(init, axes, axis_size=self.resamples)(_stacked(first), start)
+        numbers = [x.dtype for x in jax.tree.leaves(like) if jnp.issubdtype(x.dtype, jnp.floating)]
+        return Server(servers, jnp.full(self.resamples, jnp.inf, jnp.result_type(*numbers)))
 
     def downlink(self, server: Server) -> PyTree:
         """Return the algorithm's downlinks."""
@@ -168,11 +185,8 @@ class Resampled(Algorithm):
 
     def client_init(self, key, downlink, data, start) -> PyTree:
         """Return the algorithm's local states."""
-
-        def init(downlink, data):
-            return self.algorithm.client_init(key, downlink, data, start)
-
-        return jax.vmap(init)(downlink, data)
+        init = partial(self.algorithm.client_init, key)
+        return jax.vmap(init, (0, 0, self._axes(start, 0)))(downlink, data, start)
 
     def client_step(self, key, downlink, local, data):
         """Take the algorithm's step on each resample, with the same random key."""
@@ -203,6 +217,10 @@ class Resampled(Algorithm):
     def shared_result(self, server: Server) -> PyTree:
         """Return the algorithm's shared results."""
         return jax.vmap(self.algorithm.shared_result)(server.servers)
+
+    def _axes(self, start: Personalized | None, local: int) -> Personalized | None:
+        """Return the axes of resamples in a warm start, for `jax.vmap`."""
+        return None if start is None or self.state is not None else Personalized(0, local)
 
     def _messages(self, message: PyTree) -> PyTree:
         """Split a message of all resamples into parts that reductions treat correctly."""

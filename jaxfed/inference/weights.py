@@ -11,7 +11,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Key, PyTree
+from jaxtyping import Array, ArrayLike, Float, Int, Key, PyTree
 
 from jaxfed.core.clients.samples import Rows, other_data
 from jaxfed.gcca.views import View
@@ -23,7 +23,7 @@ FEWEST = 3
 
 
 def row_weights(
-    key: Key[Array, ""], number: Int[Array, ""], count: Float[Array, ""], rows: int
+    key: Key[Array, ""], number: Int[ArrayLike, ""], count: Float[Array, ""], rows: int
 ) -> Float[Array, " rows"]:
     """Return weights of one client's samples in one resample; their mean is 1.
 
@@ -42,7 +42,7 @@ def row_weights(
 
 
 def client_weight(
-    key: Key[Array, ""], number: Int[Array, ""], clients: int, dtype: Any
+    key: Key[Array, ""], number: Int[ArrayLike, ""], clients: int, dtype: Any
 ) -> Float[Array, ""]:
     """Return one client's weight in one resample of the clients; its expectation is 1."""
     return _drawn(jax.random.fold_in(key, number), jnp.asarray(clients, dtype), 1)[0]
@@ -62,6 +62,13 @@ def reweighted(data: PyTree, weights: Float[Array, " rows"] | Float[Array, ""]) 
     """
     values = data.values * jnp.sqrt(weights)[..., None]
     return eqx.tree_at(lambda x: x.values, data, values.astype(data.values.dtype))
+
+
+def rows_of(data: PyTree) -> Float[Array, "*clients"]:
+    """Return the number of real rows of ONE client's data, or of each client's."""
+    if isinstance(data, View):
+        return jnp.full(data.count.shape, data.values.shape[-2], data.values.dtype)
+    return data.count
 
 
 def check_resampled(data: PyTree) -> None:

@@ -1,0 +1,151 @@
+"""Standard errors and intervals of statistics, over resamples."""
+
+import chex
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxfed as jf
+from jaxfed.inference import Bootstrap, Resampled, bootstrap
+from jaxfed.inference.bootstrap import _expanded
+from jaxfed.inference.weights import reweighted
+
+KEY = jax.random.key(0)
+MODEL = jf.pca.VarProPerPCA(1, 1)
+
+
+def drawn(samples, clients=5):
+    data = jf.data.perpca_synthetic(
+        KEY,
+        clients=clients,
+        features=6,
+        shared_rank=1,
+        local_rank=1,
+        samples=samples,
+        shared_scale=2.0,
+        local_scale=1.5,
+        noise_variance=0.2,
+    )
+    return jf.Clients.from_samples(np.asarray(data.samples, float))
+
+
+def fitted(clients, rounds=60):
+    return jf.fit(MODEL, clients, rounds=rounds, key=KEY)
+
+
+def energy(result, clients):
+    """The mean energy, which no solution enters."""
+    del result
+    return clients.weights @ clients.data.energy
+
+
+def shares(result, clients):
+    scores = clients.data.values @ result.shared
+    own = jnp.sum(scores**2, axis=(1, 2)) / clients.data.count / clients.data.energy
+    return {"mean": clients.weights @ own, "projector": result.shared @ result.shared.T}
+
+
+def test_standard_errors_of_means_are_the_textbooks(x64):
+    clients = drawn(40)
+    solution = fitted(clients, 5)
+    norms = np.sum(np.asarray(clients.data.values) ** 2, axis=2)
+    found = bootstrap(solution, clients, energy, key=KEY, resamples=2000, block=500, rounds=1)
+    wanted = np.sqrt(np.sum(norms.var(axis=1, ddof=1) / 40)) / 5
+    np.testing.assert_allclose(found.standard_error, wanted, rtol=0.05)
+    found = bootstrap(
+        solution, clients, energy, key=KEY, resamples=2000, block=500, rounds=1, of="clients"
+    )
+    wanted = norms.mean(axis=1).std(ddof=1) / np.sqrt(5)
+    np.testing.assert_allclose(found.standard_error, wanted, rtol=0.1)
+    assert found.drawn == 5
+
+
+def test_one_step_agrees_with_refits_of_many_samples(x64):
+    clients = drawn(400)
+    solution = fitted(clients)
+    both = [
+        bootstrap(solution, clients, shares, key=KEY, resamples=100, block=50, method=method)
+        for method in ("refit", "one_step")
+    ]
+    chex.assert_trees_all_close(both[0].estimate, both[1].estimate)
+    refit, one_step = (each.standard_error for each in both)
+    np.testing.assert_allclose(one_step["mean"], refit["mean"], rtol=0.02)
+    sizes = [np.linalg.norm(each["projector"]) for each in (refit, one_step)]
+    np.testing.assert_allclose(*sizes, rtol=0.02)
+    # The same weights, so that each resample agrees to second order.
+    refit, one_step = (each.replicates["projector"] for each in both)
+    moved = np.abs(refit - both[0].estimate["projector"]).max()
+    assert np.abs(refit - one_step).max() < 0.15 * moved
+
+
+@pytest.mark.parametrize("clients_of", [None, 5], ids=["samples", "clients"])
+def test_one_step_is_the_derivative_of_the_solution(x64, clients_of):
+    """Along weights, against differences of whole solves with many rounds."""
+    clients = drawn(30)
+    solution = fitted(clients)
+    draws = Resampled(MODEL, 2, state=solution.server, clients=clients_of)
+    _, changes = _expanded(draws, solution.result, clients, KEY, 1)
+    weights = jax.vmap(draws.weights, (0, 0, None))(clients.data, clients.ids, 1)
+
+    def along(step):
+        data = jax.vmap(reweighted)(clients.data, 1 + step * (weights - 1))
+        other = eqx.tree_at(lambda x: x.data, clients, data)
+        basis = jf.fit(MODEL, other, rounds=100, key=KEY, warm_start=solution).result.shared
+        return basis @ basis.T
+
+    wanted = (along(1e-4) - along(-1e-4)) / 2e-4
+    moved = changes.shared[0, 1] @ solution.result.shared.T
+    np.testing.assert_allclose(moved + moved.T, wanted, atol=1e-3 * np.abs(wanted).max())
+
+
+def test_intervals_of_known_replicates():
+    rng = np.random.default_rng(0)
+    replicates = rng.normal(1.0, 2.0, size=100_000)
+    found = Bootstrap(np.asarray(0.5), replicates, np.zeros(1), "samples", "refit", 10**6)
+    normal = found.interval(0.9)
+    np.testing.assert_allclose([normal.lower, normal.upper], [-3.29, 3.29], atol=0.05)
+    percentile = found.interval(0.9, "percentile")
+    np.testing.assert_allclose([percentile.lower, percentile.upper], [-2.29, 4.29], atol=0.05)
+    odds = found.map(jax.nn.sigmoid).interval(0.9, "logit")
+    expected = 1 / (1 + np.exp(-np.asarray([normal.lower, normal.upper])))
+    np.testing.assert_allclose([odds.lower, odds.upper], expected, atol=1e-3)
+
+
+def test_few_draws_widen_intervals():
+    replicates = np.random.default_rng(0).normal(size=1000)
+    few, many = (
+        Bootstrap(np.zeros(()), replicates, np.zeros(1), "samples", "refit", drawn).interval()
+        for drawn in (3, 1000)
+    )
+    assert few.upper - few.lower > 2 * (many.upper - many.lower)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"resamples": 30}, "resamples: wanted a multiple of block=25, got 30"),
+        ({"of": "entities"}, "of: wanted"),
+        ({"method": "exact"}, "method: wanted"),
+        ({"block": 1}, "block: wanted"),
+        ({"rounds": 0}, "rounds: wanted"),
+    ],
+)
+def test_bad_arguments_are_refused(options, message):
+    clients = drawn(10)
+    with pytest.raises(ValueError, match=f"^{message}"):
+        bootstrap(fitted(clients, 2), clients, energy, key=KEY, **options)
+
+
+def test_data_without_spread_are_refused():
+    clients = drawn(10)
+    solution = fitted(clients, 2)
+    two = jf.Clients.from_samples(clients.data.values[:, :2])
+    with pytest.raises(ValueError, match=r"^clients: wanted at least 3 samples to draw again"):
+        bootstrap(solution, two, energy, key=KEY)
+    several = jf.MultiStart(MODEL, 2)
+    with pytest.raises(ValueError, match=r"^solution: wanted that of one start"):
+        bootstrap(jf.fit(several, clients, rounds=2, key=KEY), clients, energy, key=KEY)
+    with pytest.raises(ValueError, match=r"^statistic: wanted finite numbers"):
+        bootstrap(solution, clients, lambda result, _: result.shared * jnp.nan, key=KEY, rounds=1)

@@ -1,0 +1,94 @@
+"""Confidence of the components of personalized PCA."""
+
+import jax
+import numpy as np
+import pytest
+
+import jaxfed as jf
+
+KEY = jax.random.key(0)
+OPTIONS = {"resamples": 100, "block": 50, "rounds": 5}
+
+
+def clients_of(scales, samples=200, clients=6, seed=0):
+    """Clients with shared axes along the first features, and a local one each."""
+    rng = np.random.default_rng(seed)
+    features = len(scales) + clients + 2
+    tables = 0.3 * rng.standard_normal((clients, samples, features))
+    tables[:, :, : len(scales)] += rng.standard_normal((clients, samples, len(scales))) * scales
+    for i in range(clients):
+        tables[i, :, len(scales) + i] += rng.standard_normal(samples)
+    return jf.Clients.from_samples(tables)
+
+
+def found(scales, **options):
+    clients = clients_of(scales, **options)
+    solution = jf.fit(jf.pca.VarProPerPCA(len(scales), 1), clients, rounds=40, key=KEY)
+    return solution, clients, jf.inference.confidence(solution, clients, key=KEY, **OPTIONS)
+
+
+def test_axes_with_other_variances_are_identified(x64):
+    solution, _, sure = found((3.0, 2.0, 1.0))
+    assert sure.groups == ((0,), (1,), (2,))
+    np.testing.assert_allclose(sure.axes[:3], np.eye(3), atol=0.2)
+    assert sure.group_angles.max() < 0.3 and sure.angle < 0.2
+    # The truth, which here is known.
+    shares = np.asarray([9, 4, 1]) + 0.3**2
+    assert np.all((sure.variances.lower < shares) & (shares < sure.variances.upper))
+    total = shares.sum() + 1 + 0.3**2 * 8
+    assert sure.shared_energy.lower < shares.sum() / total < sure.shared_energy.upper
+    assert solution.result.shared.shape == sure.axes.shape == sure.axes_std.shape
+    assert sure.remarks == ()
+
+
+def test_axes_with_equal_variances_are_one_group(x64):
+    _, _, sure = found((3.0, 1.5, 1.5))
+    assert sure.groups == ((0,), (1, 2))
+    # As a group they are as sure as others; alone they would be anywhere.
+    assert sure.group_angles[1] < 0.3
+
+
+def test_scores_vary_with_the_axes(x64):
+    _, _, sure = found((3.0, 1.0), samples=50)
+    samples = np.random.default_rng(1).standard_normal((4, len(sure.axes)))
+    scores = sure.scores(samples)
+    np.testing.assert_allclose(scores.estimate, samples @ sure.axes)
+    reach = 1.959964 * np.std(samples @ sure.replicates, axis=0, ddof=1)
+    np.testing.assert_allclose(scores.upper - scores.estimate, reach, rtol=1e-6)
+    with pytest.raises(ValueError, match=r"^samples: wanted"):
+        sure.scores(samples[:, :-1])
+
+
+def test_what_to_know_is_said(x64):
+    _, _, few = found((3.0,), samples=6)
+    assert any("fewer than 20 samples" in remark for remark in few.remarks)
+    clients = jf.Clients.from_samples(np.random.default_rng(0).standard_normal((5, 30, 8)))
+    solution = jf.fit(jf.pca.VarProPerPCA(1, 1), clients, rounds=40, key=KEY)
+    nothing = jf.inference.confidence(solution, clients, key=KEY, **OPTIONS)
+    assert any("do not determine" in remark for remark in nothing.remarks)
+    assert "do not determine" in str(nothing)
+
+
+def test_buckets_are_the_same_clients(x64):
+    counts = (20, 60, 30, 60, 25, 40)
+    tables = [x[:n] for x, n in zip(clients_of((2.0,)).data.values, counts, strict=True)]
+    both = []
+    for bucket in (None, 1.2):
+        clients = jf.Clients.from_samples(tables, bucket=bucket)
+        solution = jf.fit(jf.pca.VarProPerPCA(1, 1), clients, rounds=40, key=KEY)
+        both.append(jf.inference.confidence(solution, clients, key=KEY, **OPTIONS))
+    np.testing.assert_allclose(both[0].angle, both[1].angle, rtol=1e-6)
+    np.testing.assert_allclose(both[0].distance.lower, both[1].distance.lower, rtol=1e-6)
+
+
+def test_other_solutions_are_refused():
+    clients = clients_of((2.0,))
+    pooled = jf.fit(jf.pca.SubspaceIteration(1), clients, rounds=5, key=KEY)
+    with pytest.raises(ValueError, match=r"^solution: wanted shared components with local ones"):
+        jf.inference.confidence(pooled, clients, key=KEY)
+    solution = jf.fit(jf.pca.VarProPerPCA(1, 1), clients, rounds=2, key=KEY)
+    with pytest.raises(ValueError, match=r"^level: wanted"):
+        jf.inference.confidence(solution, clients, key=KEY, level=95)
+    with pytest.raises(ValueError, match=r"wanted samples"):
+        moments = jf.Clients.from_moments(np.stack([np.eye(9)] * 6))
+        jf.inference.confidence(solution, moments, key=KEY)
