@@ -11,12 +11,16 @@ many clients.
 `cost`: seconds of 200 resamples and of one fit, and the standard errors of both versions.
 """
 
+import time
+from functools import partial
 from typing import NamedTuple
 
 import jax
 import numpy as np
+from sklearn.datasets import load_digits
 
 import jaxfed as jf
+from bench.common import choose, machine, table, turns
 
 FEATURES, RANKS = 8, (2, 2)
 SHARED, LOCAL, NOISE = (1.5, 1.0), (1.2, 0.8), 0.3  # standard deviations
@@ -24,42 +28,61 @@ RESAMPLES, ROUNDS = 200, 5
 DRAWS, SEED = 1000, 20261126
 
 
+class Kind(NamedTuple):
+    """A kind of clients."""
+
+    samples: int
+    heavy: bool = False  # noise is t with 5 degrees of freedom, of the same variance
+    unequal: bool = False  # from half to one and a half of the samples
+    varied: bool = False  # standard deviations of local components differ between clients
+
+
+class Shares(NamedTuple):
+    """True shares of energy."""
+
+    shared: float | np.ndarray
+    local: float | np.ndarray
+
+
+def shares(factor: float | np.ndarray) -> Shares:
+    """Shares of a client whose local standard deviations are multiplied by a factor."""
+    parts = np.sum(np.square(SHARED)), np.sum(np.square(LOCAL)) * factor**2
+    total = sum(parts) + FEATURES * NOISE**2
+    return Shares(*((e + r * NOISE**2) / total for e, r in zip(parts, RANKS, strict=True)))
+
+
 class Draw(NamedTuple):
     """Clients, and the truth about them."""
 
     samples: list[np.ndarray]
-    shared: np.ndarray
-    shared_energy: np.ndarray  # of each client
-    local_energy: np.ndarray
+    basis: np.ndarray  # of the shared subspace
+    shares: Shares  # of each client
+    mean: Shares
 
 
-def orthonormal(
-    rng: np.random.Generator, rank: int, beside: np.ndarray | None = None
-) -> np.ndarray:
+def orthonormal(rng: np.random.Generator, rank: int, beside: np.ndarray) -> np.ndarray:
     """Random orthonormal columns, orthogonal to others."""
-    columns = rng.standard_normal((FEATURES, rank))
-    width = 0 if beside is None else beside.shape[1]
-    stacked = columns if beside is None else np.concatenate([beside, columns], axis=1)
-    return np.linalg.qr(stacked)[0][:, width:]
+    columns = np.concatenate([beside, rng.standard_normal((FEATURES, rank))], axis=1)
+    return np.linalg.qr(columns)[0][:, beside.shape[1] :]
 
 
-def drawn(rng: np.random.Generator, clients: int, samples: int, heavy: bool, unequal: bool) -> Draw:
-    """Draw components and samples; noise is normal, or t with 5 degrees of the same variance."""
-    shared = orthonormal(rng, RANKS[0])
-    energies = np.sum(np.square(SHARED)), np.sum(np.square(LOCAL)), FEATURES * NOISE**2
+def drawn(rng: np.random.Generator, clients: int, kind: Kind) -> Draw:
+    """Draw components and samples."""
+    basis = orthonormal(rng, RANKS[0], np.zeros((FEATURES, 0)))
+    factors = rng.uniform(0.5, 1.5, clients) if kind.varied else np.ones(clients)
     tables = []
-    for i in range(clients):
-        local = orthonormal(rng, RANKS[1], shared)
-        count = samples if not unequal else int(samples * (0.5 + i / (clients - 1)))
+    for i, factor in enumerate(factors):
+        local = orthonormal(rng, RANKS[1], basis)
+        count = int(kind.samples * (0.5 + i / (clients - 1))) if kind.unequal else kind.samples
         shape = (count, FEATURES)
-        noise = rng.standard_t(5, shape) * 0.6**0.5 if heavy else rng.standard_normal(shape)
+        noise = rng.standard_t(5, shape) * 0.6**0.5 if kind.heavy else rng.standard_normal(shape)
         tables.append(
-            (rng.standard_normal((count, RANKS[0])) * SHARED) @ shared.T
-            + (rng.standard_normal((count, RANKS[1])) * LOCAL) @ local.T
+            (rng.standard_normal((count, RANKS[0])) * SHARED) @ basis.T
+            + (rng.standard_normal((count, RANKS[1])) * LOCAL) @ local.T * factor
             + NOISE * noise
         )
-    shares = [(e + r * NOISE**2) / sum(energies) for e, r in zip(energies, RANKS, strict=False)]
-    return Draw(tables, shared, *(np.full(clients, share) for share in shares))
+    every = np.linspace(0.5, 1.5, 10_001) if kind.varied else np.ones(1)
+    return Draw(tables, basis, shares(factors), Shares(*(x.mean() for x in shares(every))))
 
 
 def covered(draw: Draw, seed: int, **options: object) -> dict[str, float]:
@@ -70,7 +93,7 @@ def covered(draw: Draw, seed: int, **options: object) -> dict[str, float]:
     solution = jf.fit(model, clients, rounds=40, key=key)
     options = {"resamples": RESAMPLES, "block": RESAMPLES, "rounds": ROUNDS} | options
     found = jf.inference.confidence(solution, clients, key=key, **options)
-    cosines = np.linalg.svd(draw.shared.T @ np.asarray(solution.result.shared), compute_uv=False)
+    cosines = np.linalg.svd(draw.basis.T @ np.asarray(solution.result.shared), compute_uv=False)
     angle = np.arccos(np.clip(cosines.min(), 0, 1))
 
     def holds(interval: jf.inference.Interval, truth: np.ndarray) -> float:
@@ -78,33 +101,91 @@ def covered(draw: Draw, seed: int, **options: object) -> dict[str, float]:
 
     return {
         "angle": float(angle <= found.angle),
-        "shared energy": holds(found.shared_energy, draw.shared_energy.mean()),
-        "local energy": holds(found.local_energy, draw.local_energy.mean()),
-        "distance": holds(found.distance, 1 - draw.shared_energy),
+        "shared energy": holds(found.shared_energy, draw.mean.shared),
+        "local energy": holds(found.local_energy, draw.mean.local),
+        "distance": holds(found.distance, 1 - draw.shares.shared),
     }
 
 
-def settings() -> dict[str, dict[str, object]]:
-    """The kinds of clients, by name."""
-    return {
-        f"{samples} samples, {noise} noise, {sizes} sizes": {
-            "samples": samples,
-            "heavy": noise == "t",
-            "unequal": sizes == "unequal",
-        }
+def coverage(clients: int, of: str, kinds: dict[str, Kind]) -> list[dict[str, object]]:
+    """One row for each kind of clients."""
+    jax.config.update("jax_enable_x64", True)
+    rows = []
+    for name, kind in kinds.items():
+        rng = np.random.default_rng(SEED)
+        each = [covered(drawn(rng, clients, kind), seed, of=of) for seed in range(DRAWS)]
+        names = list(each[0])[: 3 if of == "clients" else 4]  # a client's own samples do not vary
+        rows.append({"clients": name} | {x: f"{np.mean([e[x] for e in each]):.1%}" for x in names})
+    return rows
+
+
+def of_samples() -> list[dict[str, object]]:
+    """Six clients whose samples are drawn again."""
+    kinds = {
+        f"{samples} samples, {noise} noise, {sizes} sizes": Kind(
+            samples, noise == "t", sizes == "unequal"
+        )
         for samples in (20, 200)
         for noise in ("normal", "t")
         for sizes in ("equal", "unequal")
     }
+    return coverage(6, "samples", kinds)
 
 
-def rows(clients: int, **options: object) -> list[dict[str, object]]:
-    """One row for each kind of clients."""
-    jax.config.update("jax_enable_x64", True)
-    found = []
-    for name, kind in settings().items():
-        rng = np.random.default_rng(SEED)
-        each = [covered(drawn(rng, clients, **kind), seed, **options) for seed in range(DRAWS)]
-        shares = {key: np.mean([one[key] for one in each]) for key in each[0]}
-        found.append({"clients": name, **{key: f"{x:.1%}" for key, x in shares.items()}})
-    return found
+def of_clients() -> list[dict[str, object]]:
+    """Twenty clients who are drawn again."""
+    kinds = {f"{n} samples each": Kind(n, varied=True) for n in (20, 200)}
+    return coverage(20, "clients", kinds)
+
+
+def cost() -> list[dict[str, object]]:
+    """One row for each way, in turns with one fit."""
+    rng, key = np.random.default_rng(0), jax.random.key(0)
+    digits, labels = load_digits(return_X_y=True)
+    digits = (digits - digits.mean(axis=0)) / 16
+    made = {
+        "six clients of 200 samples": drawn(rng, 6, Kind(200)).samples,
+        "digits by class": [digits[labels == i] for i in range(10)],
+    }
+    rows = []
+    for name, tables in made.items():
+        clients = jf.Clients.from_samples([np.float32(x) for x in tables])
+        model = jf.pca.VarProPerPCA(*RANKS)
+        fit = partial(jf.fit, model, clients, rounds=200, key=key, tol=1e-7)
+        solution = fit()
+        sure = partial(
+            jf.inference.confidence, solution, clients, key=key, resamples=RESAMPLES, block=50
+        )
+        ways = {
+            "refit, 5 rounds": partial(sure, rounds=5),
+            "refit, 20 rounds": partial(sure, rounds=20),
+            "one step": partial(sure, method="one_step"),
+        }
+        first = {}
+        for way, run in ways.items():
+            start = time.perf_counter()
+            first[way] = (run(), time.perf_counter() - start)
+        taken = turns({"fit": fit} | ways, repeats=3)
+        for way, (found, seconds) in first.items():
+            rows.append(
+                {
+                    "clients": name,
+                    "way": way,
+                    "first call": f"{seconds:.1f} s",
+                    "times one fit": f"{taken[way]['cpu'] / taken['fit']['cpu']:.0f}",
+                    "seconds": f"{taken[way]['wall']:.2f}",
+                    "largest angle": f"{np.degrees(found.angle):.1f} degrees",
+                    "standard error of shared energy": f"{_error(found.shared_energy):.4f}",
+                }
+            )
+    return rows
+
+
+def _error(interval: jf.inference.Interval) -> float:
+    return float(interval.upper - interval.lower) / 4
+
+
+if __name__ == "__main__":
+    chosen = choose({"coverage": of_samples, "clients": of_clients, "cost": cost}, __doc__)
+    print(machine())
+    print(table(chosen.part()))

@@ -11,6 +11,7 @@ from jaxtyping import Array, ArrayLike, Float, Int, PyTree
 from jaxfed.contract import (
     Algorithm,
     ClientsLike,
+    DifferentiatedThrough,
     Personalized,
     check_count,
     check_instance,
@@ -44,7 +45,7 @@ class Separate(NamedTuple):
 
 
 @final
-class Resampled(Algorithm):
+class Resampled(Algorithm, DifferentiatedThrough):
     """An algorithm on many resamples of its clients at once; its results have an axis of resamples.
 
     Clients draw the weights of their samples, or their own weights, from `seed`, their id and the
@@ -118,7 +119,7 @@ class Resampled(Algorithm):
         if self.clients is not None and self.clients != len(clients):
             raise refuse("clients", f"{len(clients)}, all clients", self.clients)
         if start is not None and self.state is None:
-            # A result of other shapes is not one of as many resamples; let the algorithm refuse it.
+            # What is not a result of as many resamples has other shapes, which are refused below.
             first = (
                 jax.tree.map(lambda x: x[0] if x.ndim else x, start.shared),
                 jax.tree.map(lambda x: x[:, 0] if x.ndim > 1 else x, start.local),
@@ -217,6 +218,14 @@ class Resampled(Algorithm):
     def shared_result(self, server: Server) -> PyTree:
         """Return the algorithm's shared results."""
         return jax.vmap(self.algorithm.shared_result)(server.servers)
+
+    def through(self) -> Algorithm:
+        """Refuse implicit derivatives.
+
+        Raises:
+            ValueError: always.
+        """
+        raise refuse("adjoint", "one run's algorithm for an implicit derivative", self)
 
     def _axes(self, start: Personalized | None, local: int) -> Personalized | None:
         """Return the axes of resamples in a warm start, for `jax.vmap`."""
