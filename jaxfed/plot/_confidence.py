@@ -118,6 +118,7 @@ def distances(
     axes.plot(estimate[order], np.arange(clients), "o", color=_figure.colour(0), markersize=3.5)
     shown = [names[int(i)] if names else f"client {i}" for i in order] if written else []
     _finish(axes, np.arange(clients)[: len(shown)], shown)
+    axes.set_ylim(-0.6, clients - 0.4)
     if not written:
         axes.set_ylabel(f"{clients:,} clients", fontsize=9)
     axes.set_xlabel("energy outside the shared subspace (%)", fontsize=9)
@@ -130,15 +131,19 @@ def _check(confidence: Confidence) -> None:
 
 
 def _group_name(group: tuple[int, ...]) -> str:
-    numbers = ", ".join(str(i + 1) for i in group)
-    return f"axis {numbers}" if len(group) == 1 else f"span of axes {numbers}"
+    # A group consists of neighbours.
+    return f"axis {group[0] + 1}" if len(group) == 1 else f"span of axes {_ends(group)}"
+
+
+def _ends(group: tuple[int, ...]) -> str:
+    return f"{group[0] + 1}–{group[-1] + 1}"
 
 
 def _axis_names(confidence: Confidence) -> list[str]:
-    names = {i: _group_name(group) for group in confidence.groups for i in group}
     return [
-        f"axis {i + 1}" + (f", in the {name}" if name.startswith("span") else "")
-        for i, name in sorted(names.items())
+        f"axis {i + 1}" + f", in span {_ends(group)}" * (len(group) > 1)
+        for group in confidence.groups
+        for i in group
     ]
 
 
@@ -174,10 +179,10 @@ def _images(values: np.ndarray, errors: np.ndarray, names: list[str], figure: An
     end, largest = _figure.limit(values), _figure.limit(errors)
     for column, value, error, name in zip(grid.T, values, errors, names, strict=True):
         _figure.signed_image(column[0], value, end)
-        column[0].set_title(name.replace(", in the", "\nin the"), fontsize=7)
+        column[0].set_title(name.replace(", ", "\n"), fontsize=7)
         look = {"cmap": _figure.INK, "interpolation": _figure.SMOOTH}
         column[1].imshow(error, vmin=0, vmax=largest, **look)
         _figure.bare(column[1])
     grid[0, 0].set_ylabel("axis", fontsize=8)
-    grid[1, 0].set_ylabel("standard error", fontsize=8)
+    grid[1, 0].set_ylabel("standard\nerror", fontsize=8)
     return figure

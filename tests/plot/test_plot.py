@@ -212,7 +212,7 @@ def test_confusion_shows_which_components_are_partners():
 def test_bands_reach_1_96_standard_errors_around_each_axis():
     given = confidence()
     figure = plot.bands(given)
-    assert {"axis 1", "axis 2, in the span of axes 2, 3"} <= texts(figure)
+    assert {"axis 1", "axis 2, in span 2–3"} <= texts(figure)
     for i, axes in enumerate(figure.axes):
         (line,) = [line for line in axes.lines if len(line.get_xdata()) == 6]
         np.testing.assert_array_equal(line.get_ydata(), given.axes[:, i])
@@ -237,7 +237,7 @@ def test_bands_of_pictures_are_images_above_their_standard_errors():
 def test_angles_are_bars_up_to_their_bounds_in_degrees():
     (axes,) = plot.angles(confidence()).axes
     np.testing.assert_allclose([bar.get_width() for bar in axes.patches], [18, 9, 4.5])
-    wanted = ["shared subspace", "axis 1", "span of axes 2, 3"]
+    wanted = ["shared subspace", "axis 1", "span of axes 2–3"]
     assert [label.get_text() for label in axes.get_yticklabels()] == wanted
     assert np.all(np.diff([bar.get_y() for bar in axes.patches]) < 0)
 
