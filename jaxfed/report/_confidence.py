@@ -27,7 +27,7 @@ def shared_rows(confidence: Confidence) -> list[Row]:
         rows.append(_row(f"variance along axis {i + 1}", Interval(*parts)))
     parts = (("shared", confidence.shared_energy), ("local", confidence.local_energy))
     for name, share in parts:
-        rows.append(_row(f"energy in {name} components (%)", share, 100))
+        rows.append(_row(f"energy in {name} components, mean over clients (%)", share, 100))
     return rows
 
 
