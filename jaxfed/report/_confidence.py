@@ -19,7 +19,7 @@ AGAIN = {
 def shared_rows(confidence: Confidence) -> list[Row]:
     """Return what holds for all clients together; angles have upper bounds only."""
     rows = [_bound("angle of the shared subspace (degrees)", confidence.angle)]
-    for group, angle in zip(confidence.groups, confidence.group_angles, strict=True):
+    for group, angle in zip(confidence.groups, confidence.group_angles.tolist(), strict=True):
         first, last = group[0] + 1, group[-1] + 1
         name = f"axis {first}" if first == last else f"the span of axes {first} to {last}"
         rows.append(_bound(f"angle of {name} (degrees)", angle))

@@ -61,7 +61,7 @@ ALGORITHMS = {
     "pertucker": Entry(pca.PerTucker),
     "local": Entry(pca.Local, has_rounds=False),
     "pooled": Entry(pca.Pooled, has_rounds=False),
-    "oneshot": Entry(pca.OneShot, has_rounds=False, has_bootstrap=True),
+    "oneshot": Entry(pca.OneShot, has_rounds=False),
     "hierarchical": Entry(pca.HierarchicalPCA),
     "adaptive": Entry(pca.AdaptivePCA),
     "empirical-bayes": Entry(pca.EmpiricalBayesPCA),
