@@ -42,14 +42,16 @@ def bands(
         ImportError: if Matplotlib is not installed.
     """
     _check(confidence)
-    parts = confidence.axes.T, confidence.axes_std.T
+    values, errors = confidence.axes.T, confidence.axes_std.T
     names = _axis_names(confidence)
     panel = _figure.within(figure, ax)
     if image_shape is None:
-        drawn = _lines(*parts, names, panel)
+        drawn = _lines(values, errors, names, panel)
     else:
-        images = [_figure.as_images("confidence", part, image_shape) for part in parts]
-        drawn = _images(*images, names, panel)
+        values, errors = (
+            _figure.as_images("confidence", part, image_shape) for part in (values, errors)
+        )
+        drawn = _images(values, errors, names, panel)
     return drawn if ax is None else ax
 
 
