@@ -11,8 +11,8 @@ from jaxfed.report._page import Section, folded, paragraph, table
 
 Row = dict[str, Any]
 AGAIN = {
-    "samples": "the samples of each client, for other samples of the same clients",
-    "clients": "the clients with their samples, for other clients of the same kind",
+    "samples": "each client's samples: what would other samples of these clients give?",
+    "clients": "the clients: what would other clients of the same kind give?",
 }
 
 
@@ -56,11 +56,10 @@ def section(
         picture: returns the HTML of a figure with a caption.
     """
     text = (
-        f"Bounds and intervals at {confidence.level:.0%}, from {len(confidence.replicates):,} fits "
-        f"to resamples: random weights replaced drawing again {AGAIN[confidence.of]}. The bound of "
-        "an angle is on the one between the components of this run and those that infinitely much "
-        "such data would give. Only the span of axes whose variances cannot be told apart is "
-        "determined."
+        f"Intervals at {confidence.level:.0%}, from {len(confidence.replicates):,} fits to "
+        f"resamples of {AGAIN[confidence.of]} Angles are those between the components of this run "
+        f"and the ones that infinitely many {confidence.of} would give. Where axes form a span, "
+        "their variances cannot be told apart, and only the span is determined."
     )
     drawn = {
         "Shared axes, and the standard errors of their entries": plot.bands(
