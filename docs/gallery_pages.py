@@ -9,7 +9,10 @@ from pathlib import Path
 
 import jaxfed
 
-PAGES = ["digits", "video", "debates", "views", "unseen", "sensors", "autoencoders", "denoising"]
+PAGES = [
+    *("digits", "confidence", "video", "debates", "views", "unseen", "sensors", "autoencoders"),
+    "denoising",
+]
 """In the order of the gallery."""
 
 

@@ -66,14 +66,14 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
 
     @abc.abstractmethod
     def _sizes(self) -> tuple[int, int]:
-        """Return the number of scores of a sample, and the least number of features it needs."""
+        """Return the number of scores and the least number of features, for checked parameters."""
 
     @abc.abstractmethod
-    def _solved(self, run: Callable[..., Solution]) -> Solution:
+    def _solved(self, run: Callable[..., Solution], clients: Clients) -> Solution:
         """Learn components by calling `run(algorithm)`."""
 
     @abc.abstractmethod
-    def _learned(self, solution: Solution) -> Learned:
+    def _learned(self, solution: Solution, clients: Clients) -> Learned:
         """Return the components of a solution."""
 
     @abc.abstractmethod
@@ -331,7 +331,7 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         def run(algorithm: Algorithm, **more: Any) -> Solution:
             return fit(self._aggregated(algorithm, len(clients)), clients, **(options | more))
 
-        return self._solved(run)
+        return self._solved(run, clients)
 
     def _describe(
         self,
@@ -344,7 +344,7 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         if self.robust:
             far = aggregation.far_clients(solution, clients.ids)
             self.far_groups_ = self.groups_[np.isin(clients.ids, far)]
-        shared, local, self._beside = self._learned(solution)
+        shared, local, self._beside = self._learned(solution, clients)
         # A basis is arbitrary: rotate to uncorrelated components in order of variance.
         shared = principal(shared, tables)
         local = np.stack([principal(v, [x]) for v, x in zip(local, tables, strict=True)])

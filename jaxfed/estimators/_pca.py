@@ -3,18 +3,23 @@
 from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxfed import pca
-from jaxfed._checks import check_count
+from jaxfed import inference, pca
+from jaxfed._checks import check_count, refuse
+from jaxfed.core.clients.samples import Samples
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
 from jaxfed.estimators._clients import ClientPCA
 from jaxfed.estimators._normal import Learned
+from jaxfed.inference.weights import FEWEST
 from jaxfed.linalg import Moment
 from jaxfed.multi_start import ROUNDS, MultiStart
 from jaxfed.pca.components import starts_to_try
 from jaxfed.pca.likelihood import joint_moment, precision
+
+BLOCK = 25  # resamples at once
 
 
 class PersonalizedPCA(ClientPCA):
@@ -22,6 +27,9 @@ class PersonalizedPCA(ClientPCA):
 
     It runs `jaxfed.pca.VarProPerPCA` on the rows of each group. See `transform` for the meaning of
     local scores and for clients that were not in `fit`.
+
+    With `bootstrap`, `fit` also sets `components_std_`, the standard errors of the entries of
+    `components_`, and `confidence_`, a `jaxfed.inference.Confidence` whose clients are `groups_`.
 
     Source: Shi & Kontar (2024), Personalized PCA: decoupling shared and unique features, JMLR.
     """
@@ -38,6 +46,7 @@ class PersonalizedPCA(ClientPCA):
         center: bool = True,
         forgetting: float | None = None,
         impute: tuple[int, int] | None = None,
+        bootstrap: int = 0,
         random_state: Any = None,
     ):
         """Set up the estimator.
@@ -61,19 +70,34 @@ class PersonalizedPCA(ClientPCA):
             impute: numbers of shared and local components of the model that imputes missing entries
                 (NaN), see `jaxfed.preprocess.Impute`; None refuses missing entries. Samples of
                 clients that were not in `fit` are imputed by a model for unknown clients.
+            bootstrap: number of resamples of each client's samples from which `fit` computes
+                standard errors and intervals, a multiple of 25 such as 200; 0 for none. Moments
+                cannot be resampled, so it excludes `impute` and `partial_fit`.
             random_state: a seed or a `numpy.random.RandomState`.
         """
         self.shared_rank, self.local_rank, self.rounds = shared_rank, local_rank, rounds
         self.n_init, self.shrinkage, self.robust = n_init, shrinkage, robust
         self.center, self.forgetting, self.impute = center, forgetting, impute
-        self.random_state = random_state
+        self.bootstrap, self.random_state = bootstrap, random_state
 
     def _sizes(self):
+        check_count("n_init", self.n_init)
+        check_count("bootstrap", self.bootstrap, least=0)
+        if self.bootstrap % BLOCK:
+            raise refuse("bootstrap", f"a multiple of {BLOCK}", self.bootstrap)
+        if self.bootstrap and self.impute is not None:
+            raise refuse("bootstrap", "0 with impute", self.bootstrap)
         scores = self.shared_rank + self.local_rank
         return scores, scores
 
-    def _solved(self, run):
-        check_count("n_init", self.n_init)
+    def _solved(self, run, clients):
+        if self.bootstrap and not isinstance(clients.data, Samples):
+            raise refuse("bootstrap", "0 in partial_fit, which keeps moments", self.bootstrap)
+        if self.bootstrap and np.min(clients.counts) < FEWEST:
+            raise ValueError(
+                f"groups: wanted {FEWEST} samples of each client or more with bootstrap, got "
+                f"{int(np.min(clients.counts))}"
+            )
         make = partial(
             pca.VarProPerPCA, int(self.shared_rank), int(self.local_rank), shrinkage=self.shrinkage
         )
@@ -82,7 +106,12 @@ class PersonalizedPCA(ClientPCA):
         starts = [make(start=start) for start in starts_to_try(int(self.n_init))]
         return run(make(), warm_start=run(MultiStart(make(), starts), rounds=ROUNDS))
 
-    def _learned(self, solution):
+    def _learned(self, solution, clients):
+        if self.bootstrap:
+            key = jax.random.fold_in(self._key(), 1)
+            options = {"resamples": int(self.bootstrap), "block": BLOCK}
+            self.confidence_ = inference.confidence(solution, clients, key=key, **options)
+            self.components_std_ = self.confidence_.axes_std.T
         shared, local = map(_host, solution.result)
         return Learned(shared, local, True)
 
@@ -134,10 +163,10 @@ class FederatedPCA(ClientPCA):
     def _sizes(self):
         return self.n_components, self.n_components
 
-    def _solved(self, run):
+    def _solved(self, run, clients):
         return run(pca.BlockLanczos(int(self.n_components)))
 
-    def _learned(self, solution):
+    def _learned(self, solution, clients):
         shared = _host(solution.result.shared)
         return Learned(shared, np.zeros((len(solution.ids), len(shared), 0)), True)
 
@@ -196,7 +225,7 @@ class HierarchicalPCA(ClientPCA):
     def _sizes(self):
         return self.n_components, self.n_components + 1
 
-    def _solved(self, run):
+    def _solved(self, run, clients):
         settings = int(self.n_components), self.noise_variance
         algorithm: Algorithm
         if self.prior_variance is None:
@@ -205,7 +234,7 @@ class HierarchicalPCA(ClientPCA):
             algorithm = pca.HierarchicalPCA(*settings, self.prior_variance, solver="eigenvectors")
         return run(algorithm)
 
-    def _learned(self, solution):
+    def _learned(self, solution, clients):
         learned = solution.history.get("prior_variance", [self.prior_variance])
         self.prior_variance_ = float(learned[-1])
         shared, local = map(_host, solution.result)

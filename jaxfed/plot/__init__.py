@@ -14,6 +14,9 @@ from jaxfed.plot._agreement import agreement as agreement
 from jaxfed.plot._agreement import confusion as confusion
 from jaxfed.plot._clusters import client_map as client_map
 from jaxfed.plot._clusters import clusters as clusters
+from jaxfed.plot._confidence import angles as angles
+from jaxfed.plot._confidence import bands as bands
+from jaxfed.plot._confidence import distances as distances
 from jaxfed.plot._curves import convergence as convergence
 from jaxfed.plot._grid import grid as grid
 from jaxfed.plot._images import components as components

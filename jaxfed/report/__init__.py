@@ -13,10 +13,11 @@ from typing import Any
 from jaxtyping import Array, Shaped
 
 from jaxfed import _names
-from jaxfed._checks import check_number, check_texts, checked_path, refuse
+from jaxfed._checks import check_instance, check_number, check_texts, checked_path, refuse
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.common.files import replacing
 from jaxfed.core.run.solution import Solution
+from jaxfed.inference import Confidence
 from jaxfed.pca.ranks import RankTable
 from jaxfed.report import _page, _sections
 
@@ -31,6 +32,7 @@ def html(
     label: str | None = None,
     image_shape: tuple[int, int] | None = None,
     ranks: RankTable | None = None,
+    confidence: Confidence | None = None,
     seconds: float | None = None,
     table: Sequence[Mapping[str, Any]] = (),
     pictures: Mapping[str, Any] | None = None,
@@ -51,6 +53,8 @@ def html(
         label: what the metadata are.
         image_shape: height and width, if features are pixels.
         ranks: the table from `jaxfed.pca.suggest_ranks`, if it was used to choose the ranks.
+        confidence: the result of `jaxfed.inference.confidence` for this run, for a section with its
+            intervals.
         seconds: duration of the run.
         table: rows of further results, each a dictionary from column to cell with the same columns.
         pictures: further Matplotlib figures by their captions.
@@ -70,6 +74,14 @@ def html(
     for name, given in (("clients", clients), ("names", names), ("metadata", metadata)):
         if given is not None and len(given) != number:
             raise ValueError(f"{name}: wanted the run's {number}, got {len(given)}")
+    if confidence is not None:
+        check_instance(
+            "confidence", confidence, Confidence, "the result of jaxfed.inference.confidence"
+        )
+        shape = len(confidence.distance.estimate), len(confidence.axes)
+        if shape != (number, clients.features):
+            wanted = f"that of this run, {number} clients and {clients.features} features"
+            raise ValueError(f"confidence: wanted {wanted}, got {shape[0]} and {shape[1]}")
     check_number("seconds", seconds or 0, "a number of at least 0", lambda x: x >= 0)
     if any(not row or row.keys() != table[0].keys() for row in table):
         raise refuse("table", "a list of dictionaries with the same keys", table)
@@ -81,6 +93,7 @@ def html(
         label=label,
         image_shape=image_shape,
         ranks=ranks,
+        confidence=confidence,
         seconds=seconds,
         table=tuple(table),
         pictures=dict(pictures or {}),

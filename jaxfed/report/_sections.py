@@ -17,10 +17,12 @@ from jaxfed.core.clients.samples import Samples
 from jaxfed.core.common.printing import in_bytes
 from jaxfed.core.run.solution import Solution
 from jaxfed.core.store.saved import story
+from jaxfed.inference import Confidence
 from jaxfed.metrics import misalignment, separation
 from jaxfed.pca import principal_axes
 from jaxfed.pca.fitted import side_by_side
 from jaxfed.pca.ranks import RankTable
+from jaxfed.report import _confidence
 from jaxfed.report._page import Section, facts, figure, folded, paragraph, table
 from jaxfed.report._revealed import revealed
 from jaxfed.report._spectra import spectra
@@ -42,6 +44,7 @@ class Given:
     label: str | None
     image_shape: tuple[int, int] | None
     ranks: RankTable | None
+    confidence: Confidence | None
     seconds: float | None
     table: tuple[Mapping[str, Any], ...]
     pictures: dict[str, Any]
@@ -99,9 +102,10 @@ def all_of(given: Given) -> list[Section]:
     def picture(drawn: Any, caption: str) -> str:
         return figure(drawn, caption, next(number))
 
+    pictured = (_results, _ranks, _convergence, _components, _intervals, _clients)
     sections = (
         _data(given),
-        *(make(given, picture) for make in (_results, _ranks, _convergence, _components, _clients)),
+        *(make(given, picture) for make in pictured),
         _far(given),
         _costs(given),
         Section("What was revealed", revealed(given.solution, given.clients)),
@@ -202,6 +206,13 @@ def _components(given: Given, picture: Any) -> Section | None:
         words.append(f"local of {min(DRAWN, len(local))} of {len(local):,} clients")
     caption = f"Components ({' and '.join(words)}), red above zero and blue below"
     return Section("Components", [picture(drawn, caption)])
+
+
+def _intervals(given: Given, picture: Any) -> Section | None:
+    if given.confidence is None:
+        return None
+    found, shape = given.confidence, given.image_shape
+    return _confidence.section(found, given.names, shape, LISTED, picture)
 
 
 def _turned(components: Array, samples: list[np.ndarray] | None) -> np.ndarray:

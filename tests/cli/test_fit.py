@@ -105,6 +105,50 @@ def test_other_algorithms(data, tmp_path, command, shapes):
     assert (value(summary, "error on held-out") is None) == ("0" in command)
 
 
+@pytest.mark.slow
+def test_a_bootstrap_tells_how_sure_the_components_are(data, tmp_path, capsys):
+    out = tmp_path / "out"
+    words = ["--held-out", "0", "--center", "--bootstrap", "50", "--report"]
+    assert fit("perpca", data, out, *RANKS, "--rounds", "30", *words) == 0
+    arrays, summary = loaded(out)
+    axes, errors = arrays["confidence.axes"], arrays["confidence.axes_std"]
+    np.testing.assert_allclose(axes @ axes.T, arrays["shared"] @ arrays["shared"].T, atol=1e-4)
+    assert errors.shape == (9, 2) and 0 < errors.min() <= errors.max() < 0.1
+    found = summary["confidence"]
+    assert (found["resamples"], found["of"], found["level"]) == (50, "samples", 0.95)
+    rows = {row.pop("quantity"): row for row in found["table"]}
+    assert 0 < rows["angle of the shared subspace (degrees)"]["upper"] < 10
+    shares = [row for name, row in rows.items() if name.startswith("energy of client")]
+    assert len(shares) == 8
+    assert all(0 < row["lower"] < row["estimate"] < row["upper"] < 100 for row in shares)
+    for name in ("bands.png", "angles.png", "distances.png"):
+        assert (out / name).read_bytes().startswith(b"\x89PNG")
+    assert "angle of the shared subspace (degrees)" in capsys.readouterr().out
+    assert '<section id="confidence">' in (out / "report.html").read_text()
+
+
+def test_what_cannot_be_resampled_is_refused_before_the_run(data, tmp_path, capsys):
+    out = tmp_path / "out"
+    for options, message in (
+        (["--bootstrap", "30"], "--bootstrap: wanted a multiple of 25, got 30"),
+        (["--bootstrap", "25", "--held-out", "0.9"], "--bootstrap: wanted 3 samples of each .* 2"),
+        (["--bootstrap", "25", "--impute", "1", "1"], "--bootstrap: wanted samples without miss"),
+        (["--bootstrap", "25", "--processes", "--backend", "shard"], "--bootstrap: is for one pro"),
+    ):
+        line = refused(capsys, fit("perpca", data, out, *RANKS, *options))
+        assert re.match(f"jaxfed: {message}", line)
+    (tmp_path / "few").mkdir()
+    for i in range(2):
+        shutil.copy(data / f"client{i}.npy", tmp_path / "few")
+    words = ["--bootstrap", "25", "--resample", "clients"]
+    line = refused(capsys, fit("perpca", tmp_path / "few", out, *RANKS, *words))
+    assert line == "jaxfed: --resample: wanted 3 clients or more, got 2"
+    with pytest.raises(SystemExit):
+        fit("pooled", data, out, "--rank", "2", "--bootstrap", "25")
+    assert "unrecognized arguments: --bootstrap 25" in capsys.readouterr().err
+    assert not out.exists()
+
+
 def test_non_negative_components_and_loadings(data, tmp_path, capsys):
     rng, folder = np.random.default_rng(0), tmp_path / "counts"
     folder.mkdir()

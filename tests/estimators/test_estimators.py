@@ -6,6 +6,7 @@ import warnings
 import numpy as np
 import pytest
 import sklearn
+from sklearn.base import clone
 from sklearn.decomposition import PCA
 from sklearn.model_selection import GridSearchCV, GroupKFold
 from sklearn.pipeline import make_pipeline
@@ -169,12 +170,32 @@ def test_it_works_in_a_pipeline_and_names_its_columns(data):
         ({"local_rank": 1.5}, "local_rank: wanted a whole number"),
         ({"rounds": 0}, "rounds: wanted a whole number"),
         ({"center": "yes"}, "center: wanted True or False"),
+        ({"bootstrap": 30}, "bootstrap: wanted a multiple of 25, got 30"),
+        ({"bootstrap": 25, "impute": (1, 1)}, "bootstrap: wanted 0 with impute, got 25"),
         ({"shared_rank": D}, f"minimum of {D + 1} is required"),
     ],
 )
 def test_bad_parameters_are_refused_by_name(data, changed, said):
     with pytest.raises(ValueError, match=said):
         estimators.PersonalizedPCA(**changed).fit(data[0], groups=data[1])
+
+
+def test_standard_errors_are_those_of_the_components(data):
+    X, groups = data[:2]
+    model = estimators.PersonalizedPCA(2, 2, rounds=20, n_init=1, bootstrap=50, random_state=0)
+    model.fit(X, groups=groups)
+    found = model.confidence_
+    np.testing.assert_allclose(found.axes.T, model.components_, atol=1e-4)
+    spread = found.replicates.std(axis=0, ddof=1).T
+    np.testing.assert_array_equal(model.components_std_, spread)
+    assert model.components_std_.shape == (2, D) and len(found.replicates) == 50
+    assert 0 < found.angle < 0.2 and len(found.distance.estimate) == len(model.groups_)
+    with pytest.raises(ValueError, match="bootstrap: wanted 0 in partial_fit"):
+        clone(model).partial_fit(X, groups=groups)
+    with pytest.raises(ValueError, match=r"groups: wanted 3 samples of each client .* got 1"):
+        clone(model).fit(X, groups=np.arange(len(X)))
+    unsure = clone(model).set_params(bootstrap=0).fit(X, groups=groups)
+    assert not hasattr(unsure, "components_std_") and not hasattr(unsure, "confidence_")
 
 
 def test_bad_groups_are_refused(data):

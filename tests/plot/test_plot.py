@@ -10,6 +10,7 @@ from matplotlib.cbook import is_math_text
 from matplotlib.figure import Figure
 
 from jaxfed import metrics, plot
+from tests.plot.examples import confidence
 
 WHITE = 0.9
 
@@ -208,6 +209,47 @@ def test_confusion_shows_which_components_are_partners():
     assert {".75", ".25", ".00", "1", "components, second half"} <= texts(figure)
 
 
+def test_bands_reach_1_96_standard_errors_around_each_axis():
+    given = confidence()
+    figure = plot.bands(given)
+    assert {"axis 1", "axis 2, in span 2–3"} <= texts(figure)
+    for i, axes in enumerate(figure.axes):
+        (line,) = [line for line in axes.lines if len(line.get_xdata()) == 6]
+        np.testing.assert_array_equal(line.get_ydata(), given.axes[:, i])
+        (band,) = axes.collections
+        corners = band.get_paths()[0].vertices
+        for j in range(6):
+            ends = sorted(set(corners[np.isclose(corners[:, 0], j), 1]))
+            reach = 1.96 * given.axes_std[j, i]
+            wanted = given.axes[j, i] - reach, given.axes[j, i] + reach
+            np.testing.assert_allclose((ends[0], ends[-1]), wanted, atol=1e-12)
+
+
+def test_bands_of_pictures_are_images_above_their_standard_errors():
+    given = confidence()
+    drawn = pixels(plot.bands(given, (2, 3)))
+    assert len(drawn) == 6
+    for i in range(3):
+        np.testing.assert_array_equal(drawn[i], given.axes[:, i].reshape(2, 3))
+        np.testing.assert_array_equal(drawn[3 + i], given.axes_std[:, i].reshape(2, 3))
+
+
+def test_angles_are_bars_up_to_their_bounds_in_degrees():
+    (axes,) = plot.angles(confidence()).axes
+    np.testing.assert_allclose([bar.get_width() for bar in axes.patches], [18, 9, 4.5])
+    wanted = ["shared subspace", "axis 1", "span of axes 2–3"]
+    assert [label.get_text() for label in axes.get_yticklabels()] == wanted
+    assert np.all(np.diff([bar.get_y() for bar in axes.patches]) < 0)
+
+
+def test_distances_are_intervals_the_closest_client_on_top():
+    (axes,) = plot.distances(confidence(), names=["far", "near"]).axes
+    ends = [segment[:, 0].tolist() for segment in axes.collections[0].get_segments()]
+    np.testing.assert_allclose(ends, [[40, 60], [5, 30]])
+    np.testing.assert_allclose(axes.lines[0].get_xdata(), [50, 20])
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["far", "near"]
+
+
 def test_what_is_given_is_drawn_as_it_is_and_not_as_mathematics():
     name = "$\\nosuchcommand$"
     for figure in (
@@ -217,6 +259,7 @@ def test_what_is_given_is_drawn_as_it_is_and_not_as_mathematics():
         plot.samples({name: np.ones((1, 4))}, (2, 2)),
         plot.scree({name: [1.0]}, chosen={"b": 1}),
         plot.client_map(np.eye(2), [name, "b"]),
+        plot.distances(confidence(), names=[name, "b"]),
     ):
         drawn = {text.replace(r"\$", "$") for text in texts(figure) if not is_math_text(text)}
         assert name in drawn and colours(figure).min() < WHITE
@@ -229,12 +272,16 @@ EYE4 = {"shared": np.eye(4)}
     "draw",
     [
         lambda ax: plot.agreement(np.eye(2), ["a", "b"], ax=ax),
+        lambda ax: plot.angles(confidence(), ax=ax),
+        lambda ax: plot.bands(confidence(), ax=ax),
+        lambda ax: plot.bands(confidence(), (2, 3), ax=ax),
         lambda ax: plot.client_map(np.eye(2), [0.0, 1.0], ax=ax),
         lambda ax: plot.clusters(np.eye(2), [0, 1], ax=ax),
         lambda ax: plot.components(EYE4, (2, 2), ax=ax),
         lambda ax: plot.components(EYE4, ax=ax),
         lambda ax: plot.confusion(np.eye(2), np.eye(2), ax=ax),
         lambda ax: plot.convergence({"objective": np.ones(3)}, ax=ax),
+        lambda ax: plot.distances(confidence(), ax=ax),
         lambda ax: plot.reconstructions(np.eye(4), {"a": np.eye(4)}, (2, 2), ax=ax),
         lambda ax: plot.samples({"a": np.ones((1, 4))}, (2, 2), ax=ax),
         lambda ax: plot.scree({"a": np.ones(3)}, ax=ax),
@@ -317,6 +364,9 @@ def test_pictures_can_be_put_together_and_keep_no_state(draw):
             lambda: plot.convergence({"objective": np.ones(3)}, figure=Figure(), ax=Figure().gca()),
             "figure, ax: wanted at most one",
         ),
+        (lambda: plot.bands(np.eye(3)), "confidence: wanted the result of"),
+        (lambda: plot.bands(confidence(), (2, 2)), "image_shape.*4 numbers.*6 features"),
+        (lambda: plot.distances(confidence(), names=["a"]), "names: wanted 2, got 1"),
         (lambda: plot.scree({"a": np.ones(3)}, ax=Figure()), "ax: wanted Matplotlib axes"),
         (lambda: plot.components(EYE4, ax=Figure().add_axes((0, 0, 1, 1))), "ax: wanted axes of"),
         (lambda: plot.convergence({"objective": np.ones(3)}, bits=True), "history has.*bits_up"),

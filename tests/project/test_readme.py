@@ -141,7 +141,7 @@ FUNCTIONS = (
 )
 SAID = {f.__name__: f for f in FUNCTIONS}
 # Those that compile much.
-LONG = {"derivatives", "estimators", "inside", "models", "sharing", "sweeps", "views"}
+LONG = {"confidence", "derivatives", "estimators", "inside", "models", "sharing", "sweeps", "views"}
 SHOWN = [
     pytest.param(
         page.relative_to(DOCS).with_suffix("").as_posix(),

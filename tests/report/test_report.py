@@ -14,6 +14,7 @@ import pytest
 import jaxfed as jf
 from jaxfed.cli import main
 from jaxfed.core.run.message_parts import message_parts
+from tests.plot.examples import confidence
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 NAMES = ["<script>alert(1)</script>", "a & b", "$\\nosuch$", "x\"y'"]
@@ -134,6 +135,27 @@ def test_what_was_chosen_and_what_is_known_is_shown(solution, clients):
     assert "0.125" in parts.text["results"] and "<title>A &amp; B</title>" in page
 
 
+def test_how_sure_the_components_are_is_shown():
+    samples = np.random.default_rng(0).normal(size=(2, 12, 6)).astype(np.float32)
+    clients = jf.Clients.from_samples(samples)
+    solution = jf.fit(jf.pca.OneShot(3, 1), clients, rounds=1, key=KEY)
+    given = {"confidence": confidence(), "names": ["<a>", "b"]}
+    page = jf.report.html(solution, clients, image_shape=(2, 3), **given)
+    text = Parts(page).text["confidence"]
+    assert "Too few samples." in text and "95%, from 10 fits" in text
+    assert "angle of the span of axes 2 to 3 (degrees)" in text
+    assert "energy of <a> outside the shared subspace (%)" in text
+    (row,) = re.findall(r"<tr><td>energy in shared components.*?</tr>", page)
+    assert re.findall(r">([\d.]+)<", row) == ["60", "50", "70"]
+    assert "confidence" not in Parts(jf.report.html(solution, clients)).text
+    with pytest.raises(ValueError, match="confidence: wanted that of this run, 1 clients and 6"):
+        jf.report.html(
+            jf.fit(jf.pca.OneShot(3, 1), clients.take([0]), rounds=1, key=KEY),
+            clients.take([0]),
+            confidence=confidence(),
+        )
+
+
 @pytest.mark.parametrize(
     ("algorithm", "wanted"),
     [
@@ -214,6 +236,7 @@ def test_many_clients_are_shown_in_part():
         ({"metadata": [1.0]}, "metadata: wanted the run's 4"),
         ({"table": [{"a": 1}, {"b": 1}]}, "table: wanted"),
         ({"seconds": -1}, "seconds: wanted"),
+        ({"confidence": 0.95}, "confidence: wanted the result of"),
         ({"image_shape": (2, 3)}, "image_shape: 2 x 3 is 6 numbers"),
     ],
 )

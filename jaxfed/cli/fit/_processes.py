@@ -59,8 +59,8 @@ class Together(NamedTuple):
             return cls(1, 0, arguments.out)
         if arguments.backend not in ("vmap", "shard"):
             raise ValueError(f"--backend: wanted shard with --processes, got {arguments.backend}")
-        for name in ("report", "impute"):
-            if getattr(arguments, name):
+        for name in ("report", "impute", "bootstrap"):
+            if getattr(arguments, name, None):
                 raise ValueError(f"--{name}: is for one process, which has all clients' samples")
         for name in ("center", "scale"):
             if getattr(arguments, name) == "common":

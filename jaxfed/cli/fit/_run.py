@@ -16,6 +16,7 @@ from jaxfed.cli import _report
 from jaxfed.cli._common import OUTPUT, backend_of
 from jaxfed.cli._folder import CHECKPOINT, Folder
 from jaxfed.cli._options import option
+from jaxfed.cli.fit import _confidence
 from jaxfed.cli.fit._processes import Together
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.standardization import Standardization
@@ -25,6 +26,7 @@ from jaxfed.core.contract.algorithm import Algorithm
 from jaxfed.core.run.fit import fit
 from jaxfed.core.run.solution import Solution, name_of
 from jaxfed.core.store.checkpoint import Checkpoint
+from jaxfed.inference import Confidence
 
 REPORT = "report.html"
 
@@ -75,6 +77,7 @@ class Findings(NamedTuple):
     summary: Mapping[str, Any] = {}  # further entries for `result.json`
     # Captions of pictures that the report does not draw itself.
     captions: Mapping[str, str] = {}
+    confidence: Confidence | None = None  # how sure the components are, if it was requested
 
 
 class Problem(NamedTuple):
@@ -165,6 +168,8 @@ def run(
     for remark in solution.remarks():
         print(f"\n{remark}")
     print()
+    if findings.confidence is not None:
+        _confidence.show(findings.confidence)
     others = dict(findings.figures)
     if arguments.report:
         others[REPORT] = report.html(
@@ -173,6 +178,7 @@ def run(
             title=f"jaxfed fit {arguments.algorithm}, {arguments.data.absolute().name}",
             seconds=seconds,
             table=rows,
+            confidence=findings.confidence,
             pictures={text: findings.figures[name] for name, text in findings.captions.items()},
             **{"clients": problem.clients, **problem.page},
         )

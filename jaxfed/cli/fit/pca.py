@@ -26,12 +26,13 @@ from jaxfed.cli._common import (
     share_of,
 )
 from jaxfed.cli._options import call, option, options_of, summary
-from jaxfed.cli.fit import _processes, _run
+from jaxfed.cli.fit import _confidence, _processes, _run
 from jaxfed.cli.fit._run import CHECKPOINTS, ONE_EXCHANGE, PARTICIPATION, ROBUST, RUN, TOL
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
 from jaxfed.core.run.fit import fit
 from jaxfed.core.run.solution import Solution
+from jaxfed.inference import Confidence
 from jaxfed.pca.components import starts_to_try
 from jaxfed.pca.fitted import side_by_side
 from jaxfed.preprocess import Impute, Standardization, Standardize
@@ -49,10 +50,11 @@ class Entry(NamedTuple):
     algorithm: Callable[..., Algorithm]  # its class, whose docstring describes the options
     has_rounds: bool = True  # whether it runs more than one exchange
     has_warm_start: bool = False  # whether it may start from the solution of `OneShot`
+    has_bootstrap: bool = False  # whether few rounds from the solution fit a resample
 
 
 ALGORITHMS = {
-    "perpca": Entry(pca.VarProPerPCA, has_warm_start=True),
+    "perpca": Entry(pca.VarProPerPCA, has_warm_start=True, has_bootstrap=True),
     "perpca-gradient": Entry(pca.PerPCA, has_warm_start=True),
     "hmf": Entry(pca.HMF, has_warm_start=True),
     "tcmf": Entry(pca.TCMF, has_warm_start=True),
@@ -110,8 +112,11 @@ def _command(name: str, entry: Entry) -> Command:
         options["rounds"].append(option("--start", (*choices, *WARM_STARTS), about, choices[0]))
     if entry.has_rounds:
         options["faulty or malicious clients"] = ROBUST
+    if entry.has_bootstrap:
+        options["confidence"] = _confidence.OPTIONS
     options["several processes, each with the files of its own clients"] = _processes.OPTIONS
-    run = partial(_run.run, prepare=partial(prepare, entry=entry), pictures=PICTURES)
+    names = (*PICTURES, *_confidence.PICTURES)
+    run = partial(_run.run, prepare=partial(prepare, entry=entry), pictures=names)
     return Command(summary(entry.algorithm), run, options, {"algorithm": name, **ONE_EXCHANGE})
 
 
@@ -173,6 +178,8 @@ def prepare(arguments: argparse.Namespace, *, entry: Entry) -> _run.Problem:
         fitted = imputed.result.local.moments(incomplete)
         split = _completed(split, imputed)
     clients = Clients.from_samples(split.train)
+    _confidence.check(arguments, clients)
+    confidence = partial(_confidence.computed, arguments, key=jax.random.fold_in(key, 1))
     return _run.Problem(
         algorithm,
         clients if fitted is None else fitted,
@@ -180,7 +187,7 @@ def prepare(arguments: argparse.Namespace, *, entry: Entry) -> _run.Problem:
         f"{len(clients)} clients, {clients.features} features, {sum(map(len, split.train))} "
         f"samples to learn from and {sum(map(len, split.held_out))} held out.",
         key,
-        partial(_evaluated, clients=clients, split=split, shape=shape),
+        partial(_evaluated, clients=clients, split=split, shape=shape, confidence=confidence),
         start,
         start_rounds=start_rounds,
         page={"image_shape": shape, "clients": clients},
@@ -232,7 +239,12 @@ def _completed(split: Split, imputed: Solution) -> Split:
 
 
 def _evaluated(
-    solution: Solution, *, clients: Clients, split: Split, shape: tuple[int, int] | None
+    solution: Solution,
+    *,
+    clients: Clients,
+    split: Split,
+    shape: tuple[int, int] | None,
+    confidence: Callable[[Solution, Clients], Confidence | None],
 ) -> _run.Findings:
     result = Personalized(*side_by_side(solution))
     train = _evaluate.shares(result, clients.data)
@@ -253,7 +265,13 @@ def _evaluated(
         quantities["missing entries, completed (% of training samples)"] = 100 * split.missing
     samples = dict(zip(split.names, map(len, split.train), strict=True))
     figures = _figures(solution, split, shape)
-    return _run.Findings(quantities, figures, {"units": split.choices}, {"samples": samples})
+    arrays, summary = {"units": split.choices}, {"samples": samples}
+    found = confidence(solution, clients)
+    if found is not None:
+        figures |= _confidence.figures(found, split.names, shape)
+        arrays |= {"confidence.axes": found.axes, "confidence.axes_std": found.axes_std}
+        summary["confidence"] = _confidence.summary(found, split.names)
+    return _run.Findings(quantities, figures, arrays, summary, confidence=found)
 
 
 def _figures(solution: Solution, split: Split, shape: tuple[int, int] | None) -> dict[str, Any]:

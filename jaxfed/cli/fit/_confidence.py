@@ -1,0 +1,98 @@
+"""`jaxfed fit ... --bootstrap`: how sure the components are, by fits to resamples."""
+
+import argparse
+from typing import Any
+
+import numpy as np
+from jaxtyping import Array, Key
+
+from jaxfed import inference, plot
+from jaxfed.cli import _report
+from jaxfed.cli._options import option
+from jaxfed.core.clients.clients import Clients
+from jaxfed.core.run.solution import Solution
+from jaxfed.inference.weights import FEWEST
+from jaxfed.report import _confidence
+
+BLOCK = 25  # resamples at once
+PICTURES = ("bands.png", "angles.png", "distances.png")
+OPTIONS = [
+    option(
+        "--bootstrap",
+        int,
+        f"also fit this many resamples, a multiple of {BLOCK} such as 200, to tell how sure the "
+        "components are; default: none",
+        None,
+        metavar="N",
+    ),
+    option("--resample", ("samples", "clients"), "what to draw again", "samples"),
+]
+
+
+def check(arguments: argparse.Namespace, clients: Clients) -> None:
+    """Refuse what cannot be resampled, before anything is computed.
+
+    Raises:
+        ValueError: names the option.
+    """
+    number = getattr(arguments, "bootstrap", None)
+    if number is None:
+        return
+    if number < BLOCK or number % BLOCK:
+        raise ValueError(f"--bootstrap: wanted a multiple of {BLOCK}, got {number}")
+    if arguments.impute is not None:
+        raise ValueError("--bootstrap: wanted samples without missing entries, got --impute")
+    fewest = int(np.min(clients.counts))
+    if arguments.resample == "clients" and len(clients) < FEWEST:
+        raise ValueError(f"--resample: wanted {FEWEST} clients or more, got {len(clients)}")
+    if arguments.resample == "samples" and fewest < FEWEST:
+        raise ValueError(
+            f"--bootstrap: wanted {FEWEST} samples of each client or more to learn from, got "
+            f"{fewest}"
+        )
+
+
+def computed(
+    arguments: argparse.Namespace, solution: Solution, clients: Clients, key: Key[Array, ""]
+) -> inference.Confidence | None:
+    """Fit the resamples that were requested."""
+    if getattr(arguments, "bootstrap", None) is None:
+        return None
+    print(f"\nFitting {arguments.bootstrap} resamples of {arguments.resample}.")
+    return inference.confidence(
+        solution,
+        clients,
+        key=key,
+        resamples=arguments.bootstrap,
+        of=arguments.resample,
+        block=BLOCK,
+        progress=_report.on_terminal(),
+    )
+
+
+def show(found: inference.Confidence) -> None:
+    """Print intervals of what holds for all clients together."""
+    _report.show(_confidence.shared_rows(found))
+    for remark in found.remarks:
+        print(f"\n{remark}")
+    print()
+
+
+def summary(found: inference.Confidence, names: list[str]) -> dict[str, Any]:
+    """Return the entry of `result.json`."""
+    rows = _confidence.shared_rows(found) + _confidence.client_rows(found, names)
+    return {
+        "level": found.level,
+        "resamples": len(found.replicates),
+        "of": found.of,
+        "remarks": found.remarks,
+        "table": rows,
+    }
+
+
+def figures(
+    found: inference.Confidence, names: list[str], shape: tuple[int, int] | None
+) -> dict[str, Any]:
+    """Draw pictures, by file name."""
+    drawn = plot.bands(found, shape), plot.angles(found), plot.distances(found, names=names)
+    return dict(zip(PICTURES, drawn, strict=True))
