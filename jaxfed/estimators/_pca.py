@@ -19,8 +19,6 @@ from jaxfed.multi_start import ROUNDS, MultiStart
 from jaxfed.pca.components import starts_to_try
 from jaxfed.pca.likelihood import joint_moment, precision
 
-BLOCK = 25  # resamples at once
-
 
 class PersonalizedPCA(ClientPCA):
     """Shared components, and local components for each client.
@@ -71,8 +69,8 @@ class PersonalizedPCA(ClientPCA):
                 (NaN), see `jaxfed.preprocess.Impute`; None refuses missing entries. Samples of
                 clients that were not in `fit` are imputed by a model for unknown clients.
             bootstrap: number of resamples of each client's samples from which `fit` computes
-                standard errors and intervals, a multiple of 25 such as 200; 0 for none. Moments
-                cannot be resampled, so it excludes `impute` and `partial_fit`.
+                standard errors and intervals, such as 200; 0 for none. Moments cannot be resampled,
+                so it excludes `impute` and `partial_fit`.
             random_state: a seed or a `numpy.random.RandomState`.
         """
         self.shared_rank, self.local_rank, self.rounds = shared_rank, local_rank, rounds
@@ -83,8 +81,6 @@ class PersonalizedPCA(ClientPCA):
     def _sizes(self):
         check_count("n_init", self.n_init)
         check_count("bootstrap", self.bootstrap, least=0)
-        if self.bootstrap % BLOCK:
-            raise refuse("bootstrap", f"a multiple of {BLOCK}", self.bootstrap)
         if self.bootstrap and self.impute is not None:
             raise refuse("bootstrap", "0 with impute", self.bootstrap)
         scores = self.shared_rank + self.local_rank
@@ -109,8 +105,9 @@ class PersonalizedPCA(ClientPCA):
     def _learned(self, solution, clients):
         if self.bootstrap:
             key = jax.random.fold_in(self._key(), 1)
-            options = {"resamples": int(self.bootstrap), "block": BLOCK}
-            self.confidence_ = inference.confidence(solution, clients, key=key, **options)
+            self.confidence_ = inference.confidence(
+                solution, clients, key=key, resamples=int(self.bootstrap)
+            )
             self.components_std_ = self.confidence_.axes_std.T
         shared, local = map(_host, solution.result)
         return Learned(shared, local, True)

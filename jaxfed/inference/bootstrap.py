@@ -29,6 +29,7 @@ from jaxfed._checks import (
 from jaxfed._optional import require
 from jaxfed.contract import Personalized
 from jaxfed.core.clients.clients import Clients
+from jaxfed.core.contract.one_exchange import OneExchange
 from jaxfed.core.run.fit import fit
 from jaxfed.core.run.rollout import rollout
 from jaxfed.core.run.solution import Solution
@@ -62,8 +63,9 @@ class Bootstrap(eqx.Module):
     Attributes:
         estimate: the statistic of the solution and its data.
         replicates: the statistic of every resample, along a leading axis.
-        left: the algorithm's stopping measure at the end of each resample's run, `(resamples,)`;
-            infinite if it has none, zero for the one-step version.
+        last_gain: share of the resamples' mean decrease of the objective that the last round made,
+            the largest of all blocks; if it is not small, more rounds would change the replicates.
+            Zero for the one-step version, and infinite if there are fewer than three rounds.
         of: what was drawn again, "samples" or "clients".
         method: "refit" or "one_step".
         drawn: the least number that was drawn again: samples of a client, or clients.
@@ -71,7 +73,7 @@ class Bootstrap(eqx.Module):
 
     estimate: PyTree[np.ndarray]
     replicates: PyTree[np.ndarray]
-    left: Float[np.ndarray, " resamples"]
+    last_gain: float = eqx.field(static=True)
     of: Of = eqx.field(static=True)
     method: Method = eqx.field(static=True)
     drawn: int = eqx.field(static=True)
@@ -157,8 +159,8 @@ def bootstrap(
             once with the solution and, while traced, with resamples: the clients' samples are
             multiplied by the roots of their weights, or, of clients, `clients.weights` differ.
         key: random key.
-        resamples: number of resamples, a multiple of `block`; 200 are enough for standard errors
-            and 95 % intervals.
+        resamples: number of resamples, at least 2; 200 are enough for standard errors and 95 %
+            intervals.
         of: `"samples"` draws samples again within each client: what would other samples of these
             clients give? `"clients"` draws clients again, with their samples: what would other
             clients give?
@@ -166,7 +168,7 @@ def bootstrap(
             the solution with respect to the weights, which is cheaper, and as good where errors are
             small.
         rounds: rounds of each run.
-        block: number of resamples at once. Memory grows with it.
+        block: largest number of resamples at once. Memory grows with it.
         progress: show a progress bar.
 
     Returns:
@@ -174,19 +176,18 @@ def bootstrap(
 
     Raises:
         ValueError: if an argument does not fit, the clients hold no samples, are not in memory or
-            have fewer than 3 samples, or the algorithm has no such derivative.
+            have fewer than 3 samples, the algorithm has no such derivative, or its rounds do not
+            change what it has learned from the clients.
         DivergenceError: if a run diverges.
     """
     check_instance("solution", solution, Solution, "a jaxfed.Solution")
     check_instance("clients", clients, Clients, "the jaxfed.Clients of the solution")
     check_callable("statistic", statistic, "a function of a result and clients")
     check_count("block", block, least=2)
-    check_count("resamples", resamples, least=block)
+    check_count("resamples", resamples, least=2)
     check_count("rounds", rounds)
     check_name("of", of, ("samples", "clients"))
     check_name("method", method, ("refit", "one_step"))
-    if resamples % block:
-        raise refuse("resamples", f"a multiple of block={block}", resamples)
     if isinstance(solution.algorithm, MultiStart):
         raise refuse(
             "solution",
@@ -200,34 +201,38 @@ def bootstrap(
     drawn = len(clients) if of == "clients" else int(np.min(rows_of(clients.data)))
     if drawn < FEWEST:
         raise refuse("clients", f"at least {FEWEST} {of} to draw again", drawn)
-    seed = jax.random.randint(key, (), 0, jnp.iinfo(jnp.int32).max)
+    blocks = range(-(-resamples // block))
     draws = Resampled(
         solution.algorithm,
-        block,
-        seed=seed,
-        state=solution.server,
+        -(-resamples // len(blocks)),
+        seed=jax.random.randint(key, (), 0, jnp.iinfo(jnp.int32).max),
+        # Without rounds, nothing of the solution helps.
+        state=None if isinstance(solution.algorithm, OneExchange) else solution.server,
         clients=len(clients) if of == "clients" else None,
     )
-    draws.check(clients, solution.result)
+    draws.check(clients, None)
     estimate = eqx.filter_jit(statistic)(solution.result, clients)
-    blocks = range(resamples // block)
     if method == "refit":
         run = partial(_refitted, draws, solution, clients, rounds, key)
     else:
         run = _expansion(draws, solution, clients, key, len(blocks))
     if progress:
         blocks = require("tqdm.auto", extra="cli").tqdm(blocks, unit="block")
-    found = []
+    parts = []
     for number in blocks:
         part = run(number)
-        found.append(jax.device_get((_evaluated(statistic, part, clients), part.left)))
-    replicates, left = jax.tree.map(lambda *parts: np.concatenate(parts), *found)
+        values = _evaluated(statistic, part.draws, part.results, clients)
+        parts.append(jax.device_get((values, part.last_gain)))
+    replicates = jax.tree.map(
+        lambda *each: np.concatenate(each)[:resamples], *(part[0] for part in parts)
+    )
     if not all(np.isfinite(x).all() for x in jax.tree.leaves(replicates)):
         raise ValueError(
             "statistic: wanted finite numbers, got NaN or infinity"
             + ", as without a derivative; use method='refit'" * (method == "one_step")
         )
-    return Bootstrap(jax.device_get(estimate), replicates, left, of, method, drawn)
+    last_gain = max(float(part[1]) for part in parts)
+    return Bootstrap(jax.device_get(estimate), replicates, last_gain, of, method, drawn)
 
 
 class _Block(NamedTuple):
@@ -235,7 +240,7 @@ class _Block(NamedTuple):
 
     draws: Resampled
     results: Personalized  # with an axis of resamples, after that of clients
-    left: Float[Array, " block"]  # stopping measures
+    last_gain: float
 
 
 def _numbered(draws: Resampled, number: int | Int[Array, ""]) -> Resampled:
@@ -254,18 +259,42 @@ def _refitted(
 ) -> _Block:
     """Run the algorithm on each resample of a block."""
     own = _numbered(draws, number)
-    found = fit(own, clients, rounds=rounds, key=key, warm_start=solution)
-    return _Block(own, found.result, found.server.left)
+    start = None if own.state is None else solution
+    found = fit(own, clients, rounds=rounds, key=key, warm_start=start)
+    shared = solution.result.shared
+    if all(jax.tree.leaves(jax.tree.map(_is_still, found.result.shared, shared))):
+        raise refuse(
+            "solution",
+            "that of an algorithm whose rounds learn from the clients",
+            solution.algorithm,
+        )
+    return _Block(own, found.result, _last_gain(found.history["objective"]))
+
+
+def _is_still(replicates: Array, estimate: Array) -> bool:
+    return bool(np.all(np.asarray(replicates) == np.asarray(estimate)))
+
+
+def _last_gain(objective: Float[np.ndarray, " rounds"]) -> float:
+    """Return the share of the decrease that the last round made."""
+    if len(objective) < 3:
+        return np.inf
+    whole = float(objective[0] - objective[-1])
+    # What rounding does to the objective is no gain.
+    rounding = 100 * float(np.finfo(objective.dtype).eps * abs(objective[-1]))
+    return max(float(objective[-2] - objective[-1]) - rounding, 0) / max(whole, rounding)
 
 
 @eqx.filter_jit
-def _evaluated(statistic: Statistic, block: _Block, clients: Clients) -> PyTree:
+def _evaluated(
+    statistic: Statistic, draws: Resampled, results: Personalized, clients: Clients
+) -> PyTree:
     """Return the statistic of each resample of a block."""
 
     def one(result: Personalized, number: Int[Array, ""]) -> PyTree:
-        return statistic(result, _resample(block.draws, clients, number))
+        return statistic(result, _resample(draws, clients, number))
 
-    return jax.vmap(one, (Personalized(0, 1), 0))(block.results, block.draws.numbers)
+    return jax.vmap(one, (Personalized(0, 1), 0))(results, draws.numbers)
 
 
 def _resample(draws: Resampled, clients: Clients, number: Int[Array, ""]) -> Clients:
@@ -293,7 +322,7 @@ def _expansion(
     def run(number: int) -> _Block:
         change = jax.tree.map(lambda x: x[number], changes)
         parts = (jax.tree.map(partial(_moved, i), result[i], change[i]) for i in (0, 1))
-        return _Block(_numbered(draws, number), Personalized(*parts), jnp.zeros(draws.resamples))
+        return _Block(_numbered(draws, number), Personalized(*parts), 0.0)
 
     return run
 

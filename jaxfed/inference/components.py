@@ -23,8 +23,8 @@ from jaxfed.pca.fitted import side_by_side
 FEW = {"samples": 20, "clients": 20}
 # A bound of the angle beyond which the shared subspace counts as not determined.
 UNDETERMINED = np.pi / 4
-# A stopping measure above which a resample's run counts as unfinished.
-UNFINISHED = 1e-3
+# A share of the gain that the last round must not make, or runs count as unfinished.
+UNFINISHED = 0.01
 
 
 class Components(NamedTuple):
@@ -154,7 +154,9 @@ def confidence(
     Example:
         >>> import jax, jaxfed as jf
         >>> key = jax.random.key(0)
-        >>> data = jf.data.perpca_synthetic(key, clients=6, features=8, shared_rank=1, local_rank=1)
+        >>> data = jf.data.perpca_synthetic(
+        ...     key, clients=6, features=8, shared_rank=1, local_rank=1, samples=50
+        ... )
         >>> clients = jf.Clients.from_samples(data.samples)
         >>> solution = jf.fit(jf.pca.VarProPerPCA(1, 1), clients, rounds=30, key=key)
         >>> found = jf.inference.confidence(solution, clients, key=key, resamples=50)
@@ -273,11 +275,10 @@ def _remarks(found: Bootstrap, angle: float) -> tuple[str, ...]:
             f"With fewer than {few} {found.of}, intervals contain the truth less often than they "
             f"should; there are {found.drawn}.",
         )
-    share = float(np.mean((found.left > UNFINISHED) & np.isfinite(found.left)))
-    if share > 0:
+    if found.last_gain > UNFINISHED:
         remarks += (
-            f"{share:.0%} of the resamples had not converged, so intervals may be too short: pass "
-            "more rounds.",
+            "The resamples' runs had not converged, so intervals may be too short: pass more "
+            f"rounds. The last one still made {found.last_gain:.0%} of what they gained.",
         )
     if angle > UNDETERMINED:
         remarks += (

@@ -31,13 +31,6 @@ from jaxfed.inference.weights import (
 Of = Literal["samples", "clients"]
 
 
-class Server(NamedTuple):
-    """The server's state."""
-
-    servers: PyTree  # of the algorithm, with a leading axis of resamples
-    left: Float[Array, " resamples"]  # the last stopping measures; infinite without one
-
-
 class Separate(NamedTuple):
     """Part of a message that reductions do not treat number by number, once per resample."""
 
@@ -163,26 +156,22 @@ class Resampled(Algorithm, DifferentiatedThrough):
         send = jax.vmap(partial(self.algorithm.first_message, key), (0, self._axes(start, 0)))
         return self._messages(send(data, start))
 
-    def server_init(self, key, first, like, start) -> Server:
+    def server_init(self, key, first, like, start) -> PyTree:
         """Return the algorithm's states."""
         if self.state is not None:
-            servers = jax.tree.map(
-                lambda x: jnp.broadcast_to(x, (self.resamples, *jnp.shape(x))), self.state
-            )
-        else:
-            one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), like)
+            shape = (self.resamples,)
+            return jax.tree.map(lambda x: jnp.broadcast_to(x, shape + jnp.shape(x)), self.state)
+        one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), like)
 
-            def init(received, start):
-                return self.algorithm.server_init(key, received, one, start)
+        def init(received, start):
+            return self.algorithm.server_init(key, received, one, start)
 
-            axes = (0, self._axes(start, 1))
-            servers = jax.vmap(init, axes, axis_size=self.resamples)(_stacked(first), start)
-        numbers = [x.dtype for x in jax.tree.leaves(like) if jnp.issubdtype(x.dtype, jnp.floating)]
-        return Server(servers, jnp.full(self.resamples, jnp.inf, jnp.result_type(*numbers)))
+        axes = (0, self._axes(start, 1))
+        return jax.vmap(init, axes, axis_size=self.resamples)(_stacked(first), start)
 
-    def downlink(self, server: Server) -> PyTree:
+    def downlink(self, server) -> PyTree:
         """Return the algorithm's downlinks."""
-        return jax.vmap(self.algorithm.downlink)(server.servers)
+        return jax.vmap(self.algorithm.downlink)(server)
 
     def client_init(self, key, downlink, data, start) -> PyTree:
         """Return the algorithm's local states."""
@@ -198,26 +187,22 @@ class Resampled(Algorithm, DifferentiatedThrough):
         uplinks, local, diagnostics = jax.vmap(step)(downlink, local, data)
         return self._messages(uplinks), local, jax.tree.map(jnp.mean, diagnostics)
 
-    def server_step(self, key, server: Server, uplink):
+    def server_step(self, key, server, uplink):
         """Take the algorithm's step for each resample."""
-
-        def step(server, uplink):
-            return self.algorithm.server_step(key, server, uplink)
-
-        servers, diagnostics = jax.vmap(step)(server.servers, _stacked(uplink))
-        left = diagnostics.get("stopping_measure", server.left)
+        step = jax.vmap(partial(self.algorithm.server_step, key))
+        server, diagnostics = step(server, _stacked(uplink))
         means = jax.tree.map(jnp.mean, dict(diagnostics))
         if "stopping_measure" in means:
-            means["stopping_measure"] = jnp.max(left)
-        return Server(servers, left), means
+            means["stopping_measure"] = jnp.max(diagnostics["stopping_measure"])
+        return server, means
 
     def client_result(self, downlink, local, data) -> PyTree:
         """Return the algorithm's local results."""
         return jax.vmap(self.algorithm.client_result)(downlink, local, data)
 
-    def shared_result(self, server: Server) -> PyTree:
+    def shared_result(self, server) -> PyTree:
         """Return the algorithm's shared results."""
-        return jax.vmap(self.algorithm.shared_result)(server.servers)
+        return jax.vmap(self.algorithm.shared_result)(server)
 
     def through(self) -> Algorithm:
         """Refuse implicit derivatives.

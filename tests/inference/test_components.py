@@ -7,7 +7,7 @@ import pytest
 import jaxfed as jf
 
 KEY = jax.random.key(0)
-OPTIONS = {"resamples": 100, "block": 50, "rounds": 5}
+OPTIONS = {"resamples": 100, "block": 50}
 
 
 def clients_of(scales, samples=200, clients=6, seed=0):

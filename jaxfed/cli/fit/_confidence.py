@@ -14,14 +14,13 @@ from jaxfed.core.run.solution import Solution
 from jaxfed.inference.weights import FEWEST
 from jaxfed.report import _confidence
 
-BLOCK = 25  # resamples at once
 PICTURES = ("bands.png", "angles.png", "distances.png")
 OPTIONS = [
     option(
         "--bootstrap",
         int,
-        f"also fit this many resamples, a multiple of {BLOCK} such as 200, to tell how sure the "
-        "components are; default: none",
+        "also fit this many resamples, such as 200, to say how sure the components are; default: "
+        "none",
         None,
         metavar="N",
     ),
@@ -38,8 +37,8 @@ def check(arguments: argparse.Namespace, clients: Clients) -> None:
     number = getattr(arguments, "bootstrap", None)
     if number is None:
         return
-    if number < BLOCK or number % BLOCK:
-        raise ValueError(f"--bootstrap: wanted a multiple of {BLOCK}, got {number}")
+    if number < 2:
+        raise ValueError(f"--bootstrap: wanted at least 2, got {number}")
     if arguments.impute is not None:
         raise ValueError("--bootstrap: wanted samples without missing entries, got --impute")
     fewest = int(np.min(clients.counts))
@@ -65,7 +64,6 @@ def computed(
         key=key,
         resamples=arguments.bootstrap,
         of=arguments.resample,
-        block=BLOCK,
         progress=_report.on_terminal(),
     )
 
