@@ -198,11 +198,8 @@ class MaxVar(Algorithm, DifferentiatedThrough, HasBases):
         views, (entities, features) = len(clients.ids), clients.data.shape
         if self.batch_size is not None and self.batch_size > entities:
             raise ValueError(f"batch_size: {self.batch_size} of {entities} entities")
-        if isinstance(clients.data, SparseView):
-            if self.solver == "exact":
-                raise ValueError("solver: sparse views want 'gradient', got 'exact'")
-            if self.batch_size is not None:
-                raise ValueError(f"batch_size: sparse views want None, got {self.batch_size}")
+        if isinstance(clients.data, SparseView) and self.solver == "exact":
+            raise ValueError("solver: sparse views want 'gradient', got 'exact'")
         if start is not None:
             check_shape("shared", start.shared, (entities, self.rank))
             if start.local is not None:
@@ -300,10 +297,16 @@ class MaxVar(Algorithm, DifferentiatedThrough, HasBases):
             assert batch is not None
             # The beginning of a random permutation, without computing all of it.
             rows = shuffled(key[None], jnp.arange(batch)[None], jnp.asarray(length))[0]
-            values = view.values[rows]
-            residual = matmul(values, weights) / length**0.5 - downlink[rows]
+            if isinstance(view, SparseView):
+                # A list of values has no rows to pick, and all its products cost little.
+                residual = view.mv(weights) / length**0.5 - downlink
+                product = view.rmv(jnp.zeros_like(residual).at[rows].set(residual[rows]))
+            else:
+                values = view.values[rows]
+                residual = matmul(values, weights) / length**0.5 - downlink[rows]
+                product = transposed_product(values, residual)
             # An unbiased estimate of the gradient over all entities.
-            return transposed_product(values, residual) * (length**0.5 / batch)
+            return product * (length**0.5 / batch)
 
         def step(weights, key):
             gradient = of_all(weights) if batch is None else of_batch(weights, key)

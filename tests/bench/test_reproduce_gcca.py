@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 import papers
-from papers.gcca import _linear, figure9, table1
+from papers.gcca import _linear, figure8, figure9, table1
 from papers.runs import Seeds
+from papers.synthetic import gcca_synthetic
 from tests.bench.targets import DIGITS, cells, classes_told_apart, write_digits
 from tests.references import gcca as reference
 
@@ -116,6 +117,17 @@ def test_a_goal_that_is_never_reached_differs(monkeypatch):
     assert math.isnan(_linear.saved(4.0, math.inf, 3)) and _linear.saved(4.0, 4.0, 8) == 0.75
 
 
-def test_sparse_views_have_sizes_of_their_own():
-    target = papers.find("gcca/figure8")
-    assert not target.takes("scale") and target.takes("reduction")
+def test_sparse_views_are_stacked_as_the_lists_that_they_are():
+    sizes = {"entities": 60, "features": 40, "latent": 30}
+    keys = jax.random.split(jax.random.key(0), 3)
+    views = figure8.drawn(keys, **sizes)
+    for key, data in zip(keys, views.data.values, strict=True):
+        drawn = gcca_synthetic(key, noise=0.1, densities=figure8.DENSITIES, **sizes).views
+        for view, values in zip(drawn, data, strict=True):
+            np.testing.assert_array_equal(values[values != 0], view[view != 0])
+    dense = _linear.drawn_views(keys, noise=0.1, densities=figure8.DENSITIES, **sizes)
+    start = _linear.warm(dense, 10)
+    expected, found = (
+        _linear.costs_of(x, start, keys, 3, batch=6, rounds=4) for x in (dense, views)
+    )
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
