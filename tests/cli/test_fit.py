@@ -130,7 +130,7 @@ def test_a_bootstrap_tells_how_sure_the_components_are(data, tmp_path, capsys):
 def test_what_cannot_be_resampled_is_refused_before_the_run(data, tmp_path, capsys):
     out = tmp_path / "out"
     for options, message in (
-        (["--bootstrap", "30"], "--bootstrap: wanted a multiple of 25, got 30"),
+        (["--bootstrap", "1"], "--bootstrap: wanted at least 2, got 1"),
         (["--bootstrap", "25", "--held-out", "0.9"], "--bootstrap: wanted 3 samples of each .* 2"),
         (["--bootstrap", "25", "--impute", "1", "1"], "--bootstrap: wanted samples without miss"),
         (["--bootstrap", "25", "--processes", "--backend", "shard"], "--bootstrap: is for one pro"),
