@@ -17,7 +17,7 @@ from jaxfed._checks import check_number, check_texts, checked_path, refuse
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.common.files import replacing
 from jaxfed.core.run.solution import Solution
-from jaxfed.pca.ranks import RankTable
+from jaxfed.pca.ranks import SuggestedRanks
 from jaxfed.report import _page, _sections
 
 
@@ -30,7 +30,7 @@ def html(
     metadata: Shaped[Array, " m"] | Sequence[object] | None = None,
     label: str | None = None,
     image_shape: tuple[int, int] | None = None,
-    ranks: RankTable | None = None,
+    ranks: SuggestedRanks | None = None,
     seconds: float | None = None,
     table: Sequence[Mapping[str, Any]] = (),
     pictures: Mapping[str, Any] | None = None,
@@ -50,7 +50,7 @@ def html(
             default their numbers of samples.
         label: what the metadata are.
         image_shape: height and width, if features are pixels.
-        ranks: the table from `jaxfed.pca.suggest_ranks`, if it was used to choose the ranks.
+        ranks: what `jaxfed.pca.suggest_ranks` returned, if it was used to choose the ranks.
         seconds: duration of the run.
         table: rows of further results, each a dictionary from column to cell with the same columns.
         pictures: further Matplotlib figures by their captions.
