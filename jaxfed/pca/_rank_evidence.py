@@ -1,5 +1,6 @@
 """Scores of shared and local components, beside agreement by chance and beside noise."""
 
+import math
 from functools import partial
 from typing import NamedTuple
 
@@ -100,17 +101,19 @@ def _against_noise(rows, counts, basis, key, levels: int, draws: int) -> Levels:
     """Compare clients' singular values outside the basis with noise, one after another."""
     outside = rows - matmul(matmul(rows, basis), basis.T)
     triples = jax.vmap(svd)(outside)
-    keys = jax.random.split(key, len(rows))
+    # Each bit of a word is the sign of an entry in another draw; the first word is for matching.
+    words = len(rows), 1 + math.ceil(draws / 32), *rows.shape[1:]
+    bits = jax.random.bits(key, words, jnp.uint32)
     client = partial(_next_score, basis=basis, draws=draws)
 
     def level(larger):
-        return jax.vmap(partial(client, larger=larger))(outside, counts, triples, keys)
+        return jax.vmap(partial(client, larger=larger))(outside, counts, triples, bits)
 
     scores, variance = lax.map(level, jnp.arange(levels))
     return Levels(scores.T, variance.T)
 
 
-def _next_score(rows, count, triples, key, *, basis, larger, draws: int):
+def _next_score(rows, count, triples, bits, *, basis, larger, draws: int):
     """Return the score of ONE client's next singular value, and the variance of its noise."""
     left, singular, right = triples
     squares = jnp.where(not_rounding(singular, rows.shape), singular, 0) ** 2
@@ -125,19 +128,15 @@ def _next_score(rows, count, triples, key, *, basis, larger, draws: int):
     rest = rest / row_floor[:, None] / jnp.sqrt(column_floor)
     noise = rest * jnp.sqrt(_reciprocal(jnp.sum(rest**2)))
 
-    def drawn(key, signal, energy):
-        signed = noise * jax.random.rademacher(key, noise.shape, noise.dtype)
+    def drawn(draw, signal, energy):
+        signs = 1 - 2 * ((bits[draw // 32] >> (draw % 32)) & 1).astype(noise.dtype)
+        signed = noise * signs
         signed = signed - matmul(matmul(signed, basis), basis.T)
         return _squares(matmul(left * jnp.sqrt(signal), right) + jnp.sqrt(energy) * signed)
 
-    of_matches, of_null = jax.random.split(key)
-
     def matched(_, guess):
-        seen = lax.map(
-            lambda key: drawn(key, *guess),
-            jax.random.split(of_matches, MATCH_DRAWS),
-            batch_size=BLOCK,
-        ).mean(axis=0)
+        draw = partial(drawn, signal=guess[0], energy=guess[1])
+        seen = lax.map(draw, jnp.arange(MATCH_DRAWS), batch_size=BLOCK).mean(axis=0)
         signal, energy = guess
         signal = jnp.where(before, jnp.maximum(signal + squares - seen, 0), 0)
         factor = tail * _reciprocal(jnp.sum(jnp.where(before, 0, seen)))
@@ -153,9 +152,7 @@ def _next_score(rows, count, triples, key, *, basis, larger, draws: int):
         return jnp.log(squares[larger] / jnp.sum(jnp.where(before, 0, squares)))
 
     null = lax.map(
-        lambda key: share(drawn(key, *guess)),
-        jax.random.split(of_null, draws),
-        batch_size=BLOCK,
+        lambda draw: share(drawn(draw, *guess)), 32 + jnp.arange(draws), batch_size=BLOCK
     )
     score = (share(squares) - null.mean()) / null.std(ddof=1)
     # The last direction has all of the rest, and tells nothing.

@@ -72,9 +72,8 @@ class SuggestedRanks(NamedTuple):
 
     @property
     def client_local(self) -> Int[np.ndarray, " clients"]:
-        """Number of local components that each client's samples show alone, without the others."""
-        levels = np.arange(1, self.client_scores.shape[1] + 1)
-        return np.max(np.where(self.client_scores > self.threshold, levels, 0), axis=1)
+        """Number of local components, from the first on, that each client's samples show alone."""
+        return np.cumprod(self.client_scores > self.threshold, axis=1).sum(axis=1)
 
     def __str__(self) -> str:
         lines = ["component  agreement  by chance  shared score  local score"]
