@@ -59,6 +59,7 @@ def last_above(scores, threshold):
 
 @partial(jax.jit, static_argnames=("most", "draws", "subsets"))
 def evidence_of(data, key, threshold, most: tuple[int, int], draws: int, subsets: int) -> Evidence:
+    """Compute all scores, of all clients and of the subsets."""
     rows, counts = data.values.astype(data.count.dtype), data.count
     m, _, d = rows.shape
     most_shared, most_local = most
