@@ -27,9 +27,9 @@ from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.samples import Samples, other_data
 from jaxfed.pca._rank_evidence import evidence_of, last_above
 
-# A number of components is certain if the last one's score is that many thresholds, and the next
-# one's at most a share of it and below the threshold by a standard deviation.
-LAST, NEXT, BELOW = 1.5, 0.2, 1.0
+# A number of components is certain if the last one's score is at least that many thresholds, and
+# the next one's at most a share of it.
+LAST, NEXT = 1.5, 0.2
 
 
 class SuggestedRanks(NamedTuple):
@@ -123,7 +123,7 @@ def suggest_ranks(
 
     The number is that of the last significant component. A pair is suggested if both numbers are
     positive and certain: the last component's score is at least 1.5 thresholds, and the next one's
-    is at most a fifth of it and below the threshold by 1. Near the noise, scores of equally strong
+    is at most a fifth of it. Near the noise, scores of equally strong
     components fall gradually instead, and it is too weak to tell. If a number is the largest that
     was looked for, there may be more.
 
@@ -222,7 +222,7 @@ def _certain(scores: Float[np.ndarray, " ranks"], rank: int, threshold: float) -
     if rank == 0 or rank == len(scores):
         return False
     last, after = scores[rank - 1], scores[rank:].max()
-    return bool(last >= LAST * threshold and after <= min(NEXT * last, threshold - BELOW))
+    return bool(last >= LAST * threshold and after <= NEXT * last)
 
 
 def _interval(ranks: Int[np.ndarray, " subsets"]) -> tuple[int, int]:
