@@ -1,209 +1,230 @@
-"""Choose the numbers of shared and local components from fits over a grid of ranks."""
+r"""Choose the numbers of shared and local components by tests against noise and chance.
 
-from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple
+The samples of client i are a signal of few directions plus noise. Two questions are answered one
+after the other, each for all clients together:
 
-import equinox as eqx
+* How many directions do the clients' signals share? Clients have different samples, so directions
+  in which they agree are confirmed by samples that did not choose them. The null is the agreement
+  of the same signals after each was rotated at random.
+* How many more directions exceed the noise? The null of the next singular value is that of the
+  same larger directions plus the same noise with random signs.
+
+Source: signs, Hong, Sheng & Dobriban (2020), Selecting the number of components in PCA via random
+signflips; larger directions removed first, Dobriban & Owen (2019), Deterministic parallel analysis;
+rotations, Feng, Jiang, Hannig & Marron (2018), Section 2.3.
+"""
+
+from statistics import NormalDist
+from typing import NamedTuple
+
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Float, Int, Key
 
-from jaxfed._checks import check_callable, check_list, check_number, checked_key
-from jaxfed.contract import Algorithm, Personalized, check_count, check_name
+from jaxfed._checks import check_number, checked_key
+from jaxfed.contract import check_count, check_instance
 from jaxfed.core.clients.clients import Clients
-from jaxfed.core.clients.samples import Samples
-from jaxfed.core.run.fit import fit
-from jaxfed.linalg import Moment
-from jaxfed.metrics import misalignment, reconstruction_error
-from jaxfed.pca.components import check_fits, moment_behind
-from jaxfed.pca.one_shot import METHODS, OneShot
-from jaxfed.pca.perpca import PerPCA
+from jaxfed.core.clients.samples import Samples, other_data
+from jaxfed.pca._rank_evidence import evidence_of, last_above
+
+# A number of components is certain if the last one's score is at least that many thresholds, and
+# the next one's at most a share of it.
+LAST, NEXT = 1.5, 0.2
 
 
-class RankTable(NamedTuple):
-    """One entry for each pair of ranks, and the suggested pair.
+class SuggestedRanks(NamedTuple):
+    """Numbers of shared and local components, how sure they are, and the numbers behind them.
+
+    A score is the distance from the null without this component, in standard deviations of the
+    null. Scores above `threshold` are significant. Plot them against the number of the component,
+    with the threshold as a line.
 
     Attributes:
-        shared_rank: number of shared components.
-        local_rank: number of local components.
-        error: share of the energy outside all components,
-            `mean_i ||Y_i - Y_i (P_U + P_Vi)||² / n_i` over `mean_i ||Y_i||² / n_i`, on held-out
-            samples if there are any.
-        misalignment: `θ = 1 - λ_max(mean_i P_Vi)` of the local components.
-        held_out: whether errors are computed on samples that were not fitted.
-        suggested: the pair `(shared_rank, local_rank)`, or None if the local components are
-            aligned at all pairs that explain enough.
+        shared: number of shared components found.
+        local: number of local components found in clients together.
+        suggested: `(shared, local)`, or None if it is too weak to tell or there may be more.
+        support: share of random subsets of three quarters of the clients with the same numbers.
+        shared_interval: smallest and largest number of shared components in the subsets, without
+            2.5 % at each end.
+        local_interval: the same for local components.
+        agreement: how much of clients' signals lies in the shared directions, from 0 to 1.
+        chance: the mean agreement of signals rotated at random.
+        shared_scores: score of each shared component.
+        local_scores: score of each local component in all clients together.
+        client_scores: score of each local component in each client.
+        threshold: least score of a significant component.
+        noise_variance: variance of each client's noise in one feature.
     """
 
-    shared_rank: Int[np.ndarray, " pairs"]
-    local_rank: Int[np.ndarray, " pairs"]
-    error: Float[np.ndarray, " pairs"]
-    misalignment: Float[np.ndarray, " pairs"]
-    held_out: bool
+    shared: int
+    local: int
     suggested: tuple[int, int] | None
+    support: float
+    shared_interval: tuple[int, int]
+    local_interval: tuple[int, int]
+    agreement: Float[np.ndarray, " most_shared"]
+    chance: Float[np.ndarray, " most_shared"]
+    shared_scores: Float[np.ndarray, " most_shared"]
+    local_scores: Float[np.ndarray, " most_local"]
+    client_scores: Float[np.ndarray, "clients most_local"]
+    threshold: float
+    noise_variance: Float[np.ndarray, " clients"]
+
+    @property
+    def client_local(self) -> Int[np.ndarray, " clients"]:
+        """Number of local components, from the first on, that each client's samples show alone."""
+        return np.cumprod(self.client_scores > self.threshold, axis=1).sum(axis=1)
 
     def __str__(self) -> str:
-        lines = [f"{'shared':>6} {'local':>6} {'error':>9} {'misalignment':>13}"]
-        for r1, r2, error, theta in zip(*self[:4], strict=True):
-            mark = "  <- suggested" if (r1, r2) == self.suggested else ""
-            lines.append(f"{r1:6d} {r2:6d} {error:9.4f} {theta:13.4f}{mark}")
+        lines = ["component  agreement  by chance  shared score  local score"]
+        for i in range(max(len(self.shared_scores), len(self.local_scores))):
+            cells = [" " * 9, " " * 9, " " * 12, " " * 11]
+            if i < len(self.shared_scores):
+                mark = "*" if i < self.shared else " "
+                cells[0] = f"{self.agreement[i]:9.3f}"
+                cells[1] = f"{self.chance[i]:9.3f}"
+                cells[2] = f"{self.shared_scores[i]:11.1f}{mark}"
+            if i < len(self.local_scores):
+                cells[3] = f"{self.local_scores[i]:10.1f}{'*' if i < self.local else ' '}"
+            lines.append("  ".join([f"{i + 1:9d}", *cells]).rstrip())
+        found = f"{self.shared} shared and {self.local} local components"
+        subsets = f"the same in {self.support:.0%} of the subsets of clients"
+        end = ""
+        if self.shared == len(self.shared_scores) or self.local == len(self.local_scores):
+            end = "; there may be more"
+        elif self.suggested is None:
+            end = "; too weak to tell"
+        lines.append(f"{found} score above {self.threshold:.1f} (*), {subsets}{end}")
         return "\n".join(lines)
 
 
 def suggest_ranks(
     clients: Clients,
     *,
-    shared_ranks: Sequence[int],
-    local_ranks: Sequence[int],
     key: Key[Array, ""],
-    rounds: int = 100,
-    held_out: float = 0.2,
-    min_gain: float = 0.01,
-    min_misalignment: float = 0.1,
-    algorithm: Callable[[int, int], Algorithm] = PerPCA,
-    starts: Sequence[Literal["projector", "spectrum", "local_first"]] = (
-        "projector",
-        "local_first",
-    ),
-) -> RankTable:
-    r"""Fit personalized PCA over a grid of ranks and suggest a pair.
+    most_shared: int = 8,
+    most_local: int = 8,
+    draws: int = 32,
+    subsets: int = 100,
+    confidence: float = 0.99,
+) -> SuggestedRanks:
+    r"""Choose the numbers of shared and local components, or say that it is too weak to tell.
 
-    Shi & Kontar recommend small ranks with a small reconstruction error and a misalignment
-    \(\theta\) that is still large. This function turns that into a rule:
+    1. *Noise.* Each client's singular values are compared with noise, without shared components,
+       which gives the variance \(\sigma_i^2\) of its noise.
+    2. *Shared components.* A direction of a client counts by its variance, up to the largest that
+       noise would have, \(\sigma_i^2 (1 + \sqrt{d/n_i})^2\), and divided by it. So no client and
+       no strong local component outweighs the others. The agreement of a direction is the mean of
+       these weights over clients. A shared component agrees more than the same signals rotated at
+       random, outside the shared components before it, and most clients have it.
+    3. *Local components.* The shared directions are removed. In each client, the share of the next
+       singular value in what remains is compared with its share in the null. The scores of all
+       clients are added, each up to 4, so local components are those that many clients have.
 
-    1. Each component costs a price in explained energy: the candidate is the pair with the
-       smallest `error + price * (shared_rank + local_rank)`. The price is `min_gain` plus the share
-       of the noise in one direction, which any component explains, held-out or not. That share is
-       estimated as the error of the largest pair divided by the number of directions it leaves.
-    2. The error hardly changes if a shared component is moved into all clients' local parts. So of
-       all pairs whose score is within half of `min_gain` of the smallest, the one with the largest
-       \(\theta\) wins.
-    3. If even its \(\theta\) is below `min_misalignment`, nothing is suggested. Local components
-       that agree between clients are in fact shared, so try more shared components; or all
-       components are shared, and `Pooled` is the right method.
+    The number is that of the last significant component. A pair is suggested if both numbers are
+    positive and certain: the last component's score is at least 1.5 thresholds, and the next one's
+    is at most a fifth of it. Near the noise, scores of equally strong
+    components fall gradually instead, and it is too weak to tell. If a number is the largest that
+    was looked for, there may be more.
 
-    \(\theta\) has limits. It is at most 1 - max(1/m, r2/(d - r1)), so two clients, or ranks near d,
-    need a smaller threshold. It is small with too many local components, with too few shared ones,
-    and after a run that ended at a bad point. With too many local components a run may *collapse*:
-    local components take over shared directions, from some starts and not from others, and even at
-    the right ranks. So every pair is fitted from several starts, and the fit with the smallest
-    error on the fitted samples is kept, which makes a collapse rarer but cannot exclude it. A large
-    \(\theta\) does not prove that clients differ either: if there are too few local components for
-    what all clients share, each client may pick a different part of it.
+    Where it fails:
 
-    Each pair of ranks is compiled separately, which takes seconds; large grids take minutes.
+    * Local directions are assumed to be unrelated between clients. Directions that many but not all
+      clients have count as local up to half of the clients, and as shared above.
+    * A shared component that is much weaker than local ones, or ranks near the number of features,
+      may not be distinguishable from chance, which looks as if there were fewer.
+    * A weak component beside strong ones is not found: a pair is what the samples show.
+    * With little noise, every significant component counts, however little it explains.
+    * Noise must be independent between entries and symmetric; it may have heavy tails and differ
+      between samples and between features. Means are not removed, so subtract each client's mean
+      first, or the mean counts as a component.
+    * Two clients, or five samples of each, show only strong components: a score is at most
+      \(4 \sqrt m\). With two clients, the subsets are all clients, so the support says nothing.
+
+    Everything is one compiled program. Every client counts the same, whatever its weight.
 
     Args:
-        clients: the clients, with samples or second moments.
-        shared_ranks: numbers of shared components to try.
-        local_ranks: numbers of local components to try.
-        key: random key, for the choice of held-out samples and the runs.
-        rounds: rounds of each fit.
-        held_out: share of each client's samples to hold out and compute errors on, rounded down to
-            whole samples. If it is 0, the data are second moments, or no client has that many
-            samples, errors are computed on the fitted data.
-        min_gain: share of the energy that a component must explain beyond noise.
-        min_misalignment: least \(\theta\) of a suggested pair.
-        algorithm: function that makes the algorithm from two ranks, e.g.
-            `lambda r1, r2: PerPCA(r1, r2, variant="polar", step_size=1.0)`.
-        starts: methods of `OneShot` to start from.
-
-    Returns:
-        The table, in the order of `shared_ranks`, then `local_ranks`.
+        clients: two or more clients with samples.
+        key: random key.
+        most_shared: largest number of shared components to look for.
+        most_local: largest number of local components to look for.
+        draws: number of draws of each null.
+        subsets: number of subsets of clients for the support.
+        confidence: probability of no false component, if scores are normal.
 
     Raises:
-        ValueError: if there are no candidates, ranks do not fit, or a share is not from 0 to 1.
-
-    Source: Shi & Kontar (2024), Section 7.1.6.
+        ValueError: if clients do not have samples, there is only one, or a number is out of range.
 
     Example:
         >>> import jax, jaxfed as jf
         >>> data = jf.data.perpca_synthetic(
-        ...     jax.random.key(0), clients=10, features=8, shared_rank=1, local_rank=1,
-        ...     samples=100, shared_scale=2.0, local_scale=2.0, noise_variance=0.05,
+        ...     jax.random.key(0), clients=10, features=12, shared_rank=2, local_rank=2,
+        ...     samples=100, shared_scale=2.0, local_scale=2.0, noise_variance=0.5,
+        ...     local="random",
         ... )
-        >>> table = jf.pca.suggest_ranks(
-        ...     jf.Clients.from_samples(data.samples), shared_ranks=[1, 2], local_ranks=[1, 2],
-        ...     key=jax.random.key(1), rounds=50,
+        >>> found = jf.pca.suggest_ranks(
+        ...     jf.Clients.from_samples(data.samples), key=jax.random.key(1),
+        ...     most_shared=4, most_local=4,
         ... )
-        >>> table.suggested
-        (1, 1)
+        >>> found.suggested
+        (2, 2)
     """
-    for name, ranks in (("shared_ranks", shared_ranks), ("local_ranks", local_ranks)):
-        check_list(name, ranks, "ranks")
-        for rank in ranks:
-            check_count(name, rank)
-    check_list("starts", starts, "methods of OneShot")
-    for method in starts:
-        check_name("starts", method, METHODS)
-    check_fits("shared_ranks + local_ranks", max(shared_ranks) + max(local_ranks), clients)
-    check_number("held_out", held_out, "a share from 0 to below 1", lambda x: (x >= 0) & (x < 1))
-    for name, share in (("min_gain", min_gain), ("min_misalignment", min_misalignment)):
-        check_number(name, share, "a share from 0 to 1", lambda x: (x >= 0) & (x <= 1))
-    check_count("rounds", rounds)
-    check_callable("algorithm", algorithm, "a function of two ranks that makes an algorithm")
-    key = checked_key("key", key)
-
+    check_instance("clients", clients, Clients, "jaxfed.Clients")
     clients.layout.check_in_memory("suggest_ranks")
-    key_split, key_fit = jax.random.split(key)
-    fitted, probe = _split(clients.unbucketed(), held_out, key_split)
-    moments = jax.vmap(moment_behind)(fitted.data)
-    measured = moments if probe is None else jax.vmap(moment_behind)(probe.data)
+    if not isinstance(clients.parts[0], Samples):
+        raise other_data("samples, as of Clients.from_samples", clients.parts[0])
+    for name, count, least in (
+        ("most_shared", most_shared, 1),
+        ("most_local", most_local, 1),
+        ("draws", draws, 8),
+        ("subsets", subsets, 1),
+    ):
+        check_count(name, count, least=least)
+    check_number("confidence", confidence, "a number from 0 to below 1", lambda x: 0 <= x < 1)
+    key = checked_key("key", key)
+    data = clients.unbucketed().data
+    present = np.flatnonzero(np.asarray(data.count) > 0)
+    if len(present) < 2:
+        raise ValueError(f"clients: wanted at least two with samples, got {len(present)}")
+    data = jax.tree.map(lambda x: x[present], data)
 
-    pairs = [(r1, r2) for r1 in shared_ranks for r2 in local_ranks]
-    errors, thetas = [], []
-    for r1, r2 in pairs:
-        results = []
-        for method in starts:
-            start = fit(OneShot(r1, r2, method=method), fitted, rounds=1, key=key_fit)
-            solution = fit(algorithm(r1, r2), fitted, rounds=rounds, key=key_fit, warm_start=start)
-            results.append(solution.result)
-        chosen = min(results, key=lambda result: _error(moments, result, fitted.weights))
-        errors.append(_error(measured, chosen, clients.weights))
-        thetas.append(float(misalignment(chosen.local)))
+    width = min(data.values.shape[1:])
+    most = min(most_shared, width), min(most_local, width)
+    threshold = NormalDist().inv_cdf(1 - (1 - confidence) / sum(most))
+    evidence = jax.device_get(evidence_of(data, key, threshold, most, draws, subsets))
+    agreement, scores = evidence.agreement, evidence.local_scores
 
-    sizes = np.sum(pairs, axis=1)
-    largest = int(np.argmax(sizes))
-    noise = errors[largest] / max(clients.features - sizes[largest], 1)
-    score = np.asarray(errors) + (min_gain + noise) * sizes
-    tied = score <= score.min() + min_gain / 2
-    best = int(np.argmax(np.where(tied, thetas, -1)))
-    return RankTable(
-        *np.asarray(pairs).T,
-        error=np.asarray(errors),
-        misalignment=np.asarray(thetas),
-        held_out=probe is not None,
-        suggested=pairs[best] if thetas[best] >= min_misalignment else None,
+    shared, local = (int(last_above(each, threshold)) for each in (agreement.scores, scores))
+    certain = _certain(agreement.scores, shared, threshold) and _certain(scores, local, threshold)
+    in_subsets = [
+        last_above(each, threshold)
+        for each in (agreement.subset_scores, evidence.subset_local_scores)
+    ]
+    return SuggestedRanks(
+        shared=shared,
+        local=local,
+        suggested=(shared, local) if certain else None,
+        support=float(np.mean((in_subsets[0] == shared) & (in_subsets[1] == local))),
+        shared_interval=_interval(in_subsets[0]),
+        local_interval=_interval(in_subsets[1]),
+        agreement=agreement.values,
+        chance=agreement.chance,
+        shared_scores=agreement.scores,
+        local_scores=scores,
+        client_scores=evidence.noise.scores,
+        threshold=threshold,
+        noise_variance=evidence.noise_variance,
     )
 
 
-def _error(data: Moment, result: Personalized, weights: Float[Array, " m"]) -> float:
-    """Return the share of the energy outside all components, over clients with samples."""
-    error = reconstruction_error(data, *result, per_client=True)
-    weights = weights * (data.count > 0)
-    energy = weights @ data.trace
-    return float(weights @ error / jnp.where(energy > 0, energy, 1))
+def _certain(scores: Float[np.ndarray, " ranks"], rank: int, threshold: float) -> bool:
+    """Whether the last component stands out, and the next one does not."""
+    if rank == 0 or rank == len(scores):
+        return False
+    last, after = scores[rank - 1], scores[rank:].max()
+    return bool(last >= LAST * threshold and after <= NEXT * last)
 
 
-def _split(clients: Clients, share: float, key: Key[Array, ""]) -> tuple[Clients, Clients | None]:
-    """Split each client's samples at random into fitted ones and held-out ones, if any."""
-    data = clients.data
-    if not isinstance(data, Samples):
-        return clients, None
-    # Slightly more than the share, so that 0.2 of 10 samples are two in any precision.
-    taken = jnp.floor(data.count * share + 1e-3)
-    if not taken.any():
-        return clients, None
-    real = data.mask > 0
-    draw = jnp.where(real, jax.random.uniform(key, real.shape), jnp.inf)
-    held = jnp.argsort(jnp.argsort(draw, axis=1), axis=1) < taken[:, None]
-
-    def only(rows: Bool[Array, "m n"]) -> Clients:
-        first = jnp.argsort(~rows, axis=1, stable=True)
-        values = jnp.where(rows[..., None], data.values, 0)
-        values = jnp.take_along_axis(values, first[..., None], axis=1)
-        chosen = Samples(values, rows.sum(axis=1).astype(data.count.dtype))
-        return eqx.tree_at(lambda c: c.data, clients, chosen)
-
-    return only(real & ~held), only(held)
+def _interval(ranks: Int[np.ndarray, " subsets"]) -> tuple[int, int]:
+    low, high = np.quantile(ranks, [0.025, 0.975], method="inverted_cdf")
+    return int(low), int(high)

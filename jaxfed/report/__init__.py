@@ -18,7 +18,7 @@ from jaxfed.core.clients.clients import Clients
 from jaxfed.core.common.files import replacing
 from jaxfed.core.run.solution import Solution
 from jaxfed.inference import Confidence
-from jaxfed.pca.ranks import RankTable
+from jaxfed.pca.ranks import SuggestedRanks
 from jaxfed.report import _page, _sections
 
 
@@ -31,7 +31,7 @@ def html(
     metadata: Shaped[Array, " m"] | Sequence[object] | None = None,
     label: str | None = None,
     image_shape: tuple[int, int] | None = None,
-    ranks: RankTable | None = None,
+    ranks: SuggestedRanks | None = None,
     confidence: Confidence | None = None,
     seconds: float | None = None,
     table: Sequence[Mapping[str, Any]] = (),
@@ -52,7 +52,7 @@ def html(
             default their numbers of samples.
         label: what the metadata are.
         image_shape: height and width, if features are pixels.
-        ranks: the table from `jaxfed.pca.suggest_ranks`, if it was used to choose the ranks.
+        ranks: what `jaxfed.pca.suggest_ranks` returned, if it was used to choose the ranks.
         confidence: the result of `jaxfed.inference.confidence` for this run, for a section with its
             intervals.
         seconds: duration of the run.

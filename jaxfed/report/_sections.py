@@ -21,7 +21,7 @@ from jaxfed.inference import Confidence
 from jaxfed.metrics import misalignment, separation
 from jaxfed.pca import principal_axes
 from jaxfed.pca.fitted import side_by_side
-from jaxfed.pca.ranks import RankTable
+from jaxfed.pca.ranks import SuggestedRanks
 from jaxfed.report import _confidence
 from jaxfed.report._page import Section, facts, figure, folded, paragraph, table
 from jaxfed.report._revealed import revealed
@@ -43,7 +43,7 @@ class Given:
     metadata: Any
     label: str | None
     image_shape: tuple[int, int] | None
-    ranks: RankTable | None
+    ranks: SuggestedRanks | None
     confidence: Confidence | None
     seconds: float | None
     table: tuple[Mapping[str, Any], ...]
@@ -151,16 +151,20 @@ def _ranks(given: Given, picture: Any) -> Section | None:
         return None
     parts = []
     if given.ranks is not None:
+        ranks = given.ranks
         rows = [
-            {"shared": int(a), "local": int(b), "error": float(e), "misalignment": float(t)}
-            for a, b, e, t in zip(*given.ranks[:4], strict=True)
+            {"component": i + 1, "shared score": _one_of(ranks.shared_scores, i)}
+            | {"local score": _one_of(ranks.local_scores, i)}
+            for i in range(max(len(ranks.shared_scores), len(ranks.local_scores)))
         ]
-        marked, text = None, "No ranks were suggested: clients' local components were too similar."
-        if given.ranks.suggested is not None:
-            a, b = given.ranks.suggested
-            marked = [(row["shared"], row["local"]) for row in rows].index((a, b))
-            text = f"Among the ranks tried, {a} shared and {b} local components were suggested."
-        parts += [paragraph(text), table(rows, marked=marked)]
+        text = (
+            f"{ranks.shared} shared and {ranks.local} local components score above the threshold "
+            f"of {ranks.threshold:.1f}, the same in {ranks.support:.0%} of random subsets of the "
+            "clients."
+        )
+        if ranks.suggested is None:
+            text += " It is too weak to tell, or there may be more, so no ranks were suggested."
+        parts += [paragraph(text), table(rows)]
     found = None
     if given.samples is not None:
         found = spectra(given.samples, *(x if x is None else np.asarray(x) for x in given.parts))
@@ -170,6 +174,10 @@ def _ranks(given: Given, picture: Any) -> Section | None:
         text = "Computed from all clients' samples, which only a simulation has in one place."
         parts.append(paragraph(text, note=True))
     return Section("Choice of ranks", parts) if parts else None
+
+
+def _one_of(scores: Any, i: int) -> float | str:
+    return float(scores[i]) if i < len(scores) else ""
 
 
 def _convergence(given: Given, picture: Any) -> Section | None:

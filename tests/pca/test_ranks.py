@@ -1,8 +1,9 @@
-"""Rank suggestion: the truth is found, collapse is seen and never suggested, splits are fair."""
+"""Suggested ranks: the truth is found, noise and chance are not, and weak signals are told."""
 
 import doctest
 
 import chex
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,147 +11,236 @@ import pytest
 
 import jaxfed as jf
 from jaxfed.data import perpca_synthetic
-from jaxfed.pca import ranks
+from jaxfed.pca import _rank_evidence, ranks
 from jaxfed.pca.ranks import suggest_ranks
 
-# One set of shapes for all tests: a pair of ranks is compiled once.
-GRID = {"shared_ranks": (1, 2), "local_ranks": (1, 2), "rounds": 50, "key": jax.random.key(7)}
+# One set of shapes for most tests, which is compiled once.
+LIMITS = {"most_shared": 4, "most_local": 4, "draws": 16, "subsets": 20}
+M, N, D = 8, 40, 10
 
 
-def _clients(key, shared_rank=1, local_rank=1, samples=50, **law):
-    defaults = {"shared_scale": 2.0, "local_scale": 2.0, "noise_variance": 0.1}
+def _samples(key, shared_rank=1, local_rank=1, samples=N, **law):
+    defaults = {"shared_scale": 2.0, "local_scale": 2.0, "noise_variance": 0.2, "local": "random"}
     data = perpca_synthetic(
         key,
-        clients=12,
-        features=9,
+        clients=M,
+        features=D,
         shared_rank=shared_rank,
         local_rank=local_rank,
         samples=samples,
+        rotate=True,
         **(defaults | law),
     )
-    return jf.Clients.from_samples(data.samples)
+    return data.samples
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("truth", [(1, 1), (1, 2), (2, 2)])
-def test_suggests_the_truth(key, truth):
-    table = suggest_ranks(_clients(key, *truth), **GRID)
-    assert table.suggested == truth
-    assert table.held_out
-    np.testing.assert_array_equal(table.shared_rank, [1, 1, 2, 2])
-    np.testing.assert_array_equal(table.local_rank, [1, 2, 1, 2])
-    assert ((table.error > 0) & (table.error < 1)).all()
-    assert str(table).count("<- suggested") == 1
+def _suggested(samples, seed=0, **change):
+    clients = jf.Clients.from_samples(samples)
+    return suggest_ranks(clients, key=jax.random.key(seed), **(LIMITS | change))
 
 
-def test_errors_are_of_samples_that_no_fit_has_seen():
-    """Three local components hold the three samples that are fitted, but not the fourth."""
-    clients = jf.Clients.from_samples(np.random.default_rng(0).normal(size=(12, 4, 30)))
-    arguments = {"shared_ranks": (1,), "local_ranks": (3,), "rounds": 1, "key": jax.random.key(7)}
-    arguments |= {"algorithm": jf.pca.OneShot, "starts": ("local_first",)}
-    table = suggest_ranks(clients, held_out=0.25, **arguments)
-    assert table.held_out
-    assert table.error.item() == pytest.approx(1 - 4 / 30, abs=0.05)
-    seen = suggest_ranks(clients, held_out=0.0, **arguments)
-    assert not seen.held_out
-    assert seen.error.item() < 0.3
+@pytest.mark.parametrize("truth", [(1, 1), (2, 1), (1, 2), (2, 2)])
+def test_finds_the_truth(key, truth):
+    found = _suggested(_samples(key, *truth))
+    assert found.suggested == truth
+    assert (found.shared, found.local) == truth
+    assert found.shared_interval == (truth[0], truth[0])
+    assert found.support > 0.8
+    np.testing.assert_array_equal(found.client_local, truth[1])
+    np.testing.assert_allclose(found.noise_variance.mean(), 0.2, rtol=0.1)
+    assert (found.shared_scores[: truth[0]] > found.threshold).all()
+    assert (found.shared_scores[truth[0] :] < found.threshold).all()
+    table = str(found)
+    assert table.count("*") == sum(truth) + 1
+    assert f"{truth[0]} shared and {truth[1]} local components" in table
+    assert "weak" not in table
 
 
-def test_shared_direction_among_the_own_ones_shows_in_the_misalignment(key):
-    table = suggest_ranks(_clients(key, 2, 1), **GRID)
-    one_too_few = (table.shared_rank == 1) & (table.local_rank == 2)
-    right = (table.shared_rank == 2) & (table.local_rank == 1)
-    # Three components each: the error can hardly tell them apart.
-    assert abs(table.error[one_too_few] - table.error[right]).item() < 0.01
-    assert table.misalignment[one_too_few].item() < 0.05
-    assert table.misalignment[right].item() > 0.5
-    assert table.suggested == (2, 1)
+def test_heavy_tails_and_unequal_sizes():
+    rng = np.random.default_rng(3)
+    u, v = rng.normal(size=(2, D)), rng.normal(size=(M, 1, D))
+    sizes = [20, 25, 30, 40, 20, 35, 40, 30]
+    samples = [
+        rng.normal(size=(n, 2)) @ u + rng.normal(size=(n, 1)) @ v[i] + rng.standard_t(5, (n, D)) / 4
+        for i, n in enumerate(sizes)
+    ]
+    assert _suggested([each.astype(np.float32) for each in samples]).suggested == (2, 1)
 
 
-def test_suggests_nothing_where_all_clients_are_alike(key):
-    table = suggest_ranks(_clients(key, 2, 2, local="random", groups=1), **GRID)
-    assert table.suggested is None
-    # Four shared components and nothing else: the pair that explains them has aligned own ones,
-    # the pairs that explain less have not.
-    assert table.misalignment[-1] < 0.1
-    assert (table.misalignment[:-1] > 0.1).all()
-    assert "suggested" not in str(table)
-
-
-def test_several_starts_avoid_a_collapse(key):
-    # Large shared variance: own components first take what is shared.
-    clients = _clients(key, shared_scale=4.0, local_scale=1.0)
-    grid = GRID | {"shared_ranks": (1,), "local_ranks": (1,)}
-    collapsed = suggest_ranks(clients, **grid, starts=("local_first",))
-    assert collapsed.misalignment.item() < 0.1
-    assert collapsed.suggested is None
-    table = suggest_ranks(clients, **grid)
-    assert table.misalignment.item() > 0.5
-    assert table.suggested == (1, 1)
-
-
-@pytest.mark.slow
-def test_errors_of_moments_are_of_the_fitted_data(key):
-    samples = _clients(key).data.values
-    clients = jf.Clients.from_moments(samples.mT @ samples / samples.shape[1])
-    arguments = GRID | {"shared_ranks": (1,), "local_ranks": (1,)}
-    table = suggest_ranks(clients, **arguments)
-    assert not table.held_out
-    same = suggest_ranks(jf.Clients.from_samples(samples), **arguments, held_out=0)
-    assert not same.held_out
-    chex.assert_trees_all_close(table.error, same.error, rtol=1e-3)
-    start = jf.fit(jf.pca.OneShot(1, 1), clients, rounds=1, key=arguments["key"])
-    fitted = jf.fit(
-        jf.pca.PerPCA(1, 1), clients, rounds=50, key=arguments["key"], warm_start=start
-    ).result
-    expected = jf.metrics.reconstruction_error(samples, *fitted) / jnp.mean(
-        jnp.sum(samples**2, axis=(1, 2)) / samples.shape[1]
-    )
-    chex.assert_trees_all_close(table.error.item(), float(expected), rtol=1e-2)
-
-
-def test_split_takes_rows_apart(key):
+def test_noise_has_no_components():
     rng = np.random.default_rng(0)
-    sizes = [10, 3, 25]
-    arrays = [rng.normal(size=(n, 4)).astype(np.float32) for n in sizes]
-    clients = jf.Clients.from_samples(arrays, weights=[1, 2, 3])
-    fitted, probe = ranks._split(clients, 0.2, key)
-    chex.assert_trees_all_equal(fitted.data.count, jnp.asarray([8.0, 3.0, 20.0]))
-    chex.assert_trees_all_equal(probe.data.count, jnp.asarray([2.0, 0.0, 5.0]))
-    chex.assert_trees_all_equal(fitted.ids, clients.ids)
-    chex.assert_trees_all_equal(fitted.weights, clients.weights)
-    for i, array in enumerate(arrays):
-        parts = [part.data.values[i][: int(part.data.count[i])] for part in (fitted, probe)]
-        together = np.concatenate(parts)
-        np.testing.assert_array_equal(np.sort(together, axis=0), np.sort(array, axis=0))
-        for part in (fitted, probe):
-            assert not part.data.values[i][int(part.data.count[i]) :].any()
-    other, _ = ranks._split(clients, 0.2, jax.random.key(1))
-    assert (other.data.values != fitted.data.values).any()
+    found = [_suggested(rng.normal(size=(M, N, D)).astype(np.float32), s) for s in range(10)]
+    assert all(each.suggested is None for each in found)
+    assert sum(each.shared + each.local for each in found) <= 1
+    # Scores are standard normal in the first place, up to the skewness of largest eigenvalues.
+    first = np.array([[each.shared_scores[0], each.local_scores[0]] for each in found])
+    assert np.abs(first.mean(axis=0)).max() < 1.2
+    assert first.std(axis=0).max() < 2
+    assert "too weak to tell" in str(found[0])
 
 
-def test_too_few_samples_to_hold_out(key):
-    clients = jf.Clients.from_samples(np.ones((2, 4, 3), np.float32))
-    fitted, probe = ranks._split(clients, 0.2, key)
-    assert probe is None
-    assert fitted is clients
+def test_weak_signals_are_too_weak_to_tell():
+    """Variances of half of the noise's largest possible excess, sqrt(d / n)."""
+    scale = (0.5 * np.sqrt(D / N)) ** 0.5
+    for seed in range(5):
+        law = {"shared_scale": scale, "local_scale": scale, "noise_variance": 1.0}
+        assert _suggested(_samples(jax.random.key(seed), 2, 2, **law), seed).suggested is None
+
+
+def test_clients_that_are_alike_have_no_local_components(key):
+    found = _suggested(_samples(key, 1, 2, groups=1))
+    assert found.local == 0
+    assert found.shared == 3
+    assert found.suggested is None
+
+
+def test_more_components_than_were_looked_for(key):
+    found = _suggested(_samples(key, 2, 4))
+    assert found.local == 4
+    assert found.suggested is None
+    assert "there may be more" in str(found)
+
+
+def test_what_few_clients_have_is_local():
+    """A third of the clients has a second common direction, far above chance."""
+    rng = np.random.default_rng(1)
+    frame = np.linalg.qr(rng.normal(size=(D, D)))[0]
+    samples = 0.2 * rng.normal(size=(M, N, D)) + rng.normal(size=(M, N, 1)) * frame[0]
+    for i in range(M):
+        own = frame[1] if i % 3 == 0 else frame[2 + i % 7]
+        samples[i] += rng.normal(size=(N, 1)) * own
+    assert _suggested(samples.astype(np.float32)).suggested == (1, 1)
+
+
+def test_one_client_does_not_decide(key):
+    samples = np.array(_samples(key))
+    direction = np.random.default_rng(0).normal(size=D)
+    samples[0] += 3 * np.random.default_rng(1).normal(size=(N, 1)) * direction
+    found = _suggested(samples)
+    assert found.suggested == (1, 1)
+    np.testing.assert_array_equal(found.client_local, [2] + [1] * (M - 1))
+
+
+def test_scale_does_not_matter(key):
+    samples = _samples(key)
+    once, again = _suggested(samples), _suggested(samples * 2.0**20)
+    chex.assert_trees_all_close(once.shared_scores, again.shared_scores, rtol=1e-3, atol=1e-3)
+    chex.assert_trees_all_close(once.client_scores, again.client_scores, rtol=1e-2, atol=1e-2)
+    chex.assert_trees_all_close(
+        once.noise_variance, again.noise_variance / 2.0**40, rtol=1e-3, atol=0
+    )
+
+
+def test_agreement_and_chance_are_those_of_the_formulas(key):
+    samples = np.asarray(_samples(key, 2, 1), np.float64)
+    found = _suggested(samples.astype(np.float32), draws=256)
+    weighted, spectra = [], []
+    for rows, variance in zip(samples, found.noise_variance, strict=True):
+        values, vectors = np.linalg.eigh(rows.T @ rows / N)
+        weights = np.minimum(values / (variance * (1 + np.sqrt(D / N)) ** 2), 1)
+        weighted.append(vectors * weights @ vectors.T)
+        spectra.append(weights)
+    agreement = np.linalg.eigvalsh(np.mean(weighted, axis=0))[::-1]
+    np.testing.assert_allclose(found.agreement, agreement[:4], rtol=1e-4)
+
+    rng = np.random.default_rng(0)
+    frames = np.linalg.qr(rng.normal(size=(4000, M, D, D)))[0]
+    rotated = np.einsum("bmij,mj,bmkj->bik", frames, np.array(spectra), frames) / M
+    largest = np.linalg.eigvalsh(rotated)[:, -1]
+    np.testing.assert_allclose(found.chance[0], largest.mean(), atol=4 * largest.std() / 16)
+    score = (agreement[0] - largest.mean()) / largest.std()
+    np.testing.assert_allclose(found.shared_scores[0], score, rtol=0.2)
+
+
+def test_the_first_score_is_that_of_random_signs():
+    rng = np.random.default_rng(0)
+    rows = rng.standard_t(5, size=(M, N, D)) + rng.normal(size=(M, N, 1)) * 0.7
+    levels = _rank_evidence._against_noise(
+        jnp.asarray(rows, jnp.float32),
+        jnp.full(M, float(N)),
+        jnp.zeros((D, 0)),
+        jax.random.key(0),
+        1,
+        512,
+    )
+    expected = []
+    for each in rows:
+        signed = each * rng.choice([-1, 1], size=(4000, N, D))
+        squares = np.linalg.eigvalsh(signed.transpose(0, 2, 1) @ signed)
+        null = np.log(squares[:, -1] / squares.sum(axis=1))
+        own = np.linalg.eigvalsh(each.T @ each)
+        expected.append((np.log(own[-1] / own.sum()) - null.mean()) / null.std())
+    np.testing.assert_allclose(levels.scores[:, 0], expected, rtol=0.1, atol=0.2)
+
+
+def test_the_null_of_later_scores_is_calibrated():
+    """After three strong directions, scores are those of noise."""
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(100, N, 3)) @ rng.normal(size=(100, 3, D)) * 2
+    rows += rng.normal(size=rows.shape)
+    levels = _rank_evidence._against_noise(
+        jnp.asarray(rows, jnp.float32),
+        jnp.full(100, float(N)),
+        jnp.zeros((D, 0)),
+        jax.random.key(0),
+        4,
+        32,
+    )
+    last = np.asarray(levels.scores[:, 3])
+    assert -0.6 < last.mean() < 0.3
+    assert 0.8 < last.std() < 1.3
+    np.testing.assert_allclose(np.median(levels.variance[:, 3]), 1, rtol=0.1)
+
+
+def test_everything_is_compiled_once(key):
+    samples = _samples(key)
+    _suggested(samples)
+    before = _rank_evidence.evidence_of._cache_size()
+    _suggested(samples, 1, confidence=0.9)
+    assert _rank_evidence.evidence_of._cache_size() == before
+
+
+def test_double_precision_and_clients_without_samples(x64):
+    samples = np.array(_samples(jax.random.key(0), dtype=jnp.float64))
+    found = _suggested(samples)
+    assert found.suggested == (1, 1)
+    assert found.shared_scores.dtype == np.float64
+    counts = jnp.full(M, float(N)).at[-1].set(0)
+    empty = eqx.tree_at(lambda c: c.data.count, jf.Clients.from_samples(samples), counts)
+    assert suggest_ranks(empty, key=jax.random.key(0), **LIMITS).client_local.shape == (M - 1,)
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_constant_samples(value):
+    found = _suggested(np.full((M, N, D), value, np.float32))
+    assert found.suggested is None
+    chex.assert_tree_all_finite((found.shared_scores, found.local_scores, found.noise_variance))
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"shared_ranks": ()}, "shared_ranks: wanted a list of ranks"),
-        ({"local_ranks": (1, 0)}, "local_ranks: wanted a whole number of at least 1, got 0"),
-        ({"local_ranks": (1, 8)}, r"shared_ranks \+ local_ranks: 10 orthonormal components"),
-        ({"held_out": 1.0}, "held_out: wanted a share from 0 to below 1"),
-        ({"min_gain": -0.1}, "min_gain: wanted a share from 0 to 1"),
-        ({"min_misalignment": 2.0}, "min_misalignment: wanted a share from 0 to 1"),
-        ({"starts": ()}, "starts: wanted a list of methods"),
+        ({"most_shared": 0}, "most_shared: wanted a whole number of at least 1, got 0"),
+        ({"most_local": 1.5}, "most_local: wanted a whole number of at least 1"),
+        ({"draws": 7}, "draws: wanted a whole number of at least 8, got 7"),
+        ({"subsets": 0}, "subsets: wanted a whole number of at least 1"),
+        ({"confidence": 1.0}, "confidence: wanted a number from 0 to below 1"),
     ],
 )
 def test_refuses_bad_input(key, change, message):
     with pytest.raises(ValueError, match=message):
-        suggest_ranks(_clients(key), **(GRID | change))
+        _suggested(_samples(key), **change)
+
+
+def test_refuses_other_clients(key):
+    samples = _samples(key)
+    moments = jf.Clients.from_moments(samples.mT @ samples / N)
+    gaps = jf.Clients.from_samples(samples.at[0, 0, 0].set(jnp.nan), missing="mask")
+    for clients in (moments, gaps):
+        with pytest.raises(ValueError, match=r"^clients: wanted samples, as of Clients.from_samp"):
+            suggest_ranks(clients, key=key)
+    with pytest.raises(ValueError, match=r"^clients: wanted at least two with samples, got 1"):
+        suggest_ranks(jf.Clients.from_samples(samples[:1]), key=key)
 
 
 @pytest.mark.slow

@@ -122,15 +122,33 @@ def test_pictures_are_in_the_colours_of_the_page(page):
 
 
 def test_what_was_chosen_and_what_is_known_is_shown(solution, clients):
-    tried = np.array([1, 2]), np.array([1, 1]), np.array([0.25, 0.2]), np.array([0.5, 0.4])
-    ranks = jf.pca.ranks.RankTable(*tried, held_out=True, suggested=(2, 1))
+    scores = np.array([9.0, 8.5, 0.25]), np.array([7.5, -0.5])
+    ranks = jf.pca.SuggestedRanks(
+        shared=2,
+        local=1,
+        suggested=(2, 1),
+        support=0.94,
+        shared_interval=(2, 2),
+        local_interval=(1, 1),
+        agreement=np.array([0.9, 0.8, 0.4]),
+        chance=np.full(3, 0.4),
+        shared_scores=scores[0],
+        local_scores=scores[1],
+        client_scores=np.zeros((4, 2)),
+        threshold=3.1,
+        noise_variance=np.ones(4),
+    )
     table = [{"quantity": "<i>error</i>", "value": 0.125}]
     options = {"metadata": ["n", "n", "s", "s"], "label": "<b>region</b>", "title": "A & B"}
     page = jf.report.html(solution, clients, ranks=ranks, table=table, **options)
     parts = Parts(page)
-    assert "2 shared and 1 local components were suggested" in parts.text["choice-of-ranks"]
-    (marked,) = re.findall(r'<tr class="marked">(.*?)</tr>', page)
-    assert re.findall(r">([\d.]+)<", marked) == ["2", "1", "0.2", "0.4"]
+    chosen = parts.text["choice-of-ranks"]
+    assert "2 shared and 1 local components score above the threshold of 3.1" in chosen
+    assert "the same in 94% of random subsets" in chosen and "too weak" not in chosen
+    for cells in (["1", "9", "7.5"], ["2", "8.5", "-0.5"], ["3", "0.25", ""]):
+        assert re.search("<tr[^>]*>" + "".join(f"<td[^>]*>{x}</td>" for x in cells), page)
+    doubtful = jf.report.html(solution, clients, ranks=ranks._replace(suggested=None))
+    assert "It is too weak to tell" in Parts(doubtful).text["choice-of-ranks"]
     assert "<i>" not in page and "<i>error</i>" in parts.text["results"]
     assert "0.125" in parts.text["results"] and "<title>A &amp; B</title>" in page
 

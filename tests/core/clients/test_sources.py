@@ -510,7 +510,7 @@ def test_what_needs_memory_says_so(x64):
         lambda: clients.restrict(samples=2),
         lambda: clients.unbucketed(),
         lambda: jf.pca.split_half([lanczos], clients, rounds=1, key=key),
-        lambda: jf.pca.suggest_ranks(clients, shared_ranks=[1], local_ranks=[1], key=key),
+        lambda: jf.pca.suggest_ranks(clients, key=key),
     ):
         with pytest.raises(ValueError, match=r"^clients: wanted data in memory for "):
             needs()

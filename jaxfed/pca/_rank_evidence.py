@@ -1,0 +1,242 @@
+"""Scores of shared and local components, beside agreement by chance and beside noise."""
+
+import math
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float
+
+from jaxfed.linalg import matmul, svd
+from jaxfed.linalg.svd import not_rounding
+
+# A client's score counts up to this number, so that no client decides alone.
+MOST = 4.0
+# Steps, and draws in each, that match the null to the larger singular values.
+MATCHES, MATCH_DRAWS = 3, 8
+# Alternations between shared and local directions.
+REFINEMENTS = 4
+# Each subset leaves out this share of the clients.
+LEFT_OUT = 0.25
+# Draws that are in memory at once, each as large as the samples.
+BLOCK = 4
+
+
+class Levels(NamedTuple):
+    """By the number of larger directions: the score of the next, and the variance of the noise."""
+
+    scores: Float[Array, "*clients levels"]
+    variance: Float[Array, "*clients levels"]
+
+
+class Agreement(NamedTuple):
+    """Directions by decreasing agreement, and the scores of all clients and of subsets."""
+
+    basis: Float[Array, "features ranks"]
+    values: Float[Array, " ranks"]
+    chance: Float[Array, " ranks"]
+    scores: Float[Array, " ranks"]
+    subset_scores: Float[Array, "subsets ranks"]
+
+
+class Evidence(NamedTuple):
+    """What the compiled program returns."""
+
+    agreement: Agreement
+    noise: Levels
+    local_scores: Float[Array, " ranks"]
+    subset_local_scores: Float[Array, "subsets ranks"]
+    noise_variance: Float[Array, " clients"]
+
+
+def last_above(scores, threshold):
+    """Return the number of the last significant component, or 0; of NumPy's arrays or JAX's."""
+    return ((scores > threshold) * np.arange(1, scores.shape[-1] + 1)).max(axis=-1)
+
+
+@partial(jax.jit, static_argnames=("most", "draws", "subsets"))
+def evidence_of(data, key, threshold, most: tuple[int, int], draws: int, subsets: int) -> Evidence:
+    """Compute all scores, of all clients and of the subsets."""
+    rows, counts = data.values.astype(data.count.dtype), data.count
+    m, _, d = rows.shape
+    most_shared, most_local = most
+    of_noise, of_agreement, of_local, of_subsets = jax.random.split(key, 4)
+    size = min(m, max(2, round((1 - LEFT_OUT) * m)))
+    places = jax.vmap(lambda k: jax.random.permutation(k, m))(jax.random.split(of_subsets, subsets))
+    chosen = (places < size).astype(rows.dtype)
+
+    def together(scores, chosen):
+        limited = jnp.clip(scores, -MOST, MOST)
+        return matmul(chosen, limited) / jnp.sqrt(chosen.sum(axis=-1, keepdims=True))
+
+    # For the noise's variance alone, few draws are enough.
+    alone = _against_noise(
+        rows, counts, jnp.zeros((d, 0), rows.dtype), of_noise, sum(most), draws // 2
+    )
+    rank = last_above(together(alone.scores, jnp.ones(m, rows.dtype)), threshold)
+    variance = alone.variance[:, jnp.minimum(rank, sum(most) - 1)]
+
+    signals = jax.vmap(_signal)(rows, counts, variance)
+    agreement = _against_chance(signals, chosen, of_agreement, most_shared, draws)
+    shared = last_above(agreement.scores, threshold)
+
+    basis = agreement.basis * (jnp.arange(most_shared) < shared)
+    scaled = rows * jnp.sqrt(_reciprocal(variance))[:, None, None]
+    basis = _refined(scaled, basis, rank - shared)
+    noise = _against_noise(rows, counts, basis, of_local, most_local, draws)
+    scores = together(noise.scores, jnp.ones(m, rows.dtype))
+    return Evidence(agreement, noise, scores, together(noise.scores, chosen), variance)
+
+
+def _reciprocal(x):
+    return jnp.where(x > 0, 1 / jnp.where(x > 0, x, 1), 0)
+
+
+# --- against noise -------------------------------------------------------------------------------
+
+
+def _against_noise(rows, counts, basis, key, levels: int, draws: int) -> Levels:
+    """Compare clients' singular values outside the basis with noise, one after another."""
+    outside = rows - matmul(matmul(rows, basis), basis.T)
+    triples = jax.vmap(svd)(outside)
+    # Each bit of a word is the sign of an entry in another draw; the first word is for matching.
+    words = len(rows), 1 + math.ceil(draws / 32), *rows.shape[1:]
+    bits = jax.random.bits(key, words, jnp.uint32)
+    client = partial(_next_score, basis=basis, draws=draws)
+
+    def level(larger):
+        return jax.vmap(partial(client, larger=larger))(outside, counts, triples, bits)
+
+    scores, variance = lax.map(level, jnp.arange(levels))
+    return Levels(scores.T, variance.T)
+
+
+def _next_score(rows, count, triples, bits, *, basis, larger, draws: int):
+    """Return the score of ONE client's next singular value, and the variance of its noise."""
+    left, singular, right = triples
+    squares = jnp.where(not_rounding(singular, rows.shape), singular, 0) ** 2
+    before = jnp.arange(len(singular)) < larger
+    tail = jnp.sum(jnp.where(before, 0, squares))
+    rest = rows - matmul(left * (singular * before), right)
+    # The larger directions have absorbed noise, more of it in the rows and columns that they fit
+    # closely. An outlying entry is absorbed by its row twice: by its direction, and by its size.
+    of_rows = 1 - jnp.sum(left**2 * before, axis=1)
+    of_columns = 1 - jnp.sum(right**2 * before[:, None], axis=0) - jnp.sum(basis**2, axis=1)
+    row_floor, column_floor = jnp.maximum(of_rows, 0.05), jnp.maximum(of_columns, 0.05)
+    rest = rest / row_floor[:, None] / jnp.sqrt(column_floor)
+    noise = rest * jnp.sqrt(_reciprocal(jnp.sum(rest**2)))
+
+    def drawn(draw, signal, energy):
+        signs = 1 - 2 * ((bits[draw // 32] >> (draw % 32)) & 1).astype(noise.dtype)
+        signed = noise * signs
+        signed = signed - matmul(matmul(signed, basis), basis.T)
+        return _squares(matmul(left * jnp.sqrt(signal), right) + jnp.sqrt(energy) * signed)
+
+    def matched(_, guess):
+        draw = partial(drawn, signal=guess[0], energy=guess[1])
+        seen = lax.map(draw, jnp.arange(MATCH_DRAWS), batch_size=BLOCK).mean(axis=0)
+        signal, energy = guess
+        signal = jnp.where(before, jnp.maximum(signal + squares - seen, 0), 0)
+        factor = tail * _reciprocal(jnp.sum(jnp.where(before, 0, seen)))
+        return signal, energy * jnp.clip(factor, 0.5, 2)
+
+    features = rows.shape[1] - jnp.sum(basis**2)
+    room = jnp.maximum((count - larger) * (features - larger), 1)
+    largest = squares[jnp.minimum(larger, len(squares) - 1)]
+    guess = jnp.where(before, squares - largest, 0), tail * count * features / room
+    guess = lax.fori_loop(0, MATCHES, matched, guess)
+
+    def share(squares):
+        return jnp.log(squares[larger] / jnp.sum(jnp.where(before, 0, squares)))
+
+    null = lax.map(
+        lambda draw: share(drawn(draw, *guess)), 32 + jnp.arange(draws), batch_size=BLOCK
+    )
+    score = (share(squares) - null.mean()) / null.std(ddof=1)
+    # The last direction has all of the rest, and tells nothing.
+    told = (jnp.minimum(count, features) - larger > 1.5) & jnp.isfinite(score)
+    # Where larger directions fit a column alone, nothing is left of its noise.
+    columns = jnp.sum(of_columns / column_floor)
+    return jnp.where(told, score, 0), guess[1] / (count * columns)
+
+
+# --- against chance ------------------------------------------------------------------------------
+
+
+def _signal(rows, count, variance) -> Float[Array, "features width"]:
+    """Return ONE client's directions, scaled by the roots of their weights."""
+    _, singular, right = svd(rows)
+    largest = variance * (jnp.sqrt(count) + jnp.sqrt(rows.shape[1])) ** 2
+    return right.T * jnp.sqrt(jnp.minimum(singular**2 * _reciprocal(largest), 1))
+
+
+def _against_chance(signals, chosen, key, ranks: int, draws: int) -> Agreement:
+    """Compare the agreement of signals with that of signals rotated at random."""
+    m, d, width = signals.shape
+    everyone = jnp.ones(m, signals.dtype)
+    basis, singular, _ = svd(_side_by_side(signals, everyone))
+    basis, values = basis[:, :ranks], singular[:ranks] ** 2
+    shares = jnp.sum(jnp.einsum("mdw,dr->mwr", signals, basis) ** 2, axis=1)
+    shares = shares - jnp.sum(signals**2, axis=(1, 2))[:, None] / d
+    # Half of the mean is not reached in most clients if fewer than half have the direction.
+    by_most = jnp.cumprod(jnp.median(shares, axis=0) > jnp.mean(shares, axis=0) / 2) > 0
+
+    def largest(signals, chosen):
+        return _squares(_side_by_side(signals, chosen))[:ranks]
+
+    of_subsets = lax.map(partial(largest, signals), chosen, batch_size=BLOCK)
+
+    def level(before):
+        found = basis * (jnp.arange(ranks) < before)
+        inside = jnp.einsum("dr,mdw->mrw", found, signals)
+        weights = jax.vmap(_squares)(signals - jnp.einsum("dr,mrw->mdw", found, inside))
+
+        def drawn(given):
+            key, subset = given
+            normal = jax.random.normal(key, (m, d, width), signals.dtype)
+            # Rotations of as many dimensions as the found directions leave.
+            frames = jnp.linalg.qr(normal * (jnp.arange(d) < d - before)[:, None])[0]
+            rotated = frames * jnp.sqrt(weights)[:, None]
+            return jnp.stack([largest(rotated, everyone)[0], largest(rotated, subset)[0]])
+
+        subset = chosen[jnp.arange(draws) % len(chosen)]
+        null = lax.map(drawn, (jax.random.split(key, draws), subset), batch_size=BLOCK)
+        return null.mean(axis=0), null.std(axis=0, ddof=1)
+
+    mean, spread = lax.map(level, jnp.arange(ranks))
+
+    def scores(values, column):
+        score = (values - mean[:, column]) / spread[:, column]
+        return jnp.where(by_most & jnp.isfinite(score), score, 0)
+
+    return Agreement(basis, values, mean[:, 0], scores(values, 0), scores(of_subsets, 1))
+
+
+def _refined(rows, basis, local_rank) -> Float[Array, "features ranks"]:
+    """Estimate shared directions again, from all samples without clients' local directions."""
+
+    def without_local(rows, basis):
+        right = svd(rows - matmul(matmul(rows, basis), basis.T))[2]
+        right = right * (jnp.arange(len(right)) < local_rank)[:, None]
+        return rows - matmul(matmul(rows, right.T), right)
+
+    def step(_, basis):
+        rest = jax.vmap(partial(without_local, basis=basis))(rows).reshape(-1, rows.shape[2])
+        return svd(rest)[2][: basis.shape[1]].T * jnp.any(basis != 0, axis=0)
+
+    return lax.fori_loop(0, REFINEMENTS, step, basis)
+
+
+def _side_by_side(signals, chosen) -> Float[Array, "features columns"]:
+    """Put the chosen clients' signals side by side, with the mean of their squares as squares."""
+    scaled = signals * jnp.sqrt(chosen / chosen.sum())[:, None, None]
+    return jnp.moveaxis(scaled, 0, 1).reshape(signals.shape[1], -1)
+
+
+def _squares(matrix: Float[Array, "rows columns"]) -> Float[Array, " width"]:
+    """Return the squared singular values, descending."""
+    few = matrix if matrix.shape[0] < matrix.shape[1] else matrix.T
+    return jnp.maximum(jnp.linalg.eigvalsh(matmul(few, few.T))[::-1], 0)
