@@ -173,10 +173,11 @@ def membership(
     m, d, r2 = local.shape
     if m < 2 or len(clients) != m or clients.features != d:
         wanted = f"{m} clients of {d} features" if m > 1 else "at least 2 clients"
-        raise refuse("clients", wanted, f"{len(clients)} of {clients.features}")
+        raise ValueError(f"clients: wanted {wanted}, got {len(clients)} of {clients.features}")
     if shared.shape[1] + r2 >= d:
-        wanted = f"fewer components than the {d} features"
-        raise refuse("solution", wanted, f"{shared.shape[1]} + {r2}")
+        raise ValueError(
+            f"solution: wanted fewer components than the {d} features, got {shared.shape[1]} + {r2}"
+        )
     found = jax.device_get(_measured(shared, local, clients.unbucketed().data))
     return _judged(found, d - shared.shape[1], level, adjustment)
 
