@@ -231,11 +231,12 @@ def _judged(found: _Measured, free: int, level: float, adjustment: str) -> Membe
     """Turn what was measured into p-values, in double precision."""
     from scipy import stats
 
-    real = np.sum(found.axes.astype(float) ** 2, axis=1) > 0.5  # (m, r2), not columns of zeros
+    axes, overlap, outside = (np.asarray(x) for x in (found.axes, found.overlap, found.outside))
+    real = np.sum(axes.astype(float) ** 2, axis=1) > 0.5  # (m, r2), not columns of zeros
     ranks = real.sum(axis=1)
     tested = real[:, :, None] & ~np.eye(len(real), dtype=bool)[:, None, :]
     dimension = float(min(free, 1 / found.chance)) if found.chance > 0 else float(free)
-    p_values = np.where(tested, _tails(found.outside.astype(float), ranks, dimension), np.nan)
+    p_values = np.where(tested, _tails(outside.astype(float), ranks, dimension), np.nan)
     adjusted = p_values.copy()
     adjust = _holm if adjustment == "holm" else stats.false_discovery_control
     adjusted[tested] = adjust(p_values[tested])
@@ -246,8 +247,8 @@ def _judged(found: _Measured, free: int, level: float, adjustment: str) -> Membe
         tail = (1 - level) / tested.sum()
         needed = float(stats.beta.isf(tail, most / 2, (dimension - most) / 2))
     return Membership(
-        axes=found.axes,
-        overlap=np.where(tested, found.overlap, np.nan),
+        axes=axes,
+        overlap=np.where(tested, overlap, np.nan),
         p_values=p_values,
         adjusted=adjusted,
         number_sharing=real + shared.sum(axis=-1),
