@@ -89,7 +89,8 @@ class Membership(NamedTuple):
             names = "; ".join(f"{k + 1} of client {i}" for i, k in np.argwhere(common))
             more = np.max(common.sum(axis=1))
             lines.append(
-                f"Most clients share components {names}: fit with shared_rank higher by {more}."
+                f"Most clients share components {names}: run more rounds, or fit with shared_rank "
+                f"higher by {more}."
             )
         return "\n".join(lines)
 
