@@ -8,6 +8,8 @@ from jaxfed.inference.components import Components as Components
 from jaxfed.inference.components import Confidence as Confidence
 from jaxfed.inference.components import components as components
 from jaxfed.inference.components import confidence as confidence
+from jaxfed.inference.membership import Membership as Membership
+from jaxfed.inference.membership import membership as membership
 from jaxfed.inference.resampled import Resampled as Resampled
 
 __dir__ = _names.public_names(__name__)
