@@ -1,7 +1,7 @@
 """Reconstruct a client's matrix from its messages, by rounds and by problem size."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,7 @@ from papers.synthetic import spectrum_synthetic
 
 _LATE = f"{POWER}, rounds with one local step"
 _ROUNDS = (1, 2, 5, 9, 10, 11, 12, 15, 40)
+SMALL = 1e-5  # the error by which a matrix counts as given away
 _SIZE = 100  # p of (b), where n is from 10 p to 50 p and m = 10,000
 
 
@@ -72,7 +73,10 @@ def run(
         keys = problems.few_of(seeds).keys()
         for ratio in ratios:
             label = f"{SSI}, n/p = {ratio}, p = {size}", "rounds to 1e-5"
-            measured[label] = [_needed(key, ratio, size) for key in keys]
+            leaks = [_leak(key, ratio, size, curve=ratio == ratios[0]) for key in keys]
+            measured[label] = [leak.needed for leak in leaks]
+            if ratio == ratios[0]:
+                large, given_away = f"n = {ratio * size}, p = {size}", leaks
     known = papers.known("faps/figure1")
     for name, values in curves.items():
         arrays[name] = np.stack(values)
@@ -84,7 +88,17 @@ def run(
     arrays["rounds"] = np.asarray(at_rounds)
 
     def draw() -> Any:
-        axes = next(iter(graphs([("what a client's messages give away", "rounds", "error")])))
+        axes, beside = graphs(
+            [
+                ("what a client's messages give away", "rounds", "error"),
+                (f"{SSI}, {large}", "rounds", "error"),
+            ]
+        )
+        pairs = (("error", [x.errors for x in given_away]), (KKT, [x.kkt for x in given_away]))
+        for name, values in pairs:
+            middle = np.median(values, axis=0)
+            beside.loglog(given_away[0].rounds, middle, marker="o", markersize=3, label=name)
+        legend(beside, 6)
         for i, (name, values) in enumerate(curves.items()):
             middle = np.median(np.stack(values), axis=0)
             axes.loglog(at_rounds, middle, color=colour(i), marker="o", markersize=3, label=name)
@@ -103,16 +117,26 @@ def run(
     )
 
 
-def _needed(key: Key[Array, ""], ratio: int, size: int) -> int:
-    """Rounds, n/p or one more, after which uniform numbers are given away; 3 n/p if neither."""
+class Leak(NamedTuple):
+    """What subspace iteration gives away of one client's uniform numbers."""
+
+    needed: int  # rounds to a small error: n/p or more, 3 n/p if none is
+    rounds: list[int]
+    errors: np.ndarray  # after these rounds
+    kkt: list[float]  # how far the iterate is from optimal then
+
+
+def _leak(key: Key[Array, ""], ratio: int, size: int, *, curve: bool) -> Leak:
     drawn = jax.random.uniform(key, (8, 25 * size // 2, size * ratio), jnp.float64, -1, 1)
     clients, last = Clients.from_samples(drawn), 3 * ratio
     transcript = privacy.record(SubspaceIteration(size), clients, rounds=last, key=key)
     truth = privacy.client_matrix(clients)
-
-    def known(rounds: int) -> bool:
-        return privacy.linear_attack(transcript, truth, at=[rounds])[0] <= 1e-5
-
+    more = [ratio, ratio + 1, last]
+    rounds = sorted({*more, *(k for k in _ROUNDS if k < last)}) if curve else [last]
+    errors = privacy.linear_attack(transcript, truth, at=rounds)
     # Errors fall from round to round: where the last is large, all are.
-    tried = (ratio, ratio + 1) if known(last) else ()
-    return next(filter(known, tried), last)
+    if not curve and errors[-1] <= SMALL:
+        rounds, errors = more, privacy.linear_attack(transcript, truth, at=more)
+    enough = (k for k, error in zip(rounds, errors, strict=True) if k >= ratio and error <= SMALL)
+    kkt = [metrics.scaled_kkt_violation(drawn, transcript.received[k - 1]) for k in rounds]
+    return Leak(next(enough, last), rounds, errors, [float(x) for x in kkt])
