@@ -37,7 +37,7 @@ class Levels(NamedTuple):
 class Known(NamedTuple):
     """ONE client's number of samples, largest rounding error, and whether its mean is zero."""
 
-    count: Float[Array, "*clients"]
+    samples: Float[Array, "*clients"]
     rounding: Float[Array, "*clients"]
     centred: Bool[Array, "*clients"]
 
@@ -132,7 +132,7 @@ def _against_noise(rows, counts, basis, key, levels: int, draws: int) -> Levels:
 def _next_score(rows, known: Known, triples, bits, *, basis, larger, draws: int):
     """Return the score of ONE client's next singular value, and the variance of its noise."""
     left, singular, right = triples
-    count, mean = known.count, known.centred / known.count
+    count, mean = known.samples, known.centred / known.samples
     real = (jnp.arange(len(rows)) < count)[:, None]
     squares = jnp.where(singular > known.rounding, singular, 0) ** 2
     before = jnp.arange(len(singular)) < larger
