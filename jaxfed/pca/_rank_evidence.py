@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from jaxfed.linalg import matmul, svd
 from jaxfed.linalg.svd import not_rounding
@@ -17,6 +17,8 @@ from jaxfed.linalg.svd import not_rounding
 MOST = 4.0
 # Steps, and draws in each, that match the null to the larger singular values.
 MATCHES, MATCH_DRAWS = 3, 8
+# Local components are looked for up to this share of the samples or the features.
+TOLD = 2 / 3
 # Alternations between shared and local directions.
 REFINEMENTS = 4
 # Each subset leaves out this share of the clients.
@@ -30,6 +32,14 @@ class Levels(NamedTuple):
 
     scores: Float[Array, "*clients levels"]
     variance: Float[Array, "*clients levels"]
+
+
+class Known(NamedTuple):
+    """ONE client's number of samples, largest rounding error, and whether its mean is zero."""
+
+    samples: Float[Array, "*clients"]
+    rounding: Float[Array, "*clients"]
+    centred: Bool[Array, "*clients"]
 
 
 class Agreement(NamedTuple):
@@ -84,7 +94,7 @@ def evidence_of(data, key, threshold, most: tuple[int, int], draws: int, subsets
     shared = last_above(agreement.scores, threshold)
 
     basis = agreement.basis * (jnp.arange(most_shared) < shared)
-    scaled = rows * jnp.sqrt(_reciprocal(variance))[:, None, None]
+    scaled = rows / jnp.sqrt(jnp.where(variance > 0, variance, 1))[:, None, None]
     basis = _refined(scaled, basis, rank - shared)
     noise = _against_noise(rows, counts, basis, of_local, most_local, draws)
     scores = together(noise.scores, jnp.ones(m, rows.dtype))
@@ -102,28 +112,35 @@ def _against_noise(rows, counts, basis, key, levels: int, draws: int) -> Levels:
     """Compare clients' singular values outside the basis with noise, one after another."""
     outside = rows - matmul(matmul(rows, basis), basis.T)
     triples = jax.vmap(svd)(outside)
+    eps = jnp.finfo(rows.dtype).eps * max(rows.shape[1:])
+    norms = jnp.sqrt(jnp.sum(rows**2, axis=(1, 2)))
+    # Noise of samples whose mean was subtracted has mean zero, too.
+    means = jnp.sqrt(jnp.sum(jnp.sum(rows, axis=1) ** 2, axis=1) / counts)
+    known = Known(counts, eps * norms, means <= jnp.sqrt(eps) * norms)
     # Each bit of a word is the sign of an entry in another draw; the first word is for matching.
     words = len(rows), 1 + math.ceil(draws / 32), *rows.shape[1:]
     bits = jax.random.bits(key, words, jnp.uint32)
     client = partial(_next_score, basis=basis, draws=draws)
 
     def level(larger):
-        return jax.vmap(partial(client, larger=larger))(outside, counts, triples, bits)
+        return jax.vmap(partial(client, larger=larger))(outside, known, triples, bits)
 
     scores, variance = lax.map(level, jnp.arange(levels))
     return Levels(scores.T, variance.T)
 
 
-def _next_score(rows, count, triples, bits, *, basis, larger, draws: int):
+def _next_score(rows, known: Known, triples, bits, *, basis, larger, draws: int):
     """Return the score of ONE client's next singular value, and the variance of its noise."""
     left, singular, right = triples
-    squares = jnp.where(not_rounding(singular, rows.shape), singular, 0) ** 2
+    count, mean = known.samples, known.centred / known.samples
+    real = (jnp.arange(len(rows)) < count)[:, None]
+    squares = jnp.where(singular > known.rounding, singular, 0) ** 2
     before = jnp.arange(len(singular)) < larger
     tail = jnp.sum(jnp.where(before, 0, squares))
     rest = rows - matmul(left * (singular * before), right)
     # The larger directions have absorbed noise, more of it in the rows and columns that they fit
     # closely. An outlying entry is absorbed by its row twice: by its direction, and by its size.
-    of_rows = 1 - jnp.sum(left**2 * before, axis=1)
+    of_rows = 1 - jnp.sum(left**2 * before, axis=1) - mean
     of_columns = 1 - jnp.sum(right**2 * before[:, None], axis=0) - jnp.sum(basis**2, axis=1)
     row_floor, column_floor = jnp.maximum(of_rows, 0.05), jnp.maximum(of_columns, 0.05)
     rest = rest / row_floor[:, None] / jnp.sqrt(column_floor)
@@ -132,6 +149,7 @@ def _next_score(rows, count, triples, bits, *, basis, larger, draws: int):
     def drawn(draw, signal, energy):
         signs = 1 - 2 * ((bits[draw // 32] >> (draw % 32)) & 1).astype(noise.dtype)
         signed = noise * signs
+        signed = signed - real * jnp.sum(signed, axis=0) * mean
         signed = signed - matmul(matmul(signed, basis), basis.T)
         return _squares(matmul(left * jnp.sqrt(signal), right) + jnp.sqrt(energy) * signed)
 
@@ -156,8 +174,8 @@ def _next_score(rows, count, triples, bits, *, basis, larger, draws: int):
         lambda draw: share(drawn(draw, *guess)), 32 + jnp.arange(draws), batch_size=BLOCK
     )
     score = (share(squares) - null.mean()) / null.std(ddof=1)
-    # The last direction has all of the rest, and tells nothing.
-    told = (jnp.minimum(count, features) - larger > 1.5) & jnp.isfinite(score)
+    # With few directions left, their shares depend on how many samples and means are lost.
+    told = (larger + 1 <= TOLD * jnp.minimum(count, features)) & jnp.isfinite(score)
     # Where larger directions fit a column alone, nothing is left of its noise.
     columns = jnp.sum(of_columns / column_floor)
     return jnp.where(told, score, 0), guess[1] / (count * columns)
@@ -170,7 +188,9 @@ def _signal(rows, count, variance) -> Float[Array, "features width"]:
     """Return ONE client's directions, scaled by the roots of their weights."""
     _, singular, right = svd(rows)
     largest = variance * (jnp.sqrt(count) + jnp.sqrt(rows.shape[1])) ** 2
-    return right.T * jnp.sqrt(jnp.minimum(singular**2 * _reciprocal(largest), 1))
+    weights = jnp.minimum(singular**2 * _reciprocal(largest), 1)
+    weights = jnp.where(largest > 0, weights, not_rounding(singular, rows.shape))
+    return right.T * jnp.sqrt(weights)
 
 
 def _against_chance(signals, chosen, key, ranks: int, draws: int) -> Agreement:

@@ -138,6 +138,8 @@ def suggest_ranks(
     * Noise must be independent between entries and symmetric; it may have heavy tails and differ
       between samples and between features. Means are not removed, so subtract each client's mean
       first, or the mean counts as a component.
+    * Local components are looked for up to two thirds of the samples, or of the features that are
+      not shared.
     * Two clients, or five samples of each, show only strong components: a score is at most
       \(4 \sqrt m\). With two clients, the subsets are all clients, so the support says nothing.
 

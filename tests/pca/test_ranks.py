@@ -67,6 +67,23 @@ def test_heavy_tails_and_unequal_sizes():
     assert _suggested([each.astype(np.float32) for each in samples]).suggested == (2, 1)
 
 
+def test_samples_without_noise(key):
+    found = _suggested(_samples(key, 2, 2, noise_variance=0.0))
+    assert (found.shared, found.local) == (2, 2)
+    np.testing.assert_allclose(found.noise_variance, 0, atol=1e-6)
+
+
+def test_centred_samples_that_are_fewer_than_features():
+    """Centred noise has one dimension less, which an eighth of the samples would show."""
+    rng = np.random.default_rng(0)
+    samples = rng.normal(size=(10, M, 8, 3 * D)).astype(np.float32)
+    samples -= samples.mean(axis=2, keepdims=True)
+    found = [_suggested(each, s, most_local=8) for s, each in enumerate(samples)]
+    assert sum(each.shared + each.local for each in found) <= 1
+    assert abs(np.mean([each.local_scores[0] for each in found])) < 0.8
+    np.testing.assert_allclose(np.mean([each.noise_variance for each in found]), 1, rtol=0.1)
+
+
 def test_noise_has_no_components():
     rng = np.random.default_rng(0)
     found = [_suggested(rng.normal(size=(M, N, D)).astype(np.float32), s) for s in range(10)]
