@@ -50,7 +50,6 @@ from jaxfed.linalg import (
     matmul,
     polar,
     top_eigenvectors,
-    transposed_product,
 )
 from jaxfed.linalg.division import ratio
 from jaxfed.linalg.moments import should_densify
@@ -297,16 +296,9 @@ class MaxVar(Algorithm, DifferentiatedThrough, HasBases):
             assert batch is not None
             # The beginning of a random permutation, without computing all of it.
             rows = shuffled(key[None], jnp.arange(batch)[None], jnp.asarray(length))[0]
-            if isinstance(view, SparseView):
-                # A list of values has no rows to pick, and all its products cost little.
-                residual = view.mv(weights) / length**0.5 - downlink
-                product = view.rmv(jnp.zeros_like(residual).at[rows].set(residual[rows]))
-            else:
-                values = view.values[rows]
-                residual = matmul(values, weights) / length**0.5 - downlink[rows]
-                product = transposed_product(values, residual)
+            residual = view.mv(weights, rows) / length**0.5 - downlink[rows]
             # An unbiased estimate of the gradient over all entities.
-            return product * (length**0.5 / batch)
+            return view.rmv(residual, rows) * (length**0.5 / batch)
 
         def step(weights, key):
             gradient = of_all(weights) if batch is None else of_batch(weights, key)

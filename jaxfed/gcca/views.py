@@ -25,8 +25,9 @@ from jaxfed.linalg.sparse import checked_rows
 
 RandomKey = Key[Array, ""]
 Start = Personalized | None  # the warm start
-Scores = Float[Array, "entities rank"]
+Scores = Float[Array, "rows rank"]
 Weights = Float[Array, "features rank"]
+Rows = Int[Array, " rows"] | None  # None: all
 
 MATRICES = "(entities, features) matrices, one per view"
 
@@ -66,13 +67,13 @@ class View(Ragged):
         """Set the rows of unseen entities of ONE view to zero."""
         return type(self)(seen_rows(self.observed, self.values), self.count, self.observed)
 
-    def mv(self, weights: Weights) -> Scores:
-        """Return the product `X Q` of ONE view."""
-        return matmul(self.values, weights)
+    def mv(self, weights: Weights, rows: Rows = None) -> Scores:
+        """Return the product `X Q` of ONE view, or these rows of it."""
+        return matmul(self.values if rows is None else self.values[rows], weights)
 
-    def rmv(self, scores: Scores) -> Weights:
-        """Return the product `X' Y` of ONE view."""
-        return transposed_product(self.values, scores)
+    def rmv(self, scores: Scores, rows: Rows = None) -> Weights:
+        """Return the product `X' Y` of ONE view, or of these rows, of which the scores are."""
+        return transposed_product(self.values if rows is None else self.values[rows], scores)
 
 
 @final
@@ -117,16 +118,20 @@ class SparseView(Ragged):
         """Return the view itself: its lists have no values of unseen entities."""
         return self
 
-    def mv(self, weights: Weights) -> Scores:
-        """Return the product `X Q` of ONE view."""
+    def mv(self, weights: Weights, rows: Rows = None) -> Scores:
+        """Return the product `X Q` of ONE view, or these rows of it."""
         # As fast as products of BCOO arrays, but needs no second list of values for X'.
         terms = self.values[:, None] * weights[self.columns]
         # Centring subtracts the same row from all rows.
         products = jax.ops.segment_sum(terms, self.rows, self.shape[0])
-        return seen_rows(self.observed, products - matmul(self.mean, weights))
+        products = seen_rows(self.observed, products - matmul(self.mean, weights))
+        return products if rows is None else products[rows]
 
-    def rmv(self, scores: Scores) -> Weights:
-        """Return the product `X' Y` of ONE view."""
+    def rmv(self, scores: Scores, rows: Rows = None) -> Weights:
+        """Return the product `X' Y` of ONE view, or of these rows, of which the scores are."""
+        if rows is not None:
+            # A list of values has no rows to pick, and its products cost little.
+            scores = jnp.zeros((self.shape[0], scores.shape[1]), scores.dtype).at[rows].set(scores)
         terms = self.values[:, None] * scores[self.rows]
         total = jax.ops.segment_sum(terms, self.columns, self.shape[1])
         ones = jnp.ones(len(scores), scores.dtype) if self.observed is None else self.observed
