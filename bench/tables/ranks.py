@@ -8,11 +8,11 @@ noise's variance (Baik, Ben Arous & Péché, 2005). Below 1, a client's own eige
 component from noise, however many features and samples there are.
 
 `rules`: what `suggest_ranks` suggests, as percentages right / too weak to tell / wrong, and how
-often the numbers that it found are right, suggested or not. The others always answer: parallel analysis of each client (Horn,
-1965: the 95 % quantile of the eigenvalues of permuted columns, the median over clients) for both
-ranks together, and the random bound of AJIVE (Feng, Jiang, Hannig & Marron, 2018) on that many
-directions for the shared one; and the largest ratios of successive eigenvalues (Ahn & Horenstein,
-2013) of the clients and of the mean projection.
+often the numbers that it found are right, suggested or not. The others always answer: parallel
+analysis of each client (Horn, 1965: the 95 % quantile of the eigenvalues of permuted columns, the
+median over clients) for both ranks together, and the random bound of AJIVE (Feng, Jiang, Hannig &
+Marron, 2018) on that many directions for the shared one; and the largest ratios of successive
+eigenvalues (Ahn & Horenstein, 2013) of the clients and of the mean projection.
 
 `unequal`: components of other variances than each other, and clients of other sizes.
 
