@@ -7,12 +7,12 @@ same variance, a multiple of the detection threshold `sqrt(d / n)` of a client i
 noise's variance (Baik, Ben Arous & Péché, 2005). Below 1, a client's own eigenvalues do not tell a
 component from noise, however many features and samples there are.
 
-`rules`: a cell of `suggest_ranks` contains the percentages right / too weak to tell / wrong. The
-others always answer, so theirs is the percentage right: parallel analysis of each client (Horn,
-1965: the 95 % quantile of the eigenvalues of permuted columns, the median over clients) for both
-ranks together, and the random bound of AJIVE (Feng, Jiang, Hannig & Marron, 2018) on that many
-directions for the shared one; and the largest ratios of successive eigenvalues (Ahn & Horenstein,
-2013) of the clients and of the mean projection.
+`rules`: what `suggest_ranks` suggests, as percentages right / too weak to tell / wrong, and how
+often the numbers that it found are right, suggested or not. The others always answer: parallel
+analysis of each client (Horn, 1965: the 95 % quantile of the eigenvalues of permuted columns, the
+median over clients) for both ranks together, and the random bound of AJIVE (Feng, Jiang, Hannig &
+Marron, 2018) on that many directions for the shared one; and the largest ratios of successive
+eigenvalues (Ahn & Horenstein, 2013) of the clients and of the mean projection.
 
 `unequal`: components of other variances than each other, and clients of other sizes.
 
@@ -130,7 +130,12 @@ def largest_ratios(samples: list[np.ndarray]) -> Ranks:
 def cell(outcomes: list[Ranks | None], truth: Ranks) -> str:
     """The percentages right, too weak to tell and wrong."""
     right, weak = (np.mean([each == wanted for each in outcomes]) for wanted in (truth, None))
-    return f"{100 * right:.0f} / {100 * weak:.0f} / {100 * (1 - right - weak):.0f}"
+    return f"{100 * right:.0f} / {100 * weak:.0f} / {abs(100 * (1 - right - weak)):.0f}"
+
+
+def percentage(found: list[Ranks], truth: Ranks) -> int:
+    """The percentage right."""
+    return round(100 * float(np.mean([each == truth for each in found])))
 
 
 def rules() -> list[dict[str, object]]:
@@ -144,7 +149,7 @@ def rules() -> list[dict[str, object]]:
                 for draw in range(DRAWS):
                     rng = np.random.default_rng([chosen.seed, i, tails, int(10 * strength), draw])
                     samples = drawn(rng, setting, (strength, strength), tails)
-                    ours.append(suggested(samples, draw).suggested)
+                    ours.append(suggested(samples, draw))
                     parallel.append(parallel_analysis(samples, rng))
                     ratios.append(largest_ratios(samples))
                 rows.append(
@@ -152,9 +157,10 @@ def rules() -> list[dict[str, object]]:
                         "clients, samples, features; ranks": str(setting),
                         "noise": "t5" if tails else "normal",
                         "strength": strength,
-                        "`suggest_ranks`": cell(ours, truth),
-                        "parallel analysis": round(100 * np.mean([x == truth for x in parallel])),
-                        "ratios": round(100 * np.mean([x == truth for x in ratios])),
+                        "suggested": cell([found.suggested for found in ours], truth),
+                        "found": percentage([(x.shared, x.local) for x in ours], truth),
+                        "parallel analysis": percentage(parallel, truth),
+                        "ratios": percentage(ratios, truth),
                     }
                 )
                 print(rows[-1], flush=True)
