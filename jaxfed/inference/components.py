@@ -168,12 +168,12 @@ def confidence(
     if shared is None or local is None:
         raise refuse("solution", "shared components with local ones orthogonal to them", solution)
     check_rows(clients)
-    statistic = jax.tree_util.Partial(components, solution.result.shared)
+    statistic = jax.tree_util.Partial(_components, solution.result.shared)
     found = bootstrap(solution, clients, statistic, key=key, **options)
     return _confidence(found, level)
 
 
-def components(
+def _components(
     reference: Float[Array, "d r1"], result: Personalized, clients: Clients
 ) -> Components:
     """Return the statistics of a result, compared with a reference's shared components."""

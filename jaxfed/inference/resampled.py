@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float, Int, PyTree
 
+from jaxfed._checks import check_whole
 from jaxfed.contract import (
     Algorithm,
     ClientsLike,
@@ -85,6 +86,9 @@ class Resampled(Algorithm, DifferentiatedThrough):
         """
         check_instance("algorithm", algorithm, Algorithm, "an algorithm")
         check_count("resamples", resamples, least=2)
+        for name, number in (("seed", seed), ("first", first)):
+            if not isinstance(number, jax.Array):
+                check_whole(name, number, least=0)
         if clients is not None:
             check_count("clients", clients, least=FEWEST)
             if not algorithm.energy_weighted:

@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Array
 
 from jaxfed import plot
+from jaxfed._checks import host_array
 from jaxfed._versions import versions
 from jaxfed.aggregation import Robust, far_clients
 from jaxfed.aggregation.robust import FAR
@@ -247,7 +248,8 @@ def _clients(given: Given, picture: Any) -> Section | None:
         data, label = given.metadata, given.label
         if data is None:
             data, label = given.counts, "samples"
-        data, written = np.asarray(data)[some], names if len(some) <= 30 else None
+        data = host_array("metadata", data, "a number or a class for each client")[some]
+        written = names if len(some) <= 30 else None
         drawn = plot.client_map(local[some], data, label=label, names=written)
         caption = "Clients, closer together if their local components are more similar"
         parts.append(picture(drawn, caption))

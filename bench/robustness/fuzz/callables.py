@@ -27,6 +27,7 @@ ROOMS = [
     jf.estimators,
     jf.gcca,
     jf.generative,
+    jf.inference,
     jf.linalg,
     jf.manifolds,
     jf.manifolds.grassmann,

@@ -118,7 +118,28 @@ def _results() -> dict[str, Any]:
         "shared_alone": jf.Personalized(frame, None),
         "view_result": jf.Personalized(arrays["view_shared"], arrays["view_local"]),
         "shares": jf.metrics.EnergyShares(*np.full((3, 4), 0.25)),
+        "confidence": _confidence(),
     }
+
+
+def _confidence() -> jf.inference.Confidence:
+    """Of three clients and one axis of six features."""
+    axes, share = np.ones((6, 1)), jf.inference.Interval(0.5, 0.4, 0.6)
+    return jf.inference.Confidence(
+        level=0.95,
+        of="samples",
+        angle=0.1,
+        groups=((0,),),
+        group_angles=np.asarray([0.1]),
+        axes=axes,
+        axes_std=axes,
+        variances=jf.inference.Interval(*np.ones((3, 1))),
+        shared_energy=share,
+        local_energy=share,
+        distance=jf.inference.Interval(*np.full((3, 3), 0.5)),
+        replicates=axes[None],
+        remarks=(),
+    )
 
 
 def _functions() -> dict[str, Any]:
@@ -130,4 +151,5 @@ def _functions() -> dict[str, Any]:
         "denoise": lambda x, t: x,
         "held_out": lambda result: result.local.sum(),
         "of_a_point": lambda x: {"y": x},
+        "statistic": lambda result, clients: result.shared,
     }

@@ -94,6 +94,10 @@ def below_one(value) -> bool:
     return number(least=0)(value) and value < 1
 
 
+def between_zero_and_one(value) -> bool:
+    return number(above=0)(value) and value < 1
+
+
 def share_above_zero(value) -> bool:
     return number(least=0, most=1)(value) and value > 0
 
