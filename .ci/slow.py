@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 ROOT = Path(__file__).resolve().parents[1]
 ALL = ["tests"]
 
-FAMILIES = {"aggregation", "pca", "gcca", "generative", "inference", "nmf", "preprocess"}
+FAMILIES = {"aggregation", "pca", "gcca", "generative", "nmf", "preprocess"}
 # Tests outside of a family's own folder that run all of its algorithms.
 OVER_FAMILIES = {
     *(f"tests/{path.name}" for path in (ROOT / "tests").glob("test_*.py")),
