@@ -43,8 +43,8 @@ Method = Literal["refit", "one_step"]
 
 # Bases that deviate by less from orthonormal ones stay orthonormal in the one-step version.
 ORTHONORMAL = 1e-3
-# The adjoint's tolerance: a thousandth of a standard error.
-ONE_STEP = adjoint.implicit(tol=1e-3, throw=False)
+# Tolerance of the derivative, as a share of a standard error.
+TOL = 1e-3
 # Rounds before the one-step version, from the solution, so that it is at its optimum.
 POLISH = 10
 
@@ -179,6 +179,7 @@ def bootstrap(
             have fewer than 3 samples, the algorithm has no such derivative, or its rounds do not
             change what it has learned from the clients.
         DivergenceError: if a run diverges.
+        ImportError: if Lineax is missing, for `"one_step"`.
     """
     check_instance("solution", solution, Solution, "a jaxfed.Solution")
     check_instance("clients", clients, Clients, "the jaxfed.Clients of the solution")
@@ -341,7 +342,7 @@ def _expanded(
             rounds=POLISH,
             key=key,
             warm_start=result,
-            adjoint=ONE_STEP,
+            adjoint=adjoint.implicit(tol=TOL, throw=False),
         ).result
 
     def changes(number: Int[Array, ""]) -> Personalized:
