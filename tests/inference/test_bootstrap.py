@@ -1,5 +1,8 @@
 """Standard errors and intervals of statistics, over resamples."""
 
+import subprocess
+import sys
+
 import chex
 import equinox as eqx
 import jax
@@ -149,3 +152,14 @@ def test_data_without_spread_are_refused():
         bootstrap(jf.fit(several, clients, rounds=2, key=KEY), clients, energy, key=KEY)
     with pytest.raises(ValueError, match=r"^statistic: wanted finite numbers"):
         bootstrap(solution, clients, lambda result, _: result.shared * jnp.nan, key=KEY, rounds=1)
+
+
+def test_only_one_step_needs_lineax(monkeypatch):
+    """The command line and the estimators import the package where it is not installed."""
+    program = "import sys; sys.modules['lineax'] = None; import jaxfed.inference.bootstrap"
+    subprocess.run([sys.executable, "-c", program], check=True)
+    clients = drawn(10)
+    solution = fitted(clients, 2)
+    monkeypatch.setitem(sys.modules, "lineax", None)
+    with pytest.raises(ImportError, match="lineax"):
+        bootstrap(solution, clients, energy, key=KEY, method="one_step")
