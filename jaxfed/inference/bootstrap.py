@@ -34,8 +34,9 @@ from jaxfed.core.run.fit import fit
 from jaxfed.core.run.rollout import rollout
 from jaxfed.core.run.solution import Solution
 from jaxfed.inference.resampled import Of, Resampled
-from jaxfed.inference.weights import FEWEST, check_resampled, reweighted, rows_of
+from jaxfed.inference.weights import check_resampled, reweighted, rows_of
 from jaxfed.linalg import polar
+from jaxfed.linalg.precision import precise
 from jaxfed.multi_start import MultiStart
 
 Statistic = Callable[[Personalized, Clients], PyTree]
@@ -65,7 +66,7 @@ class Bootstrap(eqx.Module):
         replicates: the statistic of every resample, along a leading axis.
         last_gain: share of the resamples' mean decrease of the objective that the last round made,
             the largest of all blocks; if it is not small, more rounds would change the replicates.
-            Zero for the one-step version, and infinite if there are fewer than three rounds.
+            0 for the one-step version, and 1 if there are fewer than three rounds.
         of: what was drawn again, "samples" or "clients".
         method: "refit" or "one_step".
         drawn: the least number that was drawn again: samples of a client, or clients.
@@ -124,7 +125,9 @@ def _ends(
         lower, upper = np.quantile(replicates, [(1 - level) / 2, (1 + level) / 2], axis=0)
         return lower, upper
     if kind == "logit":
-        logits = special.logit(estimate), special.logit(replicates)
+        # Rounding may lead beyond 0 and 1, and a share of exactly 0 or 1 has no odds.
+        eps = np.finfo(replicates.dtype).eps
+        logits = (special.logit(np.clip(x, eps, 1 - eps)) for x in (estimate, replicates))
         lower, upper = _ends(level, "normal", freedom, *logits)
         return special.expit(lower), special.expit(upper)
     center = 2 * estimate - replicates.mean(axis=0)
@@ -132,6 +135,7 @@ def _ends(
     return center - reach, center + reach
 
 
+@precise()
 def bootstrap(
     solution: Solution,
     clients: Clients,
@@ -175,9 +179,10 @@ def bootstrap(
         The statistic's estimate and its replicates.
 
     Raises:
-        ValueError: if an argument does not fit, the clients hold no samples, are not in memory or
-            have fewer than 3 samples, the algorithm has no such derivative, or its rounds do not
-            change what it has learned from the clients.
+        ValueError: if an argument does not fit; the clients are not those of the solution, hold no
+            samples, are not in the memory of one process or have fewer than 3 samples; the
+            algorithm sees samples otherwise or has no such derivative; or its rounds do not change
+            what it has learned from the clients.
         DivergenceError: if a run diverges.
         ImportError: if Lineax is missing, for `"one_step"`.
     """
@@ -195,13 +200,17 @@ def bootstrap(
             "that of one start; run `algorithm` of the MultiStart from it, with warm_start",
             solution.algorithm,
         )
+    if not solution._is_one:
+        raise refuse("solution", "the solution of one run, not traced", solution.rounds)
     key = checked_key("key", key)
     clients.layout.check_in_memory("bootstrap")
+    if not clients.layout.in_one_process:
+        raise refuse("clients", "clients of one process", clients)
+    if not np.array_equal(solution.ids, clients.ids):
+        raise refuse("clients", "those of the solution, in its order", clients)
     check_resampled(clients.parts[0])
     clients = clients.unbucketed()
     drawn = len(clients) if of == "clients" else int(np.min(rows_of(clients.data)))
-    if drawn < FEWEST:
-        raise refuse("clients", f"at least {FEWEST} {of} to draw again", drawn)
     blocks = range(-(-resamples // block))
     draws = Resampled(
         solution.algorithm,
@@ -279,7 +288,7 @@ def _is_still(replicates: Array, estimate: Array) -> bool:
 def _last_gain(objective: Float[np.ndarray, " rounds"]) -> float:
     """Return the share of the decrease that the last round made."""
     if len(objective) < 3:
-        return np.inf
+        return 1.0
     whole = float(objective[0] - objective[-1])
     # What rounding does to the objective is no gain.
     rounding = 100 * float(np.finfo(objective.dtype).eps * abs(objective[-1]))

@@ -11,7 +11,7 @@ from jaxtyping import Array, ArrayLike, Float, Key
 from jaxfed._checks import check_number, checked_array, refuse
 from jaxfed.contract import Personalized
 from jaxfed.core.clients.clients import Clients
-from jaxfed.core.clients.samples import check_rows
+from jaxfed.core.clients.samples import Samples, other_data
 from jaxfed.core.run.solution import Solution
 from jaxfed.inference.bootstrap import Bootstrap, Interval, bootstrap
 from jaxfed.linalg import polar
@@ -167,7 +167,8 @@ def confidence(
     shared, local = side_by_side(solution)
     if shared is None or local is None:
         raise refuse("solution", "shared components with local ones orthogonal to them", solution)
-    check_rows(clients)
+    if not all(isinstance(part, Samples) for part in clients.parts):
+        raise other_data("samples, as of Clients.from_samples", clients.parts[0])
     statistic = jax.tree_util.Partial(_components, solution.result.shared)
     found = bootstrap(solution, clients, statistic, key=key, **options)
     return _confidence(found, level)
@@ -177,13 +178,14 @@ def _components(
     reference: Float[Array, "d r1"], result: Personalized, clients: Clients
 ) -> Components:
     """Return the statistics of a result, compared with a reference's shared components."""
-    values, weights = clients.data.values, clients.weights
+    count, weights = clients.data.count, clients.weights
+    values = clients.data.values.astype(count.dtype)
     total = jnp.sum(values**2, axis=(1, 2))
-    scores = values @ result.shared / jnp.sqrt(clients.data.count)[:, None, None]
+    scores = values @ result.shared / jnp.sqrt(count)[:, None, None]
     moment = jnp.einsum("m,mnr,mns->rs", weights, scores, scores)
     variances, turn = jnp.linalg.eigh(moment)
     by_local = jnp.sum(jnp.einsum("mnd,mdr->mnr", values, result.local) ** 2, axis=(1, 2))
-    by_shared = jnp.sum(scores**2, axis=(1, 2)) * clients.data.count
+    by_shared = jnp.sum(scores**2, axis=(1, 2)) * count
     return Components(
         axes=result.shared @ turn[:, ::-1],
         variances=variances[::-1],

@@ -22,6 +22,7 @@ from jaxfed.core.contract.reduction import Max, Mean, Sum, is_part
 from jaxfed.gcca.views import View
 from jaxfed.inference.weights import (
     FEWEST,
+    check_quadratic,
     check_resampled,
     client_weight,
     reweighted,
@@ -32,7 +33,7 @@ from jaxfed.inference.weights import (
 Of = Literal["samples", "clients"]
 
 
-class Separate(NamedTuple):
+class PerResample(NamedTuple):
     """Part of a message that reductions do not treat number by number, once per resample."""
 
     parts: tuple[PyTree, ...]
@@ -46,16 +47,17 @@ class Resampled(Algorithm, DifferentiatedThrough):
     number of the resample. So nothing about the weights is sent, and every engine can run it. A
     round sends as many times the bits of one run as there are resamples.
 
-    A resample counts rows with random weights. To an algorithm whose data are second moments or
-    cross products of rows, such as those of `jf.pca` and `jf.gcca.MaxVar`, this is the same as to
-    draw rows again. All views have the same weights, since their rows are the same entities.
-    `jaxfed.inference.bootstrap` runs it in blocks from a solution.
+    A resample multiplies rows by the roots of random weights. To an algorithm that sees samples
+    through second moments or cross products alone, such as those of `jf.pca` and `jf.gcca.MaxVar`,
+    this is the same as drawing rows again; for other algorithms, results are wrong. All views have
+    the same weights, since their rows are the same entities. `jaxfed.inference.bootstrap` runs it
+    in blocks from a solution.
     """
 
     algorithm: Algorithm
     state: PyTree
-    seed: Int[Array, ""] = eqx.field(converter=jnp.asarray)
-    first: Int[Array, ""] = eqx.field(converter=jnp.asarray)
+    seed: Int[Array, ""]
+    first: Int[Array, ""]
     resamples: int = eqx.field(static=True)
     clients: int | None = eqx.field(static=True)
 
@@ -82,9 +84,11 @@ class Resampled(Algorithm, DifferentiatedThrough):
             clients: the number of clients, to resample clients instead of samples.
 
         Raises:
-            ValueError: if an argument has another type, or a number is too small.
+            ValueError: if an argument has another type, a number is too small, or the algorithm
+                is one of jaxfed's that sees samples in another way, such as networks.
         """
         check_instance("algorithm", algorithm, Algorithm, "an algorithm")
+        check_quadratic(algorithm)
         check_count("resamples", resamples, least=2)
         for name, number in (("seed", seed), ("first", first)):
             if not isinstance(number, jax.Array):
@@ -226,7 +230,7 @@ class Resampled(Algorithm, DifferentiatedThrough):
         def one(part: Any) -> Any:
             if not is_part(part) or isinstance(part, Mean | Sum | Max):
                 return part
-            return Separate(tuple(_row(part, i) for i in range(self.resamples)))
+            return PerResample(tuple(_row(part, i) for i in range(self.resamples)))
 
         return jax.tree.map(one, message, is_leaf=is_part)
 
@@ -239,8 +243,8 @@ def _stacked(received: PyTree) -> PyTree:
     """Return what the server received, with a leading axis of resamples throughout."""
 
     def one(node: Any) -> Any:
-        if not isinstance(node, Separate):
+        if not isinstance(node, PerResample):
             return node
         return jax.tree.map(lambda *parts: jnp.stack(parts), *node.parts)
 
-    return jax.tree.map(one, received, is_leaf=lambda x: isinstance(x, Separate))
+    return jax.tree.map(one, received, is_leaf=lambda x: isinstance(x, PerResample))

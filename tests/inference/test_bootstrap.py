@@ -145,8 +145,12 @@ def test_data_without_spread_are_refused():
     clients = drawn(10)
     solution = fitted(clients, 2)
     two = jf.Clients.from_samples(clients.data.values[:, :2])
-    with pytest.raises(ValueError, match=r"^clients: wanted at least 3 samples to draw again"):
+    with pytest.raises(ValueError, match=r"^clients: wanted at least 3 samples of each client"):
         bootstrap(solution, two, energy, key=KEY)
+    with pytest.raises(ValueError, match=r"^clients: wanted those of the solution, in its order"):
+        bootstrap(solution, clients.take([1, 0, 2, 3, 4]), energy, key=KEY)
+    with pytest.raises(ValueError, match=r"^solution: wanted the solution of one run, not traced"):
+        jax.jit(lambda x: bootstrap(x, clients, energy, key=KEY).estimate)(solution)
     several = jf.MultiStart(MODEL, 2)
     with pytest.raises(ValueError, match=r"^solution: wanted that of one start"):
         bootstrap(jf.fit(several, clients, rounds=2, key=KEY), clients, energy, key=KEY)
@@ -163,3 +167,10 @@ def test_only_one_step_needs_lineax(monkeypatch):
     monkeypatch.setitem(sys.modules, "lineax", None)
     with pytest.raises(ImportError, match="lineax"):
         bootstrap(solution, clients, energy, key=KEY, method="one_step")
+
+
+def test_shares_of_nothing_and_of_all_have_intervals():
+    replicates = np.ones((50, 2), np.float32) * np.asarray([0, 1 + 1e-7], np.float32)
+    found = Bootstrap(replicates[0], replicates, 0.0, "samples", "refit", 30).interval(kind="logit")
+    np.testing.assert_allclose(found.lower, [0, 1], atol=1e-6)
+    np.testing.assert_allclose(found.upper, [0, 1], atol=1e-6)

@@ -92,3 +92,28 @@ def test_other_solutions_are_refused():
     with pytest.raises(ValueError, match=r"wanted samples"):
         moments = jf.Clients.from_moments(np.stack([np.eye(9)] * 6))
         jf.inference.confidence(solution, moments, key=KEY)
+
+
+def test_half_precision_is_computed_in_single():
+    half = clients_of((2.0,)).data.values.astype(jax.numpy.bfloat16)
+    both = []
+    for values in (half, half.astype(np.float32)):
+        clients = jf.Clients.from_samples(values)
+        model = jf.pca.VarProPerPCA(1, 1, start="common")
+        solution = jf.fit(model, clients, rounds=40, key=KEY)
+        both.append(jf.inference.confidence(solution, clients, key=KEY, **OPTIONS))
+    np.testing.assert_allclose(both[0].shared_energy, both[1].shared_energy, rtol=1e-3)
+    np.testing.assert_allclose(both[0].angle, both[1].angle, rtol=0.02)
+
+
+def test_clients_without_energy_and_noise_have_intervals(x64):
+    values = np.array(clients_of((2.0,)).data.values)
+    values[:, :, 2:] = 0
+    values[0] = 0
+    clients = jf.Clients.from_samples(values)
+    solution = jf.fit(jf.pca.VarProPerPCA(1, 1, start="common"), clients, rounds=40, key=KEY)
+    sure = jf.inference.confidence(solution, clients, key=KEY, **OPTIONS)
+    assert all(np.isfinite(np.asarray(each)).all() for each in jax.tree.leaves(sure.distance))
+    with pytest.raises(ValueError, match=r"^clients: wanted samples.*Impute"):
+        gaps = jf.Clients.from_samples(np.where(values > 3, np.nan, values), missing="mask")
+        jf.inference.confidence(solution, gaps, key=KEY)

@@ -9,6 +9,7 @@ import pytest
 import jaxfed as jf
 from jaxfed.inference import Resampled
 from jaxfed.inference.weights import row_weights
+from tests.examples import fedavg
 
 KEY = jax.random.key(0)
 COUNTS = 9, 12, 7, 10
@@ -115,3 +116,17 @@ def test_what_cannot_be_resampled_is_refused(tables):
     views = jf.gcca.Views.from_arrays(tables[:1] * 4)
     with pytest.raises(ValueError, match=r"^clients: wanted None for an algorithm whose"):
         fitted(Resampled(jf.gcca.MaxVar(2), 2, clients=4), views)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        jf.pca.TCMF(1, 1, threshold=1.0),
+        jf.preprocess.Standardize(),
+        jf.aggregation.Robust(fedavg(), groups=3),
+    ],
+    ids=["thresholds", "means", "networks"],
+)
+def test_algorithms_that_see_samples_otherwise_are_refused(model):
+    with pytest.raises(ValueError, match=r"^algorithm: wanted one that sees samples through"):
+        Resampled(model, 2)
