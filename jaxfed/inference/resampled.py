@@ -22,6 +22,7 @@ from jaxfed.core.contract.reduction import Max, Mean, Sum, is_part
 from jaxfed.gcca.views import View
 from jaxfed.inference.weights import (
     FEWEST,
+    check_enough,
     check_quadratic,
     check_resampled,
     client_weight,
@@ -115,7 +116,9 @@ class Resampled(Algorithm, DifferentiatedThrough):
         """Refuse data without rows, or with too few, and let the algorithm check them."""
         for part in clients.parts:
             check_resampled(part)
-            if self.clients is not None and isinstance(part, View):
+            if self.clients is None:
+                check_enough(part)
+            elif isinstance(part, View):
                 raise refuse("clients", "None for views, of which each is needed", self.clients)
         if self.clients is not None and self.clients != len(clients):
             raise refuse("clients", f"{len(clients)}, all clients", self.clients)
@@ -146,7 +149,7 @@ class Resampled(Algorithm, DifferentiatedThrough):
             key = jax.random.fold_in(key, client_id)
         if self.clients is not None:
             return client_weight(key, number, self.clients, data.count.dtype)
-        return row_weights(key, number, rows_of(data), data.values.shape[-2])
+        return row_weights(key, number, jnp.asarray(rows_of(data)), data.values.shape[-2])
 
     def prepare(self, data, client_id, rounds):
         """Return what the algorithm prepares of each resample."""

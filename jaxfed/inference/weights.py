@@ -76,7 +76,7 @@ def reweighted(data: PyTree, weights: Float[Array, " rows"] | Float[Array, ""]) 
     return eqx.tree_at(lambda x: x.values, data, values.astype(data.values.dtype))
 
 
-def rows_of(data: PyTree) -> Float[Array, "*clients"]:
+def rows_of(data: PyTree) -> Float[Array, "*clients"] | Float[np.ndarray, "*clients"]:
     """Return the number of real rows of ONE client's data, or of each client's."""
     if isinstance(data, View):
         return jnp.full(data.count.shape, data.values.shape[-2], data.values.dtype)
@@ -84,17 +84,25 @@ def rows_of(data: PyTree) -> Float[Array, "*clients"]:
 
 
 def check_resampled(data: PyTree) -> None:
-    """Refuse all clients' data if rows cannot be weighted, or are too few.
+    """Refuse data whose rows cannot be weighted.
 
     Raises:
         ValueError: names the data.
     """
     if not isinstance(data, Rows | View):
         raise other_data("samples or dense views, whose rows can be weighted", data)
+
+
+def check_enough(data: PyTree) -> None:
+    """Refuse all clients' data if a client has too few rows to draw again, unless unknown.
+
+    Raises:
+        ValueError: says how few.
+    """
     rows = rows_of(data)
-    if is_known(rows) and np.min(rows) < FEWEST:
-        wanted = f"at least {FEWEST} samples of each client to draw again"
-        raise refuse("clients", wanted, int(np.min(rows)))
+    fewest = int(np.asarray(rows).min()) if is_known(rows) else FEWEST
+    if fewest < FEWEST:
+        raise refuse("clients", f"at least {FEWEST} samples of each client to draw again", fewest)
 
 
 def check_quadratic(algorithm: Algorithm) -> None:

@@ -147,6 +147,9 @@ def test_data_without_spread_are_refused():
     two = jf.Clients.from_samples(clients.data.values[:, :2])
     with pytest.raises(ValueError, match=r"^clients: wanted at least 3 samples of each client"):
         bootstrap(solution, two, energy, key=KEY)
+    # Clients that are drawn again themselves may be as small.
+    alike = {"resamples": 2, "block": 2, "of": "clients", "rounds": 1}
+    assert np.isfinite(bootstrap(solution, two, energy, key=KEY, **alike).standard_error)
     with pytest.raises(ValueError, match=r"^clients: wanted those of the solution, in its order"):
         bootstrap(solution, clients.take([1, 0, 2, 3, 4]), energy, key=KEY)
     with pytest.raises(ValueError, match=r"^solution: wanted the solution of one run, not traced"):
