@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Print which slow tests a change concerns: folders and modules of tests, one a line, for pytest.
 
-The change is what HEAD adds to $CI_BASE, else to the last tag of a version, else to the commit
-where it left `origin/main`. Where there is no such commit, or HEAD is one, nothing tells what
-changed, and all tests are printed. Nothing is printed where no slow test depends on the change.
+The change is what HEAD adds to $CI_BASE, else to the last tag of a version, else to the commit in
+`.ci/passed`, else to the commit where it left `origin/main`. Where there is no such commit, or HEAD
+is one, nothing tells what changed, and all tests are printed. Nothing is printed where no slow test
+depends on the change.
 """
 
 import ast
@@ -35,12 +36,20 @@ def git(*arguments: str) -> str | None:
     return done.stdout.strip() if done.returncode == 0 else None
 
 
+def passed() -> str | None:
+    """The commit in `.ci/passed`, on which `.ci/run` passed, if it is an ancestor of HEAD."""
+    recorded = (ROOT / ".ci" / "passed").read_text().strip()
+    return None if git("merge-base", "--is-ancestor", recorded, "HEAD") is None else recorded
+
+
 def base() -> str | None:
     """The commit that HEAD is compared with, if any other than HEAD."""
     if given := os.environ.get("CI_BASE"):
         found = git("rev-parse", "--verify", "--quiet", f"{given}^{{commit}}")
     elif tag := git("describe", "--tags", "--abbrev=0", "--match", "v*"):
         found = git("rev-parse", f"{tag}^{{commit}}")
+    elif commit := passed():
+        found = commit
     else:
         found = git("merge-base", "HEAD", "origin/main")
     return None if found == git("rev-parse", "HEAD") else found
@@ -106,6 +115,8 @@ def slow_tests(changed: Iterable[str], used: dict[str, set[str]]) -> list[str]:
                 chosen.add(str(path))
             case ("tests", folder, _, *_) if folder != "references":
                 chosen.add(str(path.parent))
+            case (".ci", "passed"):
+                pass
             case (top, *rest) if top in PROSE or (not rest and path.suffix == ".md"):
                 pass
             case _:

@@ -68,6 +68,7 @@ def test_a_package_runs_its_own_and_those_of_its_users(used):
     [
         ([], []),
         (["README.md", "CHANGELOG.md", "notebooks/one.ipynb", ".github/workflows/a.yml"], []),
+        ([".ci/passed"], []),
         (["tests/example_package/tests/test_it.py"], []),
         (["docs/guides/sweeps.md"], ["tests/project/test_readme.py"]),
         (["bench/papers/items.md"], ["tests/bench"]),
@@ -84,6 +85,19 @@ def test_without_a_base_all_tests_run(monkeypatch, capsys):
     monkeypatch.setenv("CI_BASE", "no-such-commit")
     ci_slow.main()
     assert capsys.readouterr().out == "tests\n"
+
+
+def test_the_recorded_commit_is_the_base_if_it_is_an_ancestor(monkeypatch):
+    monkeypatch.delenv("CI_BASE", raising=False)
+    recorded = (ROOT / ".ci" / "passed").read_text().strip()
+    known = {"describe": None, "merge-base": "", "rev-parse": "head"}
+    monkeypatch.setattr(ci_slow, "git", lambda command, *rest: known[command])
+    assert ci_slow.base() == recorded
+    # A shallow clone does not have it.
+    monkeypatch.setattr(
+        ci_slow, "git", lambda command, *rest: (known | {"merge-base": None})[command]
+    )
+    assert ci_slow.base() is None
 
 
 def test_a_release_itself_runs_all_tests(monkeypatch, capsys):
