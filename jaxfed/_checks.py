@@ -161,6 +161,9 @@ def check_callable(argument: str, given: object, wanted: str = "a function") -> 
 
 def check_instance(argument: str, given: object, kind: type, wanted: str) -> None:
     """Accept an instance of a class."""
+    if isinstance(given, type) and issubclass(given, kind):
+        name = given.__name__
+        raise ValueError(f"{argument}: wanted {wanted}, got the class {name}; call it: {name}(...)")
     if not isinstance(given, kind):
         raise refuse(argument, wanted, given)
 

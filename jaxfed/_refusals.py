@@ -9,9 +9,17 @@ _BRIEF.maxlong = 60
 
 def shown(given: object) -> str:
     """Any value in one short line."""
+    if isinstance(given, type):
+        return f"the class {given.__name__}"
     shape, dtype = getattr(given, "shape", None), getattr(given, "dtype", None)
-    if isinstance(shape, tuple) and shape and dtype is not None:  # an array of JAX or NumPy
-        return f"an array of {dtype} of shape {shape}"
+    if isinstance(shape, tuple) and shape:
+        package = type(given).__module__.partition(".")[0]
+        if package not in ("jax", "jaxlib", "numpy") and hasattr(given, "__array__"):
+            # A data frame or a tensor, whose text would fill lines.
+            kind = type(given).__name__
+            return f"a {kind} of shape {tuple(shape)}; convert it with numpy.asarray"
+        if dtype is not None:
+            return f"an array of {dtype} of shape {shape}"
     try:
         return " ".join(_BRIEF.repr(given).split())
     except ValueError:  # an integer with more digits than Python writes

@@ -14,6 +14,18 @@ NAN, INF = float("nan"), float("inf")
 FEATURES, CLIENTS = 4, 3
 
 
+class Frame:
+    """What converts to an array, such as a data frame or a tensor, and prints on many lines."""
+
+    shape = (3, 2)
+
+    def __array__(self, dtype=None, copy=None):
+        return np.zeros(self.shape)
+
+    def __repr__(self):
+        return "a  b\n0  0\n0  0"
+
+
 def block(**changed):
     values = np.random.default_rng(0).normal(size=(CLIENTS, 6, FEATURES)).astype(np.float32)
     for index, value in changed.get("put", {}).items():
@@ -51,6 +63,10 @@ ONE = block()[1]
 SYMMETRIC = np.stack([np.eye(FEATURES, dtype=np.float32)] * CLIENTS)
 
 DATA = {
+    "a frame": (
+        lambda: jf.Clients.from_samples([Frame()]),
+        r"arrays\[0\]: wanted .* got a Frame of shape \(3, 2\); convert it with numpy.asarray",
+    ),
     "no clients": (lambda: jf.Clients.from_samples([]), "arrays: at least one client is needed"),
     "no clients in a block": (
         lambda: jf.Clients.from_samples(np.zeros((0, 3, 4), "f")),
@@ -223,8 +239,11 @@ RUNS = {
     "negative rounds": (lambda: run(rounds=-5), "rounds: wanted a positive whole number.*, got -5"),
     "half a round": (lambda: run(rounds=2.5), "rounds: wanted a positive whole number.*, got 2.5"),
     "True as rounds": (lambda: run(rounds=True), "rounds: wanted a positive whole"),
-    "not an algorithm": (lambda: run("PerPCA"), "algorithm: wanted a jaxfed algorithm, got str"),
-    "the class itself": (lambda: run(jf.pca.PerPCA), "algorithm: wanted a jaxfed algorithm"),
+    "not an algorithm": (lambda: run("PerPCA"), "algorithm: wanted a jaxfed algorithm, got 'Per"),
+    "the class itself": (
+        lambda: run(jf.pca.PerPCA),
+        r"algorithm: wanted a jaxfed algorithm, got the class PerPCA; call it: PerPCA\(...\)",
+    ),
     "samples": (
         lambda: run(clients=block()),
         r"clients: wanted jaxfed.Clients, got ndarray; build them",

@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import difflib
 import importlib
 import os
 import signal
@@ -71,8 +72,23 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         if word in SUMMARIES:
             command = load(word)
             rest = command.with_config(arguments[place + 1 :])
-            return parser_of({word: command}).parse_args([*arguments[: place + 1], *rest])
-    return parser_of({}).parse_args(arguments)
+            return _parsed(parser_of({word: command}), [*arguments[: place + 1], *rest])
+    return _parsed(parser_of({}), arguments)
+
+
+def _parsed(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
+    """Parse the arguments; suggest the closest option in place of an unknown one."""
+    parsed, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        options = [
+            f"--{name.replace('_', '-')}"
+            for name, value in vars(parsed).items()
+            if not callable(value)
+        ]
+        close = difflib.get_close_matches(unknown[0].partition("=")[0], options, 1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+    return parsed
 
 
 def load(name: str) -> Command:

@@ -89,10 +89,8 @@ def share_of(arguments: argparse.Namespace) -> float:
     return share
 
 
-def read_samples(
-    arguments: argparse.Namespace, *, incomplete: bool = False
-) -> tuple[list[np.ndarray], list[str]]:
-    """Read the samples of each client, and the clients' names.
+def read_samples(arguments: argparse.Namespace, *, incomplete: bool = False) -> data.ClientTables:
+    """Read the samples of each client, and the names of clients and features.
 
     Args:
         arguments: values of the options.
@@ -101,20 +99,20 @@ def read_samples(
     Raises:
         ValueError: if entries are missing without `incomplete`, or a sample has no entry.
     """
-    tables, names = data.read_folder(
+    found = data.read_folder(
         arguments.data,
         client_column=arguments.client_column,
         missing="mask" if incomplete else "refuse",
         max_bytes=arguments.max_bytes,
     )
-    for name, table in zip(names, tables, strict=True):
+    for name, table in zip(found.names, found.samples, strict=True):
         empty = np.isnan(table).all(axis=1)
         if empty.any():
             raise ValueError(
                 f"--data: wanted some entry of each sample, {name} has none in row "
                 f"{np.argmax(empty)} (from 0)"
             )
-    return tables, names
+    return found
 
 
 def channel_of(arguments: argparse.Namespace) -> channel.Channel:

@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> None:
     fitted = Fitted.read(arguments.result)
     saved = fitted.saved
     rank = _rank(arguments.local_rank, saved)
-    tables, names = read_samples(arguments)
+    tables, names, _ = read_samples(arguments)
     own = [fitted.units_of(name, table) for name, table in zip(names, tables, strict=True)]
     units = jax.tree.map(lambda *rows: np.stack(rows), *own)
     samples = [np.asarray(each.transform(y)) for each, y in zip(own, tables, strict=True)]

@@ -1,6 +1,8 @@
 """`jaxfed transform`: compute scores of samples in the components of an earlier fit."""
 
 import argparse
+import csv
+import io
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,13 +23,15 @@ from jaxfed.core.run.fit import fit
 from jaxfed.core.store.saved import Saved, load
 from jaxfed.preprocess import Standardization, Standardize
 
+SCORES = "scores.csv"
+
 
 def command() -> Command:
     """Describe the command."""
     about = (
         "Compute the scores of samples in the components of their client, and their squared "
         "distances from the span of these components. result.npz holds the `names` of the clients, "
-        "and for each sample `client`, `scores` and `anomaly`."
+        f"and for each sample `client`, `scores` and `anomaly`; for tables, {SCORES} has the same."
     )
     new = "learn local components of clients that took no part in the fit from their samples"
     personalize = option("--personalize", bool, new, False)
@@ -38,9 +42,10 @@ def command() -> Command:
 def run(arguments: argparse.Namespace) -> None:
     """Run the command."""
     folder = Folder(arguments.out)
-    folder.check([], force=arguments.force)
+    folder.check([SCORES], force=arguments.force)
     fitted = Fitted.read(arguments.result)
-    tables, names = read_samples(arguments, incomplete=fitted.saved.imputation is not None)
+    incomplete = fitted.saved.imputation is not None
+    tables, names, features = read_samples(arguments, incomplete=incomplete)
     rows, scores, anomalies = [], [], []
     for name, table in zip(names, tables, strict=True):
         is_new = name not in fitted.names
@@ -73,7 +78,20 @@ def run(arguments: argparse.Namespace) -> None:
     }
     _report.show(rows)
     print()
-    _report.finish(folder, arguments, arrays, {"table": rows})
+    # A table for a table.
+    others = {} if features is None else {SCORES: _csv(arrays)}
+    _report.finish(folder, arguments, arrays, {"table": rows}, others)
+
+
+def _csv(arrays: dict[str, Any]) -> str:
+    """Return scores and squared distances of the samples as a table."""
+    scores, text = arrays["scores"], io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["client", *(f"score_{k + 1}" for k in range(scores.shape[1])), "anomaly"])
+    owners = np.asarray(arrays["names"])[arrays["client"]]
+    for owner, row, distance in zip(owners, scores, arrays["anomaly"], strict=True):
+        writer.writerow([owner, *row, distance])
+    return text.getvalue()
 
 
 @dataclass(frozen=True)

@@ -157,10 +157,11 @@ def as_numbers(
             cells = ["nan" if missing and cell in _MISSING else cell for cell in column]
             bad = next((k for k, cell in enumerate(cells) if not _is_number(cell)), None)
             if bad is not None:
-                todo = instead(missing) if cells[bad] in _MISSING else ""
+                found = f"is {cells[bad]!r}, not a number"
+                if cells[bad] in _MISSING:
+                    found = f"is {cells[bad]!r}, a missing value{instead(missing)}"
                 raise ValueError(
-                    f"{path}: column {name!r}, row {bad} (from 0, below any header) is "
-                    f"{cells[bad]!r}, not a number{todo}"
+                    f"{path}: column {name!r}, row {bad} (from 0, below any header) {found}"
                 )
             values = np.asarray(cells).astype(np.float64)
         if values.dtype.kind not in "biuf":

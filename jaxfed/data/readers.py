@@ -10,7 +10,7 @@ number, pickled objects, files with different features.
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Shaped
@@ -32,8 +32,21 @@ from jaxfed.data._files import (
 from jaxfed.data._pictures import PICTURES, read_pictures
 from jaxfed.data._tables import TABLES, as_numbers, load_table
 
-ClientArrays = tuple[list[Float[np.ndarray, "n_i d"]], list[str]]
 Missing = Literal["refuse", "mask"]
+
+
+class ClientTables(NamedTuple):
+    """The samples of several clients.
+
+    Attributes:
+        samples: an array `(n_i, d)` for each client.
+        names: the clients' names.
+        features: the names of the features; None without names.
+    """
+
+    samples: list[Float[np.ndarray, "n_i d"]]
+    names: list[str]
+    features: list[str] | None = None
 
 
 def read_folder(
@@ -42,7 +55,7 @@ def read_folder(
     client_column: str | None = None,
     missing: Missing = "refuse",
     max_bytes: int = MAX_BYTES,
-) -> ClientArrays:
+) -> ClientTables:
     """Read the clients of a folder or a file in any supported format.
 
     The suffix decides: `.npy` and `.npz` are read by `read_arrays`, `.csv` and `.parquet` by
@@ -88,7 +101,7 @@ def read_folder(
     if format_name == "arrays":
         return read_arrays(path, missing=missing, max_bytes=max_bytes)
     images = read_pictures(present["images"], color=False, max_bytes=max_bytes)
-    return images, stems(present["images"])
+    return ClientTables(list(images), stems(present["images"]))
 
 
 def read_arrays(
@@ -98,7 +111,7 @@ def read_arrays(
     same_features: bool = True,
     missing: Missing = "refuse",
     max_bytes: int = MAX_BYTES,
-) -> ClientArrays:
+) -> ClientTables:
     """Read clients from `.npy` and `.npz` files.
 
     A folder holds one file per client with one `(n_i, d)` array each. A single file holds all
@@ -145,7 +158,7 @@ def read_arrays(
             one = "one client with one array, choose it by names=[...]"
             arrays[file.name] = load_one(file, max_bytes, one, names, masked)
         labels = stems(files)
-    return _alike(arrays, path, same_features=same_features), labels
+    return ClientTables(_alike(arrays, path, same_features=same_features), labels)
 
 
 def read_table(
@@ -154,7 +167,7 @@ def read_table(
     client_column: str | None = None,
     missing: Missing = "refuse",
     max_bytes: int = MAX_BYTES,
-) -> ClientArrays:
+) -> ClientTables:
     """Read clients from `.csv` or `.parquet` tables, with features as columns.
 
     A folder holds one table per client; in a single table, `client_column` names each row's client.
@@ -172,7 +185,7 @@ def read_table(
         max_bytes: memory limit of a `.parquet` file after decompression; never less than its size.
 
     Returns:
-        Samples (float64 from `.csv`) and name of each client.
+        Samples (float64 from `.csv`) and name of each client, and the features' names.
 
     Raises:
         FileNotFoundError: if `path` does not exist.
@@ -203,7 +216,7 @@ def read_table(
                 f"{listing(columns)} against {listing(other)}"
             )
         arrays[name] = as_samples(as_numbers(cells, other, file, masked), str(file), masked)
-    return _alike(arrays, path), stems(files)
+    return ClientTables(_alike(arrays, path), stems(files), _named(columns))
 
 
 def read_images(
@@ -293,7 +306,7 @@ def _masked(missing: str) -> bool:
     return missing == "mask"
 
 
-def _by_client(path: Path, client_column: str, max_bytes: int, masked: bool) -> ClientArrays:
+def _by_client(path: Path, client_column: str, max_bytes: int, masked: bool) -> ClientTables:
     """Group the rows of one table by client."""
     names, columns = load_table(path, max_bytes, client_column, masked)
     if names.count(client_column) != 1:
@@ -310,4 +323,10 @@ def _by_client(path: Path, client_column: str, max_bytes: int, masked: bool) -> 
         raise ValueError(f"{path}: has no column besides {client_column!r}")
     samples = as_samples(as_numbers(columns, features, path, masked), str(path), masked)
     clients = sorted(set(owners.tolist()), key=natural)
-    return [samples[owners == client] for client in clients], clients
+    tables = [samples[owners == client] for client in clients]
+    return ClientTables(tables, clients, _named(features))
+
+
+def _named(columns: list[str]) -> list[str] | None:
+    """Return the names of columns, unless they are just numbered."""
+    return None if columns == [str(k) for k in range(len(columns))] else columns

@@ -9,10 +9,10 @@ from jaxfed._checks import check_name, check_text, checked_path, refuse
 from jaxfed._optional import require
 from jaxfed.data._arrays import as_samples, of_one_type
 from jaxfed.data._files import existing, natural, reading
-from jaxfed.data.readers import ClientArrays
+from jaxfed.data.readers import ClientTables
 
 
-def read_anndata(source: Any, batch_key: str, *, layer: str | None = None) -> ClientArrays:
+def read_anndata(source: Any, batch_key: str, *, layer: str | None = None) -> ClientTables:
     """Read cells from AnnData: each batch or donor is a client, each gene a feature.
 
     Sparse matrices become dense. `source[:, genes]` chooses genes.
@@ -23,7 +23,7 @@ def read_anndata(source: Any, batch_key: str, *, layer: str | None = None) -> Cl
         layer: the layer to read; `X` by default.
 
     Returns:
-        Samples and name of each client, in natural order of the names.
+        Samples and name of each client, in natural order of the names, and the genes' names.
 
     Raises:
         FileNotFoundError: if the file does not exist.
@@ -51,4 +51,4 @@ def read_anndata(source: Any, batch_key: str, *, layer: str | None = None) -> Cl
         rows = table[of_cells == name]
         dense = rows.toarray() if scipy.sparse.issparse(rows) else np.asarray(rows)
         arrays[name] = as_samples(dense, f"{where}: {name}")
-    return of_one_type(arrays), list(arrays)
+    return ClientTables(of_one_type(arrays), list(arrays), cells.var_names.astype(str).tolist())

@@ -110,7 +110,7 @@ def annotate(
         ImportError: if anndata is not installed.
         ValueError: as `transform` and `jaxfed.data.read_anndata`.
     """
-    arrays, names = read_anndata(cells, batch_key, layer=layer)
+    arrays, names, _ = read_anndata(cells, batch_key, layer=layer)
     loadings = transform(fitted, arrays, penalty=penalty)
     shared, local = _result(fitted)
     batches = cells.obs[batch_key].astype(str).to_numpy()

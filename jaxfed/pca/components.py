@@ -299,11 +299,14 @@ def moment_received(reduced: Array) -> Moment:
 def common_local(result: Personalized) -> tuple[str, ...]:
     """Return a warning if some direction lies in almost every client's local part.
 
-    It compares the misalignment θ of `jaxfed.metrics.misalignment`.
+    It compares the misalignment θ of `jaxfed.metrics.misalignment`. With one client, nothing
+    distinguishes shared from local components.
     """
     from scipy.sparse.linalg import svds  # importing it takes longer than many runs
 
-    if not is_known(result.local) or len(result.local) < 2:
+    if len(result.local) < 2:
+        return ("With one client, nothing distinguishes shared from local components.",)
+    if not is_known(result.local):
         return ()
     local = np.asarray(result.local, float)
     stacked = np.moveaxis(local, 0, 1).reshape(local.shape[1], -1)

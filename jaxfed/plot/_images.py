@@ -9,15 +9,19 @@ from jaxtyping import ArrayLike, Real
 
 from jaxfed._checks import check_count, refuse
 from jaxfed._optional import require
+from jaxfed.contract import Personalized
 from jaxfed.plot import _figure
 
+_CLIENTS = 5  # of a model, whose local components are drawn
+_NAMED = 60  # largest number of features whose names fit below a picture
 _SIZE = 0.75  # width of an image of a component, in inches
 
 
 def components(
-    groups: Mapping[str, Real[ArrayLike, "_d _r"] | None],
+    groups: Any,
     image_shape: tuple[int, int] | None = None,
     *,
+    feature_names: Sequence[str] | None = None,
     columns: int = 12,
     figure: Any = None,
     ax: Any = None,
@@ -25,10 +29,14 @@ def components(
     """Draw groups of components, each group under its name and with its own colour scale.
 
     Args:
-        groups: components in columns by name, such as `{"shared": solution.result.shared,
-            "client 3": solution.result.local[3]}`. Groups that are None are left out.
+        groups: a solution, its result, what `jaxfed.load` returned, or an estimator: its shared
+            components and the local ones of the first clients. Or components in columns by name,
+            `(features, rank)`, such as `{"client 3": solution.result.local[3]}`. Groups that are
+            None are left out.
         image_shape: height and width if features are pixels: each component is then an image.
             Otherwise, a group is one image with a row per component and a column per feature.
+        feature_names: names of the features, if they are not pixels; by default those of an
+            estimator that was fitted to a data frame.
         columns: images in a row.
         figure: a Matplotlib figure or subfigure to draw into; a new one by default.
         ax: Matplotlib axes that the panels replace in the grid of subplots.
@@ -38,19 +46,25 @@ def components(
 
     Raises:
         ValueError: if there is no group, or a group is not `(features, rank)` or does not fit
-            `image_shape`.
+            `image_shape` or `feature_names`.
         ImportError: if Matplotlib is not installed.
     """
     check_count("columns", columns)
+    named = groups if isinstance(groups, Mapping) else _parts(groups)
     arrays = {
         name: _figure.host(f"groups[{name!r}]", group, 2, "components of shape (features, rank)")
-        for name, group in groups.items()
+        for name, group in named.items()
         if group is not None
     }
     _figure.check_named("groups", arrays, "components")
     panel = _figure.within(figure, ax)
     if image_shape is None:
-        drawn = _as_rows(arrays, panel)
+        if feature_names is None:
+            feature_names = getattr(groups, "feature_names_in_", None)
+        labels = None if feature_names is None else list(map(str, feature_names))
+        for group in arrays.values():
+            _figure.check_names("feature_names", labels, len(group))
+        drawn = _as_rows(arrays, panel, labels)
         return drawn if ax is None else ax
     images = {
         name: _figure.as_images(f"groups[{name!r}]", group.T, image_shape)
@@ -74,6 +88,21 @@ def components(
         for axes in grid[len(group) :]:
             axes.set_axis_off()
     return panel if ax is None else ax
+
+
+def _parts(model: Any) -> dict[str, Any]:
+    """The shared components of a model and the local ones of its first clients, by name."""
+    if hasattr(model, "local_components_"):  # an estimator, whose components are rows
+        shared, local = model.components_.T, model.local_components_.swapaxes(1, 2)
+        names = [f"client {label}" for label in model.groups_[:_CLIENTS]]
+    else:
+        found = getattr(model, "result", model)
+        if not isinstance(found, Personalized):
+            raise refuse("groups", "a fitted model, or components by name", model)
+        shared, local = found
+        names = [f"client {i}" for i in range(_CLIENTS)]
+    parts = [] if local is None or local.shape[-1] == 0 else local[:_CLIENTS]
+    return {"shared": shared, **dict(zip(names, parts, strict=False))}
 
 
 def separation(
@@ -147,10 +176,13 @@ def separation(
     return panel if ax is None else ax
 
 
-def _as_rows(groups: Mapping[str, np.ndarray], figure: Any) -> Any:
-    """Each group as one image with a row per component."""
+def _as_rows(groups: Mapping[str, np.ndarray], figure: Any, names: list[str] | None) -> Any:
+    """Each group as one image with a row per component, above the features' names if they fit."""
     ranks = [group.shape[1] for group in groups.values()]
-    figure = _figure.canvas(figure, 7.0, 0.25 * sum(ranks) + 0.45 * len(ranks) + 0.3)
+    if names is not None and len(names) > _NAMED:
+        names = None
+    below = 0.3 if names is None else 0.3 + 0.07 * max(map(len, names))
+    figure = _figure.canvas(figure, 7.0, 0.25 * sum(ranks) + 0.45 * len(ranks) + below)
     grid = figure.subplots(len(groups), 1, squeeze=False, height_ratios=ranks)[:, 0]
     for axes, (name, group) in zip(grid, groups.items(), strict=True):
         _figure.signed_image(
@@ -158,8 +190,14 @@ def _as_rows(groups: Mapping[str, np.ndarray], figure: Any) -> Any:
         )
         axes.set_yticks(range(group.shape[1]), range(1, group.shape[1] + 1), fontsize=7)
         axes.set_title(_figure.verbatim(name), fontsize=9, loc="left")
+    for axes in grid[:-1]:
+        axes.tick_params(labelbottom=False)
+    grid[-1].tick_params(labelsize=7)
+    if names is not None:
+        upright = {"rotation": 90} if max(map(len, names)) * len(names) > 80 else {}
+        grid[-1].set_xticks(range(len(names)), map(_figure.verbatim, names), **upright)
+        return figure
     grid[-1].set_xlabel("feature", fontsize=8)
     ticker = require("matplotlib.ticker", extra="plot")
     grid[-1].xaxis.set_major_locator(ticker.MaxNLocator(10, integer=True))
-    grid[-1].tick_params(labelsize=7)
     return figure

@@ -31,6 +31,7 @@ def html(
     metadata: Shaped[Array, " m"] | Sequence[object] | None = None,
     label: str | None = None,
     image_shape: tuple[int, int] | None = None,
+    feature_names: Sequence[str] | None = None,
     ranks: SuggestedRanks | None = None,
     confidence: Confidence | None = None,
     seconds: float | None = None,
@@ -52,6 +53,7 @@ def html(
             default their numbers of samples.
         label: what the metadata are.
         image_shape: height and width, if features are pixels.
+        feature_names: names of the features, if they are not pixels.
         ranks: what `jaxfed.pca.suggest_ranks` returned, if it was used to choose the ranks.
         confidence: the result of `jaxfed.inference.confidence` for this run, for a section with its
             intervals.
@@ -92,6 +94,7 @@ def html(
         metadata=metadata,
         label=label,
         image_shape=image_shape,
+        feature_names=feature_names,
         ranks=ranks,
         confidence=confidence,
         seconds=seconds,

@@ -1,6 +1,6 @@
 """Writes the sections of a report on a run."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -44,6 +44,7 @@ class Given:
     metadata: Any
     label: str | None
     image_shape: tuple[int, int] | None
+    feature_names: Sequence[str] | None
     ranks: SuggestedRanks | None
     confidence: Confidence | None
     seconds: float | None
@@ -209,7 +210,7 @@ def _components(given: Given, picture: Any) -> Section | None:
         for i in range(min(DRAWN, len(local))):
             samples = None if given.samples is None else [given.samples[i]]
             groups[given.names[i]] = _turned(local[i], samples)
-    drawn = plot.components(groups, given.image_shape)
+    drawn = plot.components(groups, given.image_shape, feature_names=given.feature_names)
     words = ["shared"] * (shared is not None)
     if local is not None:
         words.append(f"local of {min(DRAWN, len(local))} of {len(local):,} clients")

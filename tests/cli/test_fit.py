@@ -195,6 +195,7 @@ def test_what_was_learned_is_shown_and_used(data, tmp_path, capsys):
     np.testing.assert_allclose(own, samples @ basis, atol=1e-4)
     left = np.sum(samples**2, axis=1) - np.sum(own**2, axis=1)
     np.testing.assert_allclose(anomaly, left, atol=1e-3)
+    assert not (tmp_path / "scores" / "scores.csv").exists()
 
     new = tmp_path / "new"
     new.mkdir()
@@ -208,6 +209,33 @@ def test_what_was_learned_is_shown_and_used(data, tmp_path, capsys):
     with np.load(tmp_path / "other" / "result.npz") as found:
         np.testing.assert_allclose(found["scores"][:, :2], own[:, :2], atol=1e-4)
     assert "not a file" in refused(capsys, main(["info", str(data / "client0.npy")]))
+
+
+def test_tables_have_names_of_features_and_tables_of_scores(tmp_path):
+    rng, path = np.random.default_rng(0), tmp_path / "table.csv"
+    cells = [f"{'ab'[i % 2]},{','.join(map(str, rng.normal(size=4)))}" for i in range(20)]
+    path.write_text("\n".join(["site,age,weight,height,sugar", *cells]))
+    column = ["--client-column", "site"]
+    words = [*RANKS, "--shared-rank", 1, "--local-rank", 1, "--rounds", 2, "--report", *column]
+    assert fit("perpca", path, tmp_path / "out", *words) == 0
+    arrays, _ = loaded(tmp_path / "out")
+    assert arrays["features"].tolist() == ["age", "weight", "height", "sugar"]
+    command = ["transform", tmp_path / "out", "--data", path, "--out", tmp_path / "scores"]
+    assert main([*map(str, command), *column]) == 0
+    header, *rows = (tmp_path / "scores" / "scores.csv").read_text().splitlines()
+    assert header == "client,score_1,score_2,anomaly"
+    assert [row[0] for row in rows] == ["a"] * 10 + ["b"] * 10
+    with np.load(tmp_path / "scores" / "result.npz") as found:
+        written = np.array([row.split(",")[1:] for row in rows], float)
+        np.testing.assert_allclose(written[:, :2], found["scores"])
+        np.testing.assert_allclose(written[:, 2], found["anomaly"])
+
+
+def test_the_closest_option_is_suggested(data, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        fit("perpca", data, tmp_path / "out", *RANKS, "--runds", "3")
+    error = capsys.readouterr().err
+    assert "unrecognized arguments: --runds 3; did you mean --rounds?" in error
 
 
 def test_clients_that_stand_out_are_named(data, tmp_path):

@@ -34,8 +34,17 @@ A = np.arange(6, dtype=np.float32).reshape(3, 2)
 B = A[:2] + 0.5
 
 
+def test_the_features_of_a_table_have_names(tmp_path):
+    (tmp_path / "t.csv").write_text("site,age,weight\na,1,2\nb,3,4\n")
+    found = read_table(tmp_path / "t.csv", client_column="site")
+    assert (found.names, found.features) == (["a", "b"], ["age", "weight"])
+    (tmp_path / "t.csv").write_text("1,2\n3,4\n")
+    assert read_table(tmp_path).features is None
+    assert read_folder(tmp_path).features is None
+
+
 def check(read, arrays, names, dtype: type = np.float32):
-    got, got_names = read
+    got, got_names = read[:2]
     assert got_names == names
     assert len(got) == len(arrays)
     for x, y in zip(got, arrays, strict=True):
@@ -99,7 +108,7 @@ def test_views_may_differ_in_features(tmp_path):
     np.savez(path, one=A, two=np.ones((3, 5)))
     with pytest.raises(ValueError, match="one has 2 and two has 5"):
         read_arrays(path)
-    arrays, _ = read_arrays(path, same_features=False)
+    arrays, _, _ = read_arrays(path, same_features=False)
     assert [x.shape for x in arrays] == [(3, 2), (3, 5)]
 
 
@@ -231,7 +240,7 @@ def test_what_pandas_says_of_columns_may_be_damaged(tmp_path, said):
 @pytest.mark.parametrize(("row", "cell"), [("NA,NA", "NA"), (",", ""), ("null, N/A", "null")])
 def test_missing_values_are_no_header(tmp_path, row, cell):
     (tmp_path / "a.csv").write_text(f"{row}\n1,2\n")
-    with pytest.raises(ValueError, match=rf"a\.csv: column '0', row 0 .* is '{cell}', not a num"):
+    with pytest.raises(ValueError, match=rf"a\.csv: column '0', row 0 .* is '{cell}', a missing"):
         read_table(tmp_path)
 
 
@@ -325,7 +334,7 @@ def test_one_table_with_a_client_column(tmp_path, suffix):
 
 def test_numbered_clients_of_a_table(tmp_path):
     (tmp_path / "t.csv").write_text("site,x\n10,1\n9,2\n")
-    arrays, names = read_table(tmp_path / "t.csv", client_column="site")
+    arrays, names, _ = read_table(tmp_path / "t.csv", client_column="site")
     assert names == ["9", "10"]
     np.testing.assert_array_equal(np.concatenate(arrays), [[2], [1]])
 
@@ -340,7 +349,7 @@ def test_parquet_folder(tmp_path):
     [
         ("x,y\n1,2\n3\n", "ragged, line 3 has 1 cells and line 1 has 2"),
         ("x,y\n1,2\n3,four\n", "column 'y', row 1 .* is 'four', not a number"),
-        ("x,y\n1,\n", "column 'y', row 0 .* is '', not a number"),
+        ("x,y\n1,\n", "column 'y', row 0 .* is '', a missing value; missing=\"mask\""),
         ("site,1,2\n1,2,3\n", "is 'site', not a number"),
         ("x,y\n1,nan\n", "row 0, column 1 .* is nan"),
         ("x,y\n1,inf\n", "is inf"),

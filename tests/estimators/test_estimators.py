@@ -56,6 +56,15 @@ def test_components_are_those_of_the_truth(data, fitted):
     assert "PerPCA" in fitted.summary_
 
 
+def test_components_can_be_drawn(fitted):
+    from jaxfed import plot
+
+    figure = plot.components(fitted)
+    drawn = [image.get_array() for axes in figure.axes for image in axes.get_images()]
+    np.testing.assert_array_equal(drawn[0], fitted.components_)
+    np.testing.assert_array_equal(drawn[1], fitted.local_components_[0])
+
+
 def test_scores_restore_samples_of_known_clients(data, fitted):
     X, groups, _ = data
     scores = fitted.transform(X, groups=groups)

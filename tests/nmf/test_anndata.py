@@ -28,12 +28,12 @@ def test_cells_come_in_and_go_out(sparse, tmp_path):
     cells = anndata.AnnData(scipy.sparse.csr_matrix(table) if sparse else table)
     cells.obs["donor"] = donors
     cells.layers["double"] = 2 * table
-    arrays, names = jf.data.read_anndata(cells, "donor")
-    assert names == ["donor1", "donor9", "donor10"]
+    arrays, names, genes = jf.data.read_anndata(cells, "donor")
+    assert names == ["donor1", "donor9", "donor10"] and genes == list(cells.var_names)
     for name, array in zip(names, arrays, strict=True):
         np.testing.assert_array_equal(array, table[donors == name])
     cells.write_h5ad(tmp_path / "cells.h5ad")
-    again, _ = jf.data.read_anndata(tmp_path / "cells.h5ad", "donor", layer="double")
+    again, _, _ = jf.data.read_anndata(tmp_path / "cells.h5ad", "donor", layer="double")
     for one, other in zip(again, arrays, strict=True):
         np.testing.assert_array_equal(one, 2 * other)
 

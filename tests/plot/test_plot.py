@@ -9,7 +9,7 @@ import pytest
 from matplotlib.cbook import is_math_text
 from matplotlib.figure import Figure
 
-from jaxfed import metrics, plot
+from jaxfed import Personalized, metrics, plot
 from tests.plot.examples import confidence
 
 WHITE = 0.9
@@ -81,6 +81,25 @@ def test_components_without_pixels_are_rows_of_features():
     shared = np.arange(10.0).reshape(5, 2)
     (drawn,) = pixels(plot.components({"shared": shared}))
     np.testing.assert_array_equal(drawn, shared.T)
+
+
+def test_components_of_a_model_are_its_shared_and_local_ones():
+    shared, local = np.eye(6)[:, :2], np.stack([np.eye(6)[:, 2:3]] * 7)
+    groups = pixels(plot.components(Personalized(shared, local)))
+    assert len(groups) == 6  # of the first clients
+    np.testing.assert_array_equal(groups[0], shared.T)
+    np.testing.assert_array_equal(groups[5], local[4].T)
+    assert len(pixels(plot.components(Personalized(shared, None)))) == 1
+    with pytest.raises(ValueError, match=r"^groups: wanted a fitted model, or components by name"):
+        plot.components(shared)
+
+
+def test_features_have_their_names():
+    names = ["age", "weight", "a $price$", "d", "e"]
+    figure = plot.components({"shared": np.eye(5)[:, :2]}, feature_names=names)
+    assert {"age", "weight", r"a \$price\$"} <= texts(figure)
+    with pytest.raises(ValueError, match=r"^feature_names: wanted 5, got 1"):
+        plot.components({"shared": np.eye(5)[:, :2]}, feature_names=["age"])
 
 
 def test_separation_shows_the_parts_and_their_sum():

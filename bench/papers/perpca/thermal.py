@@ -31,7 +31,7 @@ _THERMAL = (
 def run(seeds: Seeds, *, data: Path | None = None) -> Found:
     """Separate the frames; seeds are random starts of the clients' own components."""
     file = data_file(data_folder(data, "thermal", *_THERMAL), "ambench_layer361.npz")
-    arrays, _ = datasets.read_arrays(file, names=["frames"])
+    arrays = datasets.read_arrays(file, names=["frames"]).samples
     frames = np.stack(arrays).astype(np.float32) / 1000
     samples = jnp.asarray(frames)
     with np.load(file, allow_pickle=False) as content:

@@ -77,7 +77,7 @@ def _read(
         # In FEMNIST white is 1, in the other data sets ink is 1.
         arrays = [1 - images.reshape(len(images), -1) for images in writers.images]
         return writers.names, arrays, _shape_of(writers.images[0])
-    arrays, names = data.read_folder(path, max_bytes=limit)
+    arrays, names, _ = data.read_folder(path, max_bytes=limit)
     if max(array.max() for array in arrays) > 1 and all(_are_bytes(array) for array in arrays):
         arrays = [array / 255 for array in arrays]
     return names, [array.astype(np.float32) for array in arrays], None

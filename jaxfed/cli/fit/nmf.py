@@ -83,7 +83,7 @@ def prepare(arguments: argparse.Namespace) -> _run.Problem:
 def read(arguments: argparse.Namespace) -> Split:
     """Read and scale the samples in `--data`, and hold out entries."""
     share = share_of(arguments)
-    tables, names = read_samples(arguments, incomplete=True)
+    tables, names, _ = read_samples(arguments, incomplete=True)
     if arguments.scale == "rms":
         sizes = [np.sqrt(np.nanmean(x**2, axis=0)) for x in tables]
         tables = [x / np.where(size > 0, size, 1) for x, size in zip(tables, sizes, strict=True)]

@@ -139,6 +139,7 @@ class Split(NamedTuple):
     held_out: list[Float[np.ndarray, "k_i d"]]
     units: Standardization  # what was subtracted and divided by
     choices: tuple[str, str]  # `--center` and `--scale`
+    features: list[str] | None = None  # names of the features
     imputed: Solution | None = None  # the run that imputed missing entries
     missing: float = 0.0  # share of the entries of training samples that were missing
 
@@ -190,7 +191,7 @@ def prepare(arguments: argparse.Namespace, *, entry: Entry) -> _run.Problem:
         partial(_evaluated, clients=clients, split=split, shape=shape, confidence=confidence),
         start,
         start_rounds=start_rounds,
-        page={"image_shape": shape, "clients": clients},
+        page={"image_shape": shape, "feature_names": split.features, "clients": clients},
         preprocessing=split.units,
         imputed=split.imputed,
     )
@@ -200,7 +201,7 @@ def read(arguments: argparse.Namespace, key: Key[Array, ""]) -> Split:
     """Read, split and standardize the samples in `--data`."""
     # Not all commands that read samples have this option.
     incomplete = getattr(arguments, "impute", None) is not None
-    arrays, names = read_samples(arguments, incomplete=incomplete)
+    arrays, names, features = read_samples(arguments, incomplete=incomplete)
     share = share_of(arguments)
     train, held_out = arrays, []
     if share > 0:
@@ -217,7 +218,7 @@ def read(arguments: argparse.Namespace, key: Key[Array, ""]) -> Split:
         [(y - mean) / scale for y, mean, scale in zip(tables, means, scales, strict=False)]
         for tables in (train, held_out)
     )
-    return Split(names, train, held_out, units, (arguments.center, arguments.scale))
+    return Split(names, train, held_out, units, (arguments.center, arguments.scale), features)
 
 
 def _completed(split: Split, imputed: Solution) -> Split:
@@ -265,7 +266,7 @@ def _evaluated(
         quantities["missing entries, completed (% of training samples)"] = 100 * split.missing
     samples = dict(zip(split.names, map(len, split.train), strict=True))
     figures = _figures(solution, split, shape)
-    arrays, summary = {"units": split.choices}, {"samples": samples}
+    arrays, summary = {"units": split.choices, "features": split.features}, {"samples": samples}
     found = confidence(solution, clients)
     if found is not None:
         figures |= _confidence.figures(found, split.names, shape)
@@ -283,7 +284,7 @@ def _figures(solution: Solution, split: Split, shape: tuple[int, int] | None) ->
     if local is not None:
         for name, basis, samples in list(zip(split.names, local, split.train, strict=True))[:DRAWN]:
             groups[f"local components of {name}"] = pca.principal_axes(basis, [samples])
-    figures = {PICTURES[0]: plot.components(groups, shape)}
+    figures = {PICTURES[0]: plot.components(groups, shape, feature_names=split.features)}
     if solution.rounds > 1:
         figures[PICTURES[1]] = plot.convergence(solution.history)
     return figures

@@ -32,16 +32,24 @@ class HasRemarks(eqx.Module):
 def not_converged(history: Mapping[str, np.ndarray]) -> tuple[str, ...]:
     """Remark if the run had not converged when its rounds ended.
 
-    The test is whether the objective fell in the second half of the rounds, so that more rounds may
-    lower it further, or the algorithm's stopping measure is still large. It compares tenths of the
-    rounds, to ignore scatter between rounds.
+    The test is whether the objective rose, or fell in the second half of the rounds, so that more
+    rounds may lower it further, or the algorithm's stopping measure is still large. It compares
+    tenths of the rounds, to ignore scatter between rounds.
 
     Args:
         history: the run's `(rounds,)` arrays by name; entries that are not finite are ignored.
     """
-    fall = _fall(_finite(history, "objective"))
+    objective = _finite(history, "objective")
+    fall = _fall(objective)
     measure = _finite(history, "stopping_measure")
+    # What has a stopping measure may pass through higher values on its way.
+    rise = 0.0 if len(measure) else _rise(objective)
     left = float(np.median(measure[-max(2, len(measure) // 10) :])) if len(measure) >= 10 else 0.0
+    if rise > FALL:
+        return (
+            f"The objective rose by {100 * rise:.2g} % from the first round to the last: the steps "
+            "may be too long.",
+        )
     if fall > FALL:
         finding = f"The objective still fell by {100 * fall:.2g} % in the second half of the rounds"
     elif left > FALL:
@@ -55,6 +63,16 @@ def not_converged(history: Mapping[str, np.ndarray]) -> tuple[str, ...]:
 def _finite(history: Mapping[str, np.ndarray], name: str) -> Float[np.ndarray, " rounds"]:
     values = np.asarray(history.get(name, ()), float)
     return values[np.isfinite(values)]
+
+
+def _rise(objective: Float[np.ndarray, " rounds"]) -> float:
+    """The relative rise from the first round to the last ones; zero if these scatter as much."""
+    if len(objective) < 10:
+        return 0.0
+    last = objective[-max(5, len(objective) // 10) :]
+    rise = last.min() - objective[0]
+    scale = max(abs(objective[0]), 1e-3 * abs(objective).max())
+    return rise / scale if rise > np.ptp(last) / 2 else 0.0
 
 
 def _fall(objective: Float[np.ndarray, " rounds"]) -> float:

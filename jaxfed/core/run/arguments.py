@@ -62,8 +62,7 @@ def problem_of(
     Raises:
         ValueError: names the first unsuitable argument.
     """
-    if not isinstance(algorithm, Algorithm):
-        raise ValueError(f"algorithm: wanted a jaxfed algorithm, got {type(algorithm).__name__}")
+    check_instance("algorithm", algorithm, Algorithm, "a jaxfed algorithm")
     for leaf in jax.tree.leaves(algorithm):
         if not is_number(leaf):
             raise ValueError(

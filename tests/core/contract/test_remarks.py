@@ -52,8 +52,12 @@ def test_local_components_that_all_clients_have_are_told(algorithm):
     assert not any(COMMON in remark for remark in other.remarks())
 
 
-def test_local_components_that_are_missing_or_those_of_one_client_are_passed_over():
-    assert fitted(samples(1, alike=True)).remarks() == ()
+def test_one_client_has_nothing_to_share():
+    (remark,) = fitted(samples(1, alike=True)).remarks()
+    assert "nothing distinguishes shared from local" in remark
+
+
+def test_local_components_that_are_missing_are_passed_over():
     assert fitted(samples(3, alike=True), jf.pca.Pooled(1), 1).remarks() == ()
     still = [np.ones((4, 6), np.float32)] * 3  # of rank one: all local components complete a basis
     assert not any("nan" in remark for remark in fitted(still, rounds=3).remarks())
@@ -85,8 +89,17 @@ def test_an_objective_that_scatters_does_not_count_as_falling(rounds):
     # Of few numbers that scatter, the last two may well be below two earlier ones.
     assert np.mean(falls) <= (0.01 if rounds == 100 else 0.2)
     assert told(np.exp(-np.arange(rounds) / 10)) == (rounds >= 10)
+    assert told(np.exp(np.arange(rounds) / 10)) == (rounds >= 10)
     assert not told(1 + np.exp(-np.arange(float(rounds)) * 2))
     assert not told(np.full(rounds, np.nan)) and not told(np.zeros(rounds))
+
+
+def test_a_run_whose_steps_are_too_long_says_so():
+    long = fitted(samples(5), jf.pca.PerPCA(1, 1, step_size=3.0), 20, warm_start=fitted(samples(5)))
+    history = long.history["objective"]
+    rise = 100 * (history[-5:].min() - history[0]) / history[0]
+    assert rise > 0.1
+    assert any(f"rose by {rise:.2g} %" in remark for remark in long.remarks())
 
 
 def test_a_stopping_measure_that_is_large_at_the_limit_says_so():
