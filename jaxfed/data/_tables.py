@@ -110,8 +110,8 @@ def _load_csv(path: Path, client_column: str | None) -> tuple[list[str], list[Co
 def _load_parquet(
     path: Path, max_bytes: int, client_column: str | None, missing: bool | None
 ) -> tuple[list[str], list[Column]]:
-    arrow = require("pyarrow", extra="data")
-    parquet = require("pyarrow.parquet", extra="data")
+    arrow = require("pyarrow", extra="parquet")
+    parquet = require("pyarrow.parquet", extra="parquet")
     limit, size, batches = allowed(existing(path), max_bytes), 0, []
     with reading(path, "not a Parquet file"), parquet.ParquetFile(path) as file:
         # Read a million cells at a time, to stop as soon as the limit is exceeded.

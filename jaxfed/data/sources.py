@@ -71,7 +71,7 @@ class ParquetGroups(Sequence[Table]):
             ValueError: if it is not a Parquet file, or a column has another type.
         """
         path = existing(checked_path("path", path))
-        parquet = require("pyarrow.parquet", extra="data")
+        parquet = require("pyarrow.parquet", extra="parquet")
         with reading(path, "not a Parquet file"):
             contents = parquet.ParquetFile(path)
         schema = contents.schema_arrow
