@@ -10,9 +10,9 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from importlib import metadata
 from typing import Any
 
+from jaxfed import __version__
 from jaxfed.cli._command import Command
 
 # Listed here so that `jaxfed --help` need not import the commands, and with them JAX.
@@ -109,7 +109,7 @@ def parser_of(commands: Mapping[str, Command], files: Any = None) -> argparse.Ar
         epilog="Start with jaxfed demo. jaxfed fit --help lists the algorithms, and "
         "jaxfed COMMAND --help the options of a command.",
     )
-    parser.add_argument("--version", action="version", version=metadata.version("jaxfed"))
+    parser.add_argument("--version", action="version", version=__version__)
     parser.add_argument(
         "--no-compilation-cache",
         action="store_true",

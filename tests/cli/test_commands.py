@@ -640,3 +640,19 @@ def test_a_signal_that_garbage_swallows_is_heeded(monkeypatch, capsys, number, c
         signal.signal(signal.SIGINT, before)
     assert len(capsys.readouterr().err.splitlines()) == 1
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_a_source_tree_runs_without_being_installed():
+    code = """
+from importlib import metadata
+found = metadata.version
+def version(name):
+    if name == "jaxfed":
+        raise metadata.PackageNotFoundError(name)
+    return found(name)
+metadata.version = version
+from jaxfed.cli import main
+main(["--version"])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert (done.returncode, done.stdout) == (0, "0+unknown\n"), done.stderr
