@@ -8,6 +8,7 @@ from types import ModuleType
 
 import pytest
 
+import jaxfed as jf
 from tests.helpers import ROOT, blocks
 
 README = ROOT / "README.md"
@@ -72,6 +73,21 @@ def own_channel(names, lines):
     assert float(objective.split()[-1]) == pytest.approx(1, abs=0.01)
 
 
+def machines(names, lines):
+    (ratio,) = lines("secure_sum")
+    assert float(ratio) == pytest.approx(1, abs=1e-4)
+    wire = jf.Wire(jf.channel.secure_sum(40, bits=32, bound=1.0), jf.channel.lossless())
+    options = {"rounds": 20, "key": names["key"], "channel": wire}
+    clipped = jf.fit(jf.pca.SubspaceIteration(5), names["clients"], **options)
+    objectives = [x.history["objective"][-1] for x in (clipped, names["plain"])]
+    assert objectives[0] / objectives[1] == pytest.approx(1.14, abs=0.02)
+
+
+def own_algorithm(names, lines):
+    assert lines("class KMeans") == ["(10, 64)"] and lines("class Standardize") == ["(40, 64)"]
+    assert lines("check_algorithm") == ["('structure', 'participation', 'padding', 'order')"]
+
+
 def devices(names, lines):
     objectives = [float(line) for line in lines("chunked")]
     assert objectives == pytest.approx([objectives[0]] * 4, rel=1e-5)
@@ -127,6 +143,8 @@ def streams(names, lines):
 FUNCTIONS = (
     bits,
     consensus,
+    machines,
+    own_algorithm,
     data,
     derivatives,
     devices,
@@ -185,7 +203,6 @@ def test_every_extra_has_its_line():
 
 
 def test_every_algorithm_is_described_whole():
-    import jaxfed as jf
 
     text = (DOCS / "reference/by_algorithm.md").read_text()
     sections = re.split(r"^## ", text, flags=re.M)[1:]
