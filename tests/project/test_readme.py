@@ -42,6 +42,17 @@ def first_fit(tmp_path_factory):
     return namespace
 
 
+def test_the_first_page_shows_what_it_prints(first_fit):
+    (shown,) = re.findall(r"```none\n(.*?)```", (DOCS / "start/first_fit.md").read_text(), re.S)
+    *summary, error = shown.splitlines()
+    assert float(error.split()[-1]) == pytest.approx(0.862, abs=0.01)
+    number = r"\d+\.\d+"
+    for line, found in zip(summary, first_fit["solution"].summary().splitlines(), strict=True):
+        assert re.sub(number, "", line) == re.sub(number, "", found)
+        values = [list(map(float, re.findall(number, text))) for text in (line, found)]
+        assert values[0] == pytest.approx(values[1], rel=0.01)
+
+
 @pytest.fixture
 def run(first_fit, tmp_path, monkeypatch, capsys):
     """Run a page; return its names and a function that finds what a block printed."""
