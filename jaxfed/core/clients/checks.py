@@ -142,6 +142,9 @@ def checked_array(
             lies = cast(NamedSharding, array.sharding)
             mesh = automatic(cast(Mesh, lies.mesh))
             array = jax.device_put(array, NamedSharding(mesh, lies.spec))
+        elif isinstance(array, np.ndarray):
+            # A copy: JAX may use the memory of what is put, and compiles `asarray` for each shape.
+            return jax.device_put(array.copy())
     return jnp.asarray(array)
 
 

@@ -215,4 +215,4 @@ def padded(tables: Sequence[Array]) -> Float[Array, "tables rows columns"]:
     block = np.zeros((len(tables), rows, columns), tables[0].dtype)
     for part, table in zip(block, tables, strict=True):
         part[: table.shape[0], : table.shape[1]] = table
-    return jnp.asarray(block)
+    return jax.device_put(block)
