@@ -131,9 +131,11 @@ def test_components_stay_orthonormal_in_single_precision():
 @pytest.mark.parametrize(
     "make",
     [
-        lambda s: Hierarchical(s, 0.01, solver="quasi_newton"),
+        pytest.param(
+            lambda s: Hierarchical(s, 0.01, solver="quasi_newton"), marks=pytest.mark.slow
+        ),
         pytest.param(lambda s: Adaptive(s, solver="quasi_newton"), marks=pytest.mark.slow),
-        lambda s: Bayes(s, solver="quasi_newton"),
+        lambda s: Bayes(s, solver="quasi_newton"),  # with components and numbers
     ],
     ids=["hierarchical", "adaptive", "empirical Bayes"],
 )
