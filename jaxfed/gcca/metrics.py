@@ -1,5 +1,6 @@
 """Metrics of GCCA: cost and optimum, distances, accuracy, bits, and scores of new entities."""
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -50,7 +51,12 @@ def cost(
     shared = checked_array("shared", shared, f"{entities} rank")
     local = checked_array("local", local, f"{clients} {features} {shared.shape[1]}")
     check_factor("ridge", ridge, single=True)
-    misfits = _scores(views, local, entities) - shared
+    return _cost(views, shared, local, ridge)
+
+
+@jax.jit
+def _cost(views: Clients, shared: Array, local: Array, ridge: float | Array) -> Float[Array, ""]:
+    misfits = _scores(views, local, len(shared)) - shared
     if views.data.observed is not None:
         misfits = jax.vmap(seen_rows)(views.data.observed, misfits)
     return (jnp.sum(misfits**2) + jnp.sum(ridge * local * local)) / 2
@@ -136,9 +142,15 @@ def optimum(views: Clients, rank: int, *, ridge: float | Array = 0.0) -> Optimum
     check_views(views, rank, "views", dense="the optimum needs")
     check_factor("ridge", ridge, single=True)
     clients, (entities, features) = len(views), views.data.shape
-    width = min(entities, features)
-    if rank > clients * width:
+    if rank > clients * min(entities, features):
         raise ValueError(f"rank: {rank} components from {clients} views of {features} features")
+    return _optimum(views, rank, ridge)
+
+
+@partial(jax.jit, static_argnames="rank")
+def _optimum(views: Clients, rank: int, ridge: float | Array) -> Optimum:
+    clients, (entities, features) = len(views), views.data.shape
+    width = min(entities, features)
     factors = jax.vmap(lambda view: factorize(view, width))(views.data)
     # A ridge shrinks each direction of a view by s² / (s² + L ridge) in its projection.
     squares, penalty = factors.singular**2, entities * ridge
@@ -187,6 +199,11 @@ def subspace_distance(
     """
     shared = checked_array("shared", shared, "entities rank")
     other = checked_array("other", other, " ".join(map(str, shared.shape)))
+    return _sine(shared, other)
+
+
+@jax.jit
+def _sine(shared: Array, other: Array) -> Float[Array, ""]:
     return jnp.linalg.norm(shared - other @ (other.T @ shared), 2)
 
 

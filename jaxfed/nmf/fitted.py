@@ -5,6 +5,7 @@ per client, or one array `(samples, features)` of the client `client`. NaN marks
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import jax
@@ -53,7 +54,7 @@ def transform(
         ValueError: if `fitted` is not a result of `INMF`, its penalty is not known, or the samples
             have other clients or features, infinite values or no observed entry.
     """
-    return _mapped(lambda x, own, loadings: loadings, fitted, samples, penalty, client)
+    return _mapped(_loadings, fitted, samples, penalty, client)
 
 
 def complete(
@@ -79,11 +80,7 @@ def complete(
     Raises:
         ValueError: as `transform`.
     """
-
-    def of_one(x, components, loadings):
-        return jnp.where(jnp.isnan(x), loadings @ components.T, x)
-
-    return _mapped(of_one, fitted, samples, penalty, client)
+    return _mapped(_completed, fitted, samples, penalty, client)
 
 
 def annotate(
@@ -145,19 +142,38 @@ def _mapped(
     clients = Clients.from_samples(samples, missing="mask")  # pyright: ignore[reportArgumentType]
     if len(clients) != len(local) or clients.features != len(shared):
         raise refuse("samples", f"{len(local)} clients with {len(shared)} features", clients)
-    data: IncompleteSamples = clients.data
-
-    def of_one(own: Float[Array, "features rank"], data: IncompleteSamples) -> Array:
-        values = jnp.where(data.observed, data.values, 0)
-        found = loadings_of(shared.T, own.T, weight, values, data.observed).values
-        return function(data.values, shared + own, found)
-
-    found = jax.vmap(of_one)(local, data)
+    found = _of_all(function, shared, local, clients.data, weight)
     if client is not None:
         return found[0]
     if isinstance(samples, Sequence):
         return [rows[: np.shape(x)[0]] for rows, x in zip(found, samples, strict=True)]
     return found
+
+
+def _loadings(x: Array, components: Array, loadings: Array) -> Array:
+    return loadings
+
+
+def _completed(x: Array, components: Array, loadings: Array) -> Array:
+    return jnp.where(jnp.isnan(x), loadings @ components.T, x)
+
+
+@partial(jax.jit, static_argnums=0)
+def _of_all(
+    function: Callable[[Array, Array, Array], Array],
+    shared: Float[Array, "features rank"],
+    local: Float[Array, "clients features rank"],
+    data: IncompleteSamples,
+    weight: Float[Array, ""],
+) -> Array:
+    """Apply a function to each client's samples, components and loadings, in one program."""
+
+    def of_one(own: Array, data: IncompleteSamples) -> Array:
+        values = jnp.where(data.observed, data.values, 0)
+        found = loadings_of(shared.T, own.T, weight, values, data.observed).values
+        return function(data.values, shared + own, found)
+
+    return jax.vmap(of_one)(local, data)
 
 
 def _result(fitted: Fitted) -> Personalized:

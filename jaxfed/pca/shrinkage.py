@@ -13,6 +13,8 @@ Source: edge and eigenvalue correction of the spiked covariance model, Donoho, G
 (2018), Optimal shrinkage of eigenvalues in the spiked covariance model, equations 1.3 and 1.10.
 """
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 
@@ -42,6 +44,11 @@ def shrink(moment: Moment, rank: int) -> Moment:
         features.
     """
     check_instance("moment", moment, Moment, "a jaxfed.linalg.Moment")
+    return _shrunk(moment, rank)
+
+
+@partial(jax.jit, static_argnames="rank")
+def _shrunk(moment: Moment, rank: int) -> Moment:
     # Scaled to size one, because squares of tiny moments would underflow.
     energy = jax.lax.stop_gradient(moment.trace)
     size = jnp.where(energy > jnp.finfo(energy.dtype).tiny, jnp.sqrt(energy), 1)

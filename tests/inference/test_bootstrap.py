@@ -65,6 +65,7 @@ def test_standard_errors_of_means_are_the_textbooks(x64):
     assert found.drawn == 5
 
 
+@pytest.mark.slow
 def test_one_step_agrees_with_refits_of_many_samples(x64):
     clients = drawn(400)
     solution = fitted(clients)
@@ -83,7 +84,11 @@ def test_one_step_agrees_with_refits_of_many_samples(x64):
     assert np.abs(refit - one_step).max() < 0.15 * moved
 
 
-@pytest.mark.parametrize("clients_of", [None, 5], ids=["samples", "clients"])
+@pytest.mark.parametrize(
+    "clients_of",
+    [None, pytest.param(5, marks=pytest.mark.slow)],
+    ids=["samples", "clients"],
+)
 def test_one_step_is_the_derivative_of_the_solution(x64, clients_of):
     """Along weights, against differences of whole solves with many rounds."""
     clients = drawn(30)

@@ -1,5 +1,7 @@
 """Confidence of the components of personalized PCA."""
 
+import functools
+
 import jax
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ import jaxfed as jf
 
 KEY = jax.random.key(0)
 OPTIONS = {"resamples": 100, "block": 50}
+FEW = {"resamples": 10, "block": 5}  # where no width of an interval counts
 
 
 def clients_of(scales, samples=200, clients=6, seed=0):
@@ -21,6 +24,7 @@ def clients_of(scales, samples=200, clients=6, seed=0):
     return jf.Clients.from_samples(tables)
 
 
+@functools.cache
 def found(scales, **options):
     clients = clients_of(scales, **options)
     solution = jf.fit(jf.pca.VarProPerPCA(len(scales), 1), clients, rounds=40, key=KEY)
@@ -49,7 +53,7 @@ def test_axes_with_equal_variances_are_one_group(x64):
 
 
 def test_scores_vary_with_the_axes(x64):
-    _, _, sure = found((3.0, 1.0), samples=50)
+    _, _, sure = found((3.0, 2.0, 1.0))
     samples = np.random.default_rng(1).standard_normal((4, len(sure.axes)))
     scores = sure.scores(samples)
     np.testing.assert_allclose(scores.estimate, samples @ sure.axes)
@@ -62,7 +66,7 @@ def test_scores_vary_with_the_axes(x64):
 def test_what_to_know_is_said(x64):
     _, _, few = found((3.0,), samples=6)
     assert any("fewer than 20 samples" in remark for remark in few.remarks)
-    clients = jf.Clients.from_samples(np.random.default_rng(0).standard_normal((5, 30, 8)))
+    clients = jf.Clients.from_samples(np.random.default_rng(0).standard_normal((6, 6, 9)))
     solution = jf.fit(jf.pca.VarProPerPCA(1, 1), clients, rounds=40, key=KEY)
     nothing = jf.inference.confidence(solution, clients, key=KEY, **OPTIONS)
     assert any("do not determine" in remark for remark in nothing.remarks)
@@ -76,7 +80,7 @@ def test_buckets_are_the_same_clients(x64):
     for bucket in (None, 1.2):
         clients = jf.Clients.from_samples(tables, bucket=bucket)
         solution = jf.fit(jf.pca.VarProPerPCA(1, 1), clients, rounds=40, key=KEY)
-        both.append(jf.inference.confidence(solution, clients, key=KEY, **OPTIONS))
+        both.append(jf.inference.confidence(solution, clients, key=KEY, **FEW))
     np.testing.assert_allclose(both[0].angle, both[1].angle, rtol=1e-6)
     np.testing.assert_allclose(both[0].distance.lower, both[1].distance.lower, rtol=1e-6)
 
@@ -101,7 +105,7 @@ def test_half_precision_is_computed_in_single():
         clients = jf.Clients.from_samples(values)
         model = jf.pca.VarProPerPCA(1, 1, start="common")
         solution = jf.fit(model, clients, rounds=40, key=KEY)
-        both.append(jf.inference.confidence(solution, clients, key=KEY, **OPTIONS))
+        both.append(jf.inference.confidence(solution, clients, key=KEY, **FEW))
     np.testing.assert_allclose(both[0].shared_energy, both[1].shared_energy, rtol=1e-3)
     np.testing.assert_allclose(both[0].angle, both[1].angle, rtol=0.02)
 
@@ -112,7 +116,7 @@ def test_clients_without_energy_and_noise_have_intervals(x64):
     values[0] = 0
     clients = jf.Clients.from_samples(values)
     solution = jf.fit(jf.pca.VarProPerPCA(1, 1, start="common"), clients, rounds=40, key=KEY)
-    sure = jf.inference.confidence(solution, clients, key=KEY, **OPTIONS)
+    sure = jf.inference.confidence(solution, clients, key=KEY, **FEW)
     assert all(np.isfinite(np.asarray(each)).all() for each in jax.tree.leaves(sure.distance))
     with pytest.raises(ValueError, match=r"^clients: wanted samples.*Impute"):
         gaps = jf.Clients.from_samples(np.where(values > 3, np.nan, values), missing="mask")

@@ -216,6 +216,7 @@ def test_knows_no_scale(scale):
     np.testing.assert_allclose(ratios, runs[0].history["objective"], rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_derivatives_of_whole_solves_equal_central_differences(x64):
     *_, gaps = draw(0.3, missing=0.1)
     weights = np.random.default_rng(3).normal(size=(FEATURES, FEATURES))

@@ -83,16 +83,23 @@ def polar_step_with_qr(samples, shared, frames, participants):
     return shared, [deflated(frame) for frame in frames]
 
 
+CASES = [
+    (variant, retraction, *clients)
+    for variant in ("tangent", "polar", "power")
+    for retraction in ("polar", "qr")
+    for clients in (("equal", False), ("equal", True), ("unequal", True))
+]
+QUICK = [
+    ("tangent", "polar", "equal", False),
+    ("polar", "qr", "unequal", True),
+    ("power", "polar", "unequal", True),
+]
+
+
 @pytest.mark.parametrize(
-    ("ranks", "some"),
-    [
-        ("equal", False),
-        pytest.param("equal", True, marks=pytest.mark.slow),
-        ("unequal", True),
-    ],
+    ("variant", "retraction", "ranks", "some"),
+    [pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow) for case in CASES],
 )
-@pytest.mark.parametrize("retraction", ["polar", "qr"])
-@pytest.mark.parametrize("variant", ["tangent", "polar", "power"])
 def test_every_variant(variant, retraction, ranks, some):
     samples, ranks = draw(), RANKS[ranks]
     shared, frames, start = first(ranks)

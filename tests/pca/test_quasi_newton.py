@@ -10,6 +10,7 @@ from scipy.optimize import minimize
 
 import jaxfed as jf
 from jaxfed.pca._quasi_newton import Evaluation, _newton, begin, climb
+from tests.helpers import solve
 
 FEATURES, RANK, CLIENTS, NOISE, TIGHT = 8, 2, 6, 0.3, 1e-3
 Hierarchical = partial(jf.pca.HierarchicalPCA, RANK)
@@ -30,7 +31,7 @@ def samples(dtype=np.float64):
 
 def run(algorithm, values, rounds, **options):
     clients = jf.Clients.from_samples(values)
-    return jf.rollout(algorithm, clients, rounds=rounds, key=jax.random.key(0), **options)
+    return solve(algorithm, clients, rounds=rounds, **options)
 
 
 def joint(history, first):
@@ -95,13 +96,11 @@ def test_a_quadratic_function_takes_as_many_rounds_as_it_has_directions(x64):
     curvatures = np.array([1.0, 3.0, 10.0])
     frame = jnp.eye(4, 1)
     memory = begin(frame, jnp.zeros(3), jnp.ones(3))
-    none = jnp.full(3, jnp.inf)
+    none, step = jnp.full(3, jnp.inf), jax.jit(climb)
     for _ in range(25):
         x = memory.trial.numbers
         value = -jnp.sum(curvatures * (x - 1) ** 2) / 2
-        memory, *_ = climb(
-            memory, Evaluation(10 * frame, value, -curvatures * (x - 1)), -none, none
-        )
+        memory, *_ = step(memory, Evaluation(10 * frame, value, -curvatures * (x - 1)), -none, none)
     np.testing.assert_allclose(memory.trial.numbers, 1, atol=1e-9)
     np.testing.assert_allclose(memory.trial.frame, frame, atol=1e-12)
 
@@ -110,12 +109,13 @@ def test_numbers_stay_within_their_limits(x64):
     frame = jnp.eye(4, 1)
     memory = begin(frame, jnp.zeros(2), jnp.ones(2))
     least, most = jnp.array([-0.5, -5.0]), jnp.array([0.5, 5.0])
+    step = jax.jit(climb)
     for _ in range(20):
         x = memory.trial.numbers
         assert (x >= least).all() and (x <= most).all()
         value = -jnp.sum((x - 2) ** 2) / 2 - 0.4 * x[0] * x[1]
         slopes = -(x - 2) - 0.4 * x[::-1]
-        memory, *_ = climb(memory, Evaluation(frame, value, slopes), least, most)
+        memory, *_ = step(memory, Evaluation(frame, value, slopes), least, most)
     # The first is at its limit, and the second is best given that.
     np.testing.assert_allclose(memory.trial.numbers, [0.5, 1.8], atol=1e-8)
 
@@ -131,9 +131,11 @@ def test_components_stay_orthonormal_in_single_precision():
 @pytest.mark.parametrize(
     "make",
     [
-        lambda s: Hierarchical(s, 0.01, solver="quasi_newton"),
-        lambda s: Adaptive(s, solver="quasi_newton"),
-        lambda s: Bayes(s, solver="quasi_newton"),
+        pytest.param(
+            lambda s: Hierarchical(s, 0.01, solver="quasi_newton"), marks=pytest.mark.slow
+        ),
+        pytest.param(lambda s: Adaptive(s, solver="quasi_newton"), marks=pytest.mark.slow),
+        lambda s: Bayes(s, solver="quasi_newton"),  # with components and numbers
     ],
     ids=["hierarchical", "adaptive", "empirical Bayes"],
 )
@@ -147,15 +149,16 @@ def test_unrolled_derivatives_are_those_of_finite_differences(make, rounds, x64)
     weights = jnp.asarray(np.random.default_rng(1).normal(size=(FEATURES, FEATURES)))
 
     @jax.jit
+    @partial(jax.value_and_grad, argnums=(0, 1))
     def end(noise, scale):
         shared = run(make(noise), scale * values, rounds).result.shared
         return jnp.sum(weights * (shared @ shared.T))
 
     at = jnp.asarray(NOISE), jnp.asarray(1.0)
-    slopes = jax.jit(jax.grad(end, argnums=(0, 1)))(*at)
+    _, slopes = end(*at)
     for i, got in enumerate(slopes):
         step = 1e-5 * jnp.eye(2)[i]
-        ends = [end(*(x + sign * d for x, d in zip(at, step, strict=True))) for sign in (1, -1)]
+        ends = [end(*(x + sign * d for x, d in zip(at, step, strict=True)))[0] for sign in (1, -1)]
         np.testing.assert_allclose(got, (ends[0] - ends[1]) / 2e-5, rtol=1e-4, atol=1e-6)
 
 

@@ -156,7 +156,7 @@ def test_recovers_what_has_no_noise_at_a_linear_rate(x64, missing):
     truth = draw(missing=missing)
     observed = ~np.isnan(truth.gaps)
     ends = []
-    for rounds in (40, 80, 120, 280):
+    for rounds in (40, 120, 280):
         run = solve(jf.pca.TCMF(RANK, RANK, 0.0), clients_of(truth.gaps), rounds=rounds)
         cleaned = np.asarray(run.local.cleaned)
         ends.append(np.max(np.abs(truth.samples - cleaned - truth.errors)[observed]))
@@ -164,7 +164,7 @@ def test_recovers_what_has_no_noise_at_a_linear_rate(x64, missing):
     assert gap(run.result.local, truth.locals_) < 1e-9
     assert ends[-1] < 1e-9
     # The paper's bound on errors is the threshold.
-    assert (np.array(ends[:3]) < 5 * 0.9 ** np.array([40, 80, 120])).all()
+    assert (np.array(ends[:2]) < 5 * 0.9 ** np.array([40, 120])).all()
     # Missing entries are those of the low-rank parts.
     np.testing.assert_allclose(cleaned, truth.samples - truth.errors, atol=1e-9)
 
@@ -215,6 +215,7 @@ def test_the_objective_falls_once_the_threshold_has(x64):
     assert (np.diff(objective) <= 1e-12 * objective[0]).all()
 
 
+@pytest.mark.slow
 def test_derivatives_of_whole_solves_equal_central_differences(x64):
     truth = draw(0.1, missing=0.05)
     weights = np.random.default_rng(3).normal(size=(FEATURES, FEATURES))

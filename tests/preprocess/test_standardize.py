@@ -89,6 +89,7 @@ def test_sums_go_behind_masks():
     check_pooled((found.mean, found.scale), arrays)
 
 
+@pytest.mark.slow
 def test_sums_go_behind_masks_on_flower(tmp_path, monkeypatch):
     pytest.importorskip("flwr")
     from jaxfed.deploy import exchange

@@ -1,5 +1,7 @@
 """Forgotten moments against NumPy, frequent directions against their bound, ids, derivatives."""
 
+import functools
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -167,7 +169,7 @@ def test_moments_are_taken_in_too():
     chex.assert_trees_all_close(after(Forgetting(RATE), given), wanted, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("rank", [None, RANK])
+@pytest.mark.parametrize("rank", [pytest.param(None, marks=pytest.mark.slow), RANK])
 def test_derivatives_are_central_differences(rank, x64):
     """Of the shared components, by new samples and by the rate, through whole solves."""
     before = after(Forgetting(RATE, rank), [batch(dtype=np.float64)])
@@ -177,6 +179,7 @@ def test_derivatives_are_central_differences(rank, x64):
     way = jax.random.normal(jax.random.key(1), newer.data.values.shape) * newer.data.mask[..., None]
 
     @jax.jit
+    @functools.partial(jax.value_and_grad, argnums=(0, 1))
     def objective(size, rate):
         moved = jf.Samples(newer.data.values + size * way, newer.data.count)
         today = jf.Clients(moved, newer.ids, newer.weights)
@@ -185,10 +188,10 @@ def test_derivatives_are_central_differences(rank, x64):
         return jnp.sum(target * (shared @ shared.T))
 
     at, step = (jnp.zeros(()), jnp.asarray(RATE)), 1e-5
-    slopes = jax.grad(objective, (0, 1))(*at)
+    _, slopes = objective(*at)
     for place, slope in enumerate(slopes):
         ends = [
-            objective(*(x + sign * step * (place == i) for i, x in enumerate(at)))
+            objective(*(x + sign * step * (place == i) for i, x in enumerate(at)))[0]
             for sign in (1, -1)
         ]
         np.testing.assert_allclose(slope, (ends[0] - ends[1]) / (2 * step), rtol=1e-6)
@@ -213,9 +216,14 @@ ALGORITHMS = {
     "AdaptivePCA": jf.pca.AdaptivePCA(2, 0.5),
     "OneShot": jf.pca.OneShot(2, 1),
 }
+# One of each kind of message: gradients, products and eigenvectors.
+QUICK = ("PerPCA", "BlockLanczos", "OneShot")
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in ALGORITHMS],
+)
 def test_algorithms_take_factors_as_they_take_matrices(name, x64):
     rows = after(Forgetting(RATE, RANK), [batch(seed=s, dtype=np.float64) for s in range(3)])
     # The energy that the rows have lost is in the trace alone.
@@ -228,8 +236,15 @@ def test_algorithms_take_factors_as_they_take_matrices(name, x64):
     chex.assert_trees_all_close(*(each.history["objective"] for each in results), rtol=1e-10)
 
 
-@pytest.mark.parametrize("rank", [None, RANK])
-@pytest.mark.parametrize("mapped", [jf.backend.chunked(2), jf.backend.shard()])
+@pytest.mark.parametrize(
+    ("mapped", "rank"),
+    [
+        (jf.backend.chunked(2), None),
+        (jf.backend.shard(), RANK),
+        pytest.param(jf.backend.chunked(2), RANK, marks=pytest.mark.slow),
+        pytest.param(jf.backend.shard(), None, marks=pytest.mark.slow),
+    ],
+)
 def test_backends_give_the_same(mapped, rank):
     clients = after(Forgetting(RATE, rank), [batch((9, 15, 4, 7), seed=seed) for seed in range(2)])
     key, algorithm = jax.random.key(0), jf.pca.PerPCA(2, 1)

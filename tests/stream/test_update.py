@@ -36,10 +36,9 @@ def test_it_is_a_warm_fit():
 
 def test_channel_and_participation_are_those_of_the_run():
     wire = jf.Wire(jf.channel.quantize(6), jf.channel.cast(jnp.bfloat16), jf.channel.quantize(8))
-    before = solved(jf.pca.SubspaceIteration(2), channel=wire)
-    assert before.wire.channels == wire.channels
     some = jf.participation.uniform(2)
     before = solved(channel=wire, participation=some)
+    assert before.wire.channels == wire.channels
     found = before.update(clients(seed=1), rounds=3, key=KEYS[1])
     options = {"rounds": 3, "key": KEYS[1], "warm_start": before}
     wanted = jf.fit(PERPCA, clients(seed=1), channel=wire, participation=some, **options)
@@ -131,7 +130,7 @@ def test_bad_input_is_refused():
         jf.Wire(*[jf.channel.lossless()] * 3, "none")  # pyright: ignore[reportArgumentType]
 
 
-@pytest.mark.parametrize("rank", [None, 3])
+@pytest.mark.parametrize("rank", [pytest.param(None, marks=pytest.mark.slow), 3])
 def test_machines_may_hold_moments(rank, tmp_path, monkeypatch):
     pytest.importorskip("flwr")
     from jaxfed.deploy import exchange

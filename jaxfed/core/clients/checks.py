@@ -142,6 +142,13 @@ def checked_array(
             lies = cast(NamedSharding, array.sharding)
             mesh = automatic(cast(Mesh, lies.mesh))
             array = jax.device_put(array, NamedSharding(mesh, lies.spec))
+    return on_device(array)
+
+
+def on_device(array: Array | np.ndarray) -> Array:
+    """As `jnp.asarray`, which compiles a program for each shape of a NumPy array."""
+    if isinstance(array, np.ndarray) and jax.sharding.get_abstract_mesh().empty:
+        return jax.device_put(np.array(array))  # a copy, since JAX may use the memory that it gets
     return jnp.asarray(array)
 
 

@@ -12,7 +12,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from jaxfed._checks import check_name
-from jaxfed.core.clients.checks import is_traced
+from jaxfed.core.clients.checks import is_traced, on_device
 from jaxfed.core.common.buckets import Buckets, grouped
 from jaxfed.core.common.printing import is_known
 
@@ -215,4 +215,4 @@ def padded(tables: Sequence[Array]) -> Float[Array, "tables rows columns"]:
     block = np.zeros((len(tables), rows, columns), tables[0].dtype)
     for part, table in zip(block, tables, strict=True):
         part[: table.shape[0], : table.shape[1]] = table
-    return jnp.asarray(block)
+    return on_device(block)

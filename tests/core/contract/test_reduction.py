@@ -210,11 +210,9 @@ def test_factors_and_products_give_the_same_components_and_derivatives(algorithm
         shared = shared if isinstance(shared, jax.Array) else shared.shared
         return jnp.sum(cost * (shared @ shared.T))
 
-    for function in (value, jax.grad(value)):
-        one, other = (
-            jax.jit(function, static_argnums=1)(jnp.asarray(samples), backend)
-            for backend in (jf.backend.vmap(), jf.backend.chunked(2))
-        )
+    function = jax.jit(jax.value_and_grad(value), static_argnums=1)
+    both = (function(samples, mapped) for mapped in (jf.backend.vmap(), jf.backend.chunked(2)))
+    for one, other in zip(*both, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-8, atol=1e-10)
 
 
@@ -432,9 +430,9 @@ numbers = st.integers(-8, 8).map(float)
 
 @pytest.mark.parametrize("kind", PARTS)
 @given(
-    values=st.lists(st.lists(numbers, min_size=6, max_size=6), min_size=3, max_size=7),
-    weights=st.lists(st.sampled_from([0.0, 0.25, 1.0, 4.0]), min_size=7, max_size=7),
-    cuts=st.tuples(st.integers(1, 6), st.integers(1, 6)),
+    values=st.lists(st.lists(numbers, min_size=6, max_size=6), min_size=3, max_size=4),
+    weights=st.lists(st.sampled_from([0.0, 0.25, 1.0, 4.0]), min_size=4, max_size=4),
+    cuts=st.tuples(st.integers(1, 3), st.integers(1, 3)),
 )
 def test_monoid(kind, values, weights, cuts):
     # With these numbers all sums and roots are exact.

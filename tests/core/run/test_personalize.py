@@ -1,5 +1,7 @@
 """Models of new clients, against closed forms in NumPy, and clients found again by their ids."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -171,12 +173,11 @@ def test_a_warm_start_finds_clients_by_their_ids(key, x64):
     solution = solved(algorithm, known, key)
     assert list(solution.ids) == list(range(M))
 
-    def start(clients, first=solution):
-        return jf.rollout(algorithm, clients, rounds=1, key=key, warm_start=first)
+    def start(clients, first=solution, run=jf.fit):
+        return run(algorithm, clients, rounds=1, key=key, warm_start=first)
 
     def before(clients, local):
-        warm = jf.Personalized(solution.result.shared, local)
-        return jf.rollout(algorithm, clients, rounds=1, key=key, warm_start=warm)
+        return start(clients, jf.Personalized(solution.result.shared, local))
 
     def same(given, wanted):
         np.testing.assert_allclose(given.result.local, wanted.result.local, atol=1e-12)
@@ -191,7 +192,8 @@ def test_a_warm_start_finds_clients_by_their_ids(key, x64):
     wanted = jnp.stack([fresh[0], local[2], fresh[1], local[0], local[1]])
     same(start(more), before(more, wanted))
     # Nothing is known of traced ids: those go by position.
-    same(jax.jit(start)(known, solution), before(known, local))
+    traced = jax.jit(functools.partial(start, run=jf.rollout))
+    same(traced(known, solution), before(known, local))
 
 
 def test_refusals(key):

@@ -150,6 +150,11 @@ def encoded(channel, key, message):
     return channel.encode(key, message, channel.memory(message))[0]
 
 
+@jax.jit
+def arrived_of(channel, payload):
+    return channel.decode(payload)
+
+
 pack = jax.jit(pack_symbols, static_argnums=1)
 unpack = jax.jit(unpack_symbols, static_argnums=(1, 2))
 
@@ -427,7 +432,14 @@ def test_error_feedback_loses_nothing_in_the_sum(key):
     chex.assert_trees_all_close(total + memory, messages.sum(0), atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["3 bits", "5 symbols", "top", "bfloat16"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "3 bits",
+        "bfloat16",
+        *(pytest.param(x, marks=pytest.mark.slow) for x in ("5 symbols", "top")),
+    ],
+)
 def test_runs_with_differences_end_where_lossless_ones_do(name, x64):
     """So many rounds take the slowest, the largest entries, to 2e-11, whichever way it gets there.
 
@@ -494,13 +506,18 @@ def test_derivatives_are_those_of_the_mean_of_what_arrives(name, key, x64):
         payload, _ = channel.encode(key, x, memory)
         return channel.differentiable(channel.decode(payload), x, memory)
 
+    @jax.jit
+    def derived(key):
+        value, change = jax.jvp(lambda x: through(x, key), (x,), (direction,))
+        _, back = jax.vjp(lambda x: through(x, key), x)
+        payload, _ = channel.encode(key, x, channel.memory(x))
+        return change, back(direction)[0], value, channel.decode(payload)
+
     for draw_key in jax.random.split(key, 3):
-        value, change = jax.jvp(lambda x, k=draw_key: through(x, k), (x,), (direction,))
+        change, back, value, arrived = derived(draw_key)
         np.testing.assert_allclose(change, wanted, rtol=1e-12)
-        _, back = jax.vjp(lambda x, k=draw_key: through(x, k), x)
-        np.testing.assert_allclose(back(direction)[0], wanted, rtol=1e-12)
-        payload, _ = channel.encode(draw_key, x, channel.memory(x))
-        np.testing.assert_array_equal(value, channel.decode(payload))
+        np.testing.assert_allclose(back, wanted, rtol=1e-12)
+        np.testing.assert_array_equal(value, arrived)
 
 
 class Descent(jf.Algorithm):
@@ -588,8 +605,9 @@ def test_bad_settings_are_refused(make, argument):
 
 def test_a_chain_of_a_chain_is_the_longer_chain(key):
     top, coarse, half = jf.channel.top_k(0.5), jf.channel.quantize(8), jf.channel.cast("bfloat16")
-    random, x = jf.channel.random_k(0.7), jax.random.normal(key, (40, 3))
-    kept = jnp.sort(jnp.abs(x).reshape(-1))[-60]
+    random = jf.channel.random_k(0.7)
+    x = np.asarray(jax.random.normal(key, (40, 3)))
+    kept = np.sort(np.abs(x).reshape(-1))[-60]
     for nested, flat in [
         ([jf.channel.chain(top, half), coarse], [top, half, coarse]),
         ([top, jf.channel.chain(random, half), coarse], [top, random, half, coarse]),
@@ -600,13 +618,13 @@ def test_a_chain_of_a_chain_is_the_longer_chain(key):
     ]:
         payloads = [encoded(jf.channel.chain(*some), key, x) for some in (nested, flat)]
         assert jf.channel.bits(payloads[0]) == jf.channel.bits(payloads[1])
-        decoded = jf.channel.chain(*nested).decode(payloads[0])
+        decoded = np.asarray(arrived_of(jf.channel.chain(*nested), payloads[0]))
         sent = decoded != 0
-        assert 20 < sent.sum() <= 60 and (jnp.abs(x[sent]) >= kept).all()
-        assert (jnp.sign(decoded) == jnp.sign(x))[sent].all()
+        assert 20 < sent.sum() <= 60 and (np.abs(x[sent]) >= kept).all()
+        assert (np.sign(decoded) == np.sign(x))[sent].all()
     short = jf.channel.chain(jf.channel.chain(top, half), coarse)
-    given = short.decode(encoded(short, key, x))
-    np.testing.assert_allclose(given, jnp.where(jnp.abs(x) >= kept, x, 0), atol=0.03)
+    given = arrived_of(short, encoded(short, key, x))
+    np.testing.assert_allclose(given, np.where(np.abs(x) >= kept, x, 0), atol=0.03)
 
 
 def test_channels_that_are_no_compressors_are_composed(key):
