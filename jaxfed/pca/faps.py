@@ -163,7 +163,11 @@ class FAPS(Accelerated, HoldsBasis):
             "penalty": penalty,
         }
         uplink = Masked(product, captured if gradient is None else None, gradient)
-        return Sum(uplink), Consensus(x, image, *self._adapted(local, z), local.age + 1), diagnostics
+        return (
+            Sum(uplink),
+            Consensus(x, image, *self._adapted(local, z), local.age + 1),
+            diagnostics,
+        )
 
     def server_step(self, key, server: Server, uplink: Masked) -> tuple[Server, Diagnostics]:
         """Take one step of subspace iteration on the sum of the Q_i."""
