@@ -101,7 +101,7 @@ def _values(matrix: Float[Array, "d d"], rank: int) -> Eigen:
         values, vectors = eigh(jnp.where(bad, matrix, values[0]), bad)
         return values[::-1][:rank], vectors[:, ::-1][:, :rank]
 
-    tolerance = jnp.finfo(matrix.dtype).eps * len(matrix) ** 0.5
+    tolerance = float(jnp.finfo(matrix.dtype).eps) * len(matrix) ** 0.5
     (values, vectors), converged = _by_products((matrix + matrix.T) / 2, rank, tolerance, CYCLES)
     values, vectors = repeated(~converged, decompose, (values, vectors))
     return values, with_sign(vectors)
@@ -116,9 +116,9 @@ def _largest(matrix: Float[Array, "d d"]) -> Float[Array, ""]:
 
     # The error is at most the square of the residual over the gap between the two largest
     # eigenvalues: rounding for gaps from the cube root of eps on, a hundred times less beyond.
-    tolerance = jnp.finfo(matrix.dtype).eps ** (2 / 3)
-    found = _by_products((matrix + matrix.T) / 2, 1, tolerance, CYCLES_OF_ONE)
-    ((value,), _), converged = found
+    tolerance = float(jnp.finfo(matrix.dtype).eps) ** (2 / 3)
+    symmetric = (matrix + matrix.T) / 2
+    ((value,), _), converged = _by_products(symmetric, 1, tolerance, CYCLES_OF_ONE)
     return repeated(~converged, decompose, (value,))[0]
 
 

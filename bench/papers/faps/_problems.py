@@ -180,17 +180,34 @@ def alone(
     return solved(SubspaceIteration(rank), pooled[None], pooled, values, keys, rounds, tol)
 
 
+def drawn(
+    seeds: Seeds, sizes: tuple[int, ...], values: Float[Array, " n"]
+) -> Float[Array, "runs d n n"]:
+    """Data of which the split matters: another draw for each seed."""
+    return jnp.stack([matrices_of(key, sizes, values) for key in seeds.keys(1)])
+
+
+def on(
+    matrices: Float[Array, "runs d n n"],
+    algorithm: Algorithm,
+    values: Float[Array, " n"],
+    seeds: Seeds,
+    rounds: int,
+    tol: float | None = TOLERANCE,
+) -> Outcomes:
+    """An algorithm on drawn data."""
+    return solved(algorithm, matrices, jnp.diag(values**2), values, seeds.keys(0), rounds, tol)
+
+
 def together(
     algorithm: Algorithm,
     values: Float[Array, " n"],
     sizes: tuple[int, ...],
     seeds: Seeds,
     rounds: int,
-    tol: float | None = TOLERANCE,
 ) -> Outcomes:
-    """An algorithm to which the split matters: another draw of the data for each seed."""
-    matrices = jnp.stack([matrices_of(key, sizes, values) for key in seeds.keys(1)])
-    return solved(algorithm, matrices, jnp.diag(values**2), values, seeds.keys(0), rounds, tol)
+    """An algorithm on data that are drawn for it."""
+    return on(drawn(seeds, sizes, values), algorithm, values, seeds, rounds)
 
 
 def fewer(rounds: Any, rival: Any, printed: float, rival_printed: float) -> Cell:
