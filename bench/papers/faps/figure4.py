@@ -1,6 +1,6 @@
 """Rounds to a KKT violation, and its curves, on arithmetic spectra of three condition numbers."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +15,8 @@ from papers.report import Found, Labels, ahead
 from papers.runs import Seeds
 
 CONDITIONS = (10, 100, 1000)
+PRINTED = {problems.POWER: problems.power, problems.PRINTED: problems.printed}
+METHODS: Mapping[str, Callable[[int], Algorithm]] = PRINTED | {problems.FIVE: FAPS}
 _TO = (1e-3, 3e-4, 1e-4)  # KKT violations
 
 
@@ -23,9 +25,9 @@ def _rounds(violation: float) -> str:
 
 
 def full(seeds: Seeds, *, clients: int = 128, rounds: int = 200) -> Found:
-    """The printed size, of one draw of data and start for three seeds."""
+    """The printed size and methods, of one draw of data and start for three seeds."""
     few = problems.few_of(seeds)
-    found = run(few, features=1000, clients=clients, rounds=rounds)
+    found = run(few, features=1000, clients=clients, rounds=rounds, methods=PRINTED)
     ends: dict[Labels, Any] = {}
     for condition in CONDITIONS:
         printed, power = (
@@ -44,15 +46,10 @@ def run(
     clients: int = 8,
     conditions: Sequence[int] = CONDITIONS,
     rounds: int = 600,
+    methods: Mapping[str, Callable[[int], Algorithm]] = METHODS,
 ) -> Found:
     """All curves, without a stopping rule; a client has a quarter more samples than features."""
     sizes = (features * 5 // 4,) * clients
-    methods: dict[str, Callable[[int], Algorithm]]
-    methods = {
-        problems.POWER: problems.power,
-        problems.PRINTED: problems.printed,
-        problems.FIVE: FAPS,
-    }
     found: dict[tuple[int, str], np.ndarray] = {}
     with jax.enable_x64(True):
         for condition in conditions:
