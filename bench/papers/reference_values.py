@@ -262,7 +262,7 @@ def figure4(draws: int, features: int = 300, rank: int = 10, most: int = 600) ->
 def table1(
     draws: int, features: int = 2000, rank: int = 20, clients: int = 128, most: int = 700
 ) -> Rows:
-    """Table 1: rounds by rule (27), and errors, from the same start; where a run is not done, all.
+    """Table 1: rounds by rule (27), and errors; of subspace iteration from two hundred starts.
 
     Eigenvalues of less than a millionth of the largest are zeros, and what a start has in their
     axes is turned into the first of these.
@@ -271,16 +271,17 @@ def table1(
     kept = int(np.sum(values**2 > 1e-6))
     values = np.concatenate([values[:kept], np.zeros(rank)])
     pooled = np.diag(values**2)
-    for seed in range(draws):
+    for seed in range(200):
         rng = np.random.default_rng(seed)
         z = rng.uniform(-1, 1, (features, rank))
         z = orthonormal(np.concatenate([z[:kept], np.linalg.qr(z[kept:], "r")]))
-        parts, alone = _parts(rng, values, 1000, clients), 0
-        for name, run in (
-            ("subspace iteration", _power(pooled[None], z, most, 1)),
-            ("FAPS, 5 local steps", _faps(parts, z, most, 5)),
-            ("FAPS as printed", _faps(parts, z, most, None)),
-        ):
+        runs = {"subspace iteration": _power(pooled[None], z, most, 1)}
+        if seed < draws:
+            parts = _parts(rng, values, 1000, clients)
+            runs["FAPS, 5 local steps"] = _faps(parts, z, most, 5)
+            runs["FAPS as printed"] = _faps(parts, z, most, None)
+        alone = 0
+        for name, run in runs.items():
             captured, accurate, rounds = np.sum(z * (pooled @ z)), np.inf, 0
             for rounds, found in enumerate(run, 1):
                 product, before = pooled @ found, captured
@@ -289,7 +290,8 @@ def table1(
                 accurate = min(accurate, rounds) if kkt <= 2e-6 else accurate
                 if abs(captured - before) <= 1e-10 * captured:
                     break
-            alone = alone or rounds
+            if name == "subspace iteration":
+                alone = rounds
             singular = np.sqrt(np.linalg.eigvalsh(found.T @ product)[::-1])
             error = np.linalg.norm(singular - values[:rank]) / np.linalg.norm(values[:rank])
             yield f"{name}: rounds", rounds
