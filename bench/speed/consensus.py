@@ -6,7 +6,7 @@ scikit-learn on the pooled data.
 
 The time of a round is the difference between compiled calls with many rounds and with few. Its bare
 products are only the batched products with the clients' matrices that it cannot avoid: one for
-`BlockLanczos`, seven for `FAPS` (five local steps, the multiplier, the captured energy). They use
+`BlockLanczos`, six for `FAPS` (five local steps, the captured energy). They use
 the samples or the matrices, as the round does. In `rounds`, LAPACK has one thread: on a few busy
 cores, its threads and those of the products wait for each other, which at least doubles the time of
 a round.
@@ -80,7 +80,7 @@ def rounds_against_products():
         for algorithm, kind, products in (
             (jf.pca.BlockLanczos(rank), "samples", 1),
             (jf.pca.BlockLanczos(rank), "matrices", 1),
-            (jf.pca.FAPS(rank), "matrices", 7),
+            (jf.pca.FAPS(rank), "matrices", 6),
         ):
             clients, moments = given[kind]
             rivals = {

@@ -24,6 +24,7 @@ Eigen = tuple[Float[Array, " rank"], Float[Array, "d rank"]]
 # Lanczos iteration of at most CYCLES cycles of BLOCKS blocks instead of a decomposition. A failure
 # wastes a tenth of the time of a decomposition.
 LARGE, SHARE, CYCLES, BLOCKS = 512, 32, 12, 4
+CYCLES_OF_ONE = 32  # for the largest eigenvalue alone, where a failure wastes a quarter
 
 
 def top_eigenvectors(matrix: Float[ArrayLike, "d d"], rank: int) -> Eigen:
@@ -53,6 +54,12 @@ def top_eigenvectors(matrix: Float[ArrayLike, "d d"], rank: int) -> Eigen:
     matrix = checked_square("matrix", matrix)
     check_whole("rank", rank, most=len(matrix))
     return _top(matrix, rank)
+
+
+@jax.jit
+def top_eigenvalue(matrix: Float[Array, "d d"]) -> Float[Array, ""]:
+    """The largest eigenvalue of a symmetric matrix, as differentiable as `top_eigenvectors`."""
+    return _top_eigenvalue(matrix)
 
 
 @partial(jax.jit, static_argnums=1)
@@ -94,24 +101,41 @@ def _values(matrix: Float[Array, "d d"], rank: int) -> Eigen:
         values, vectors = eigh(jnp.where(bad, matrix, values[0]), bad)
         return values[::-1][:rank], vectors[:, ::-1][:, :rank]
 
-    (values, vectors), converged = _by_products((matrix + matrix.T) / 2, rank)
+    tolerance = float(jnp.finfo(matrix.dtype).eps) * len(matrix) ** 0.5
+    (values, vectors), converged = _by_products((matrix + matrix.T) / 2, rank, tolerance, CYCLES)
     values, vectors = repeated(~converged, decompose, (values, vectors))
     return values, with_sign(vectors)
 
 
-def _by_products(matrix: Float[Array, "d d"], rank: int) -> tuple[Eigen, Bool[Array, ""]]:
+def _largest(matrix: Float[Array, "d d"]) -> Float[Array, ""]:
+    if len(matrix) < LARGE:
+        return descending(matrix)[0][0]
+
+    def decompose(bad, value):
+        return (eigh(jnp.where(bad, matrix, value), bad)[0][-1],)
+
+    # The error is at most the square of the residual over the gap between the two largest
+    # eigenvalues: rounding for gaps from the cube root of eps on, a hundred times less beyond.
+    tolerance = float(jnp.finfo(matrix.dtype).eps) ** (2 / 3)
+    symmetric = (matrix + matrix.T) / 2
+    ((value,), _), converged = _by_products(symmetric, 1, tolerance, CYCLES_OF_ONE)
+    return repeated(~converged, decompose, (value,))[0]
+
+
+def _by_products(
+    matrix: Float[Array, "d d"], rank: int, tolerance: float, cycles: int
+) -> tuple[Eigen, Bool[Array, ""]]:
     """Leading eigenvectors by restarted block Lanczos iteration, and whether they converged.
 
-    They converged if residuals |S v - lambda v| are of the size of rounding. A block has a few more
-    columns than the rank, so that no eigenvector is missed and the wanted ones do not wait for the
-    slowest of them.
+    They converged if residuals |S v - lambda v| are at most `tolerance` times the largest
+    eigenvalue. A block has a few more columns than the rank, so that no eigenvector is missed and
+    the wanted ones do not wait for the slowest of them.
 
     Source: Golub & Underwood (1977), The block Lanczos method for computing eigenvalues.
     """
     size, width = len(matrix), rank + 8
     scale = jnp.max(jnp.abs(matrix))  # so that squares of residuals neither overflow nor vanish
     matrix = matrix / jnp.where(scale > 0, scale, 1)
-    tolerance = jnp.finfo(matrix.dtype).eps * size**0.5
 
     def extended(k, state):
         basis, products = state
@@ -136,7 +160,7 @@ def _by_products(matrix: Float[Array, "d d"], rank: int) -> tuple[Eigen, Bool[Ar
         return block, product, values, jnp.max(rest) <= tolerance * largest, count + 1
 
     def unfinished(state):
-        return ~state[3] & (state[4] < CYCLES)
+        return ~state[3] & (state[4] < cycles)
 
     start = orthonormalize(jax.random.normal(jax.random.key(0), (size, width), matrix.dtype))
     first = start, matmul(matrix, start), jnp.zeros(width, matrix.dtype), jnp.zeros((), bool), 0
@@ -185,7 +209,13 @@ def _resolvent(matrix, found, y):
     return matmul(dropped, reciprocals * matmul(dropped.T, y))
 
 
+def _rule_of_largest(primals, tangents):
+    (values, _), (changes, _) = _rule(primals, tangents, 1)
+    return values[0], changes[0]
+
+
 _top_eigenvectors = per_platform(_values, _rule)
+_top_eigenvalue = per_platform(_largest, _rule_of_largest)
 
 
 def perturbed(

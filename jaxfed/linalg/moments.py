@@ -10,7 +10,7 @@ from jaxfed._checks import check_factor, check_whole, checked_array
 from jaxfed.linalg._dispatch import second_moment_product
 from jaxfed.linalg._factor import matmul, squared_norm
 from jaxfed.linalg._few import top_of_few
-from jaxfed.linalg.eigen import checked_square, top_eigenvectors
+from jaxfed.linalg.eigen import checked_square, top_eigenvalue, top_eigenvectors
 from jaxfed.linalg.precision import client_matmul, data_matmul
 
 
@@ -158,8 +158,10 @@ class Moment(eqx.Module):
         return values / self._divisor, vectors
 
     def largest_eigenvalue(self) -> Float[Array, ""]:
-        """The largest eigenvalue."""
-        return self.top(1)[0][0]
+        """The largest eigenvalue, as differentiable as `top_eigenvectors`."""
+        if self.dense is not None or len(self._rows) >= self.dim:
+            return top_eigenvalue(self.matrix())
+        return top_eigenvalue(matmul(self._rows, self._rows.T)) / self._divisor
 
     @property
     def _kept(self) -> Float[Array, "n d"]:

@@ -38,7 +38,7 @@ class Consensus(NamedTuple):
     """A client's state."""
 
     x: Frame  # X_i
-    w: Frame  # W_i
+    image: Frame  # A_i A_iᵀ X_i, which gives W_i
     penalty: Float[Array, ""]  # beta_i
     distance: Float[Array, ""]  # |X_i X_iᵀ - Z Zᵀ|_F when rule (25) was last applied
     age: Int[Array, ""]  # number of rounds in which the client took part
@@ -135,14 +135,14 @@ class FAPS(Accelerated, HoldsBasis):
         self.local_solver, self.local_steps = local_solver, steps
 
     def _products(self, rounds: int) -> int:
-        return rounds * (self.local_steps + 2 if self.local_solver == "fixed" else 4)
+        return rounds * (self.local_steps + 1 if self.local_solver == "fixed" else 2)
 
     def client_init(self, key, downlink: Frame, data: Member, start) -> Consensus:
         """Return X_i = Z with its multiplier."""
         norm = data.moment.largest_eigenvalue()
         return Consensus(
             x=downlink,
-            w=-deflate(data.moment.mv(downlink), downlink),
+            image=data.moment.mv(downlink),
             penalty=self.penalty.astype(norm.dtype) * norm,
             distance=jnp.zeros_like(norm),
             age=jnp.zeros((), jnp.int32),
@@ -151,8 +151,8 @@ class FAPS(Accelerated, HoldsBasis):
     def client_step(self, key, downlink: Frame, local: Consensus, data: Member):
         """Improve the local solution, update the multiplier, send Q_i Z."""
         z, moment, penalty = downlink, data.moment, local.penalty
-        x, steps = self._solve(local, z, data)
-        w = -deflate(moment.mv(x), x)  # (16)
+        x, image, steps = self._solve(local, z, data)
+        w = -deflate(image, x)  # (16)
         product = x @ (penalty * (x.T @ z) - w.T @ z) - w @ (x.T @ z)  # (18), (19)
 
         gradient = moment.mv(z) if self.stop == "kkt" else None
@@ -163,7 +163,11 @@ class FAPS(Accelerated, HoldsBasis):
             "penalty": penalty,
         }
         uplink = Masked(product, captured if gradient is None else None, gradient)
-        return Sum(uplink), Consensus(x, w, *self._adapted(local, z), local.age + 1), diagnostics
+        return (
+            Sum(uplink),
+            Consensus(x, image, *self._adapted(local, z), local.age + 1),
+            diagnostics,
+        )
 
     def server_step(self, key, server: Server, uplink: Masked) -> tuple[Server, Diagnostics]:
         """Take one step of subspace iteration on the sum of the Q_i."""
@@ -186,21 +190,30 @@ class FAPS(Accelerated, HoldsBasis):
         grown = (1 + self.penalty_growth.astype(z.dtype)) * local.penalty
         return jnp.where(grows, grown, local.penalty), jnp.where(due, distance, local.distance)
 
-    def _solve(self, local: Consensus, z: Frame, data: Member) -> tuple[Frame, Array]:
-        """Run subspace iteration on H_i from the client's own basis, by the local rule."""
-        initial, w, penalty, *_ = local
-        empty = data.moment.trace == 0
+    def _solve(self, local: Consensus, z: Frame, data: Member) -> tuple[Frame, Frame, Array]:
+        """Run subspace iteration on H_i from the client's own basis X, by the local rule.
 
-        def h(y):
-            """Return H_i Y, (12) with (15)."""
-            product = data.moment.mv(y) + initial @ (w.T @ y) + w @ (initial.T @ y)
+        Returns:
+            The basis X, A_i A_iᵀ X, and the number of steps.
+        """
+        initial, image, penalty, *_ = local
+        moment, w = data.moment, -deflate(image, initial)
+        empty = moment.trace == 0
+
+        def h(y, image):
+            """Return H_i Y from A_i A_iᵀ Y, (12) with (15)."""
+            product = image + initial @ (w.T @ y) + w @ (initial.T @ y)
             # A client whose samples are all zero keeps its basis.
             return jnp.where(empty, y, product + penalty * (z @ (z.T @ y)))
 
         if self.local_solver == "fixed":
-            steps = jnp.asarray(self.local_steps)
-            x = jax.lax.fori_loop(0, self.local_steps, lambda _, x: orthonormalize(h(x)), initial)
-            return x, steps
+
+            def improved(_, state):
+                x = orthonormalize(h(*state))
+                return x, moment.mv(x)
+
+            x, image = jax.lax.fori_loop(0, self.local_steps, improved, (initial, image))
+            return x, image, jnp.asarray(self.local_steps)
 
         assert self.local_tol is not None
         tol = self.local_tol.astype(z.dtype)
@@ -209,27 +222,28 @@ class FAPS(Accelerated, HoldsBasis):
         def residual(x, hx):
             return jnp.linalg.norm(deflate(hx, x))
 
-        first = h(initial)
+        first = h(initial, image)
         wanted = tol * residual(initial, first)
 
         def step(state):
-            _, x, hx, done = state
+            _, x, _, hx, done = state
             new = orthonormalize(hx)
-            hnew = h(new)
+            image = moment.mv(new)
+            hnew = h(new, image)
             if self.local_solver == "relative_change":
                 met = jnp.linalg.norm(new - x) <= tol * jnp.linalg.norm(new)  # (26)
             else:
                 # (14); the violation cannot fall below its rounding error.
                 slack = 8 * eps * jnp.linalg.norm(hnew)
                 met = residual(new, hnew) <= jnp.maximum(wanted, slack)
-            return met, new, hnew, done + 1
+            return met, new, image, hnew, done + 1
 
-        _, x, _, steps = jax.lax.while_loop(
-            lambda state: ~state[0] & (state[3] < self.local_steps),
+        _, x, image, _, steps = jax.lax.while_loop(
+            lambda state: ~state[0] & (state[4] < self.local_steps),
             step,
-            (jnp.zeros((), bool), initial, first, jnp.zeros((), jnp.int32)),
+            (jnp.zeros((), bool), initial, image, first, jnp.zeros((), jnp.int32)),
         )
-        return x, steps
+        return x, image, steps
 
     def client_result(self, downlink: Frame, local: Consensus, data: Member) -> None:
         """Return None: there are no local components."""

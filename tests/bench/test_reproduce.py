@@ -56,6 +56,7 @@ TARGETS = [
     "faps/figure2",
     "faps/figure3",
     "faps/figure4",
+    "faps/figure4_full",
     "faps/steps",
     "faps/table1",
     "faps/table2",

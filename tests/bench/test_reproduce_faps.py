@@ -3,13 +3,15 @@
 from dataclasses import replace
 from functools import partial
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import papers
+from jaxfed import Personalized
 from jaxfed.cli import main
-from jaxfed.pca import SubspaceIteration
+from jaxfed.pca import FAPS, SubspaceIteration
 from papers.faps import _problems, figure4
 from papers.runs import Seeds
 
@@ -42,6 +44,32 @@ def test_one_client_is_the_same_problem_for_subspace_iteration(x64):
     assert (
         violations[alone.accurate[0] - 1] <= _problems.ACCURATE < violations[alone.accurate[0] - 2]
     )
+
+
+@pytest.mark.slow
+def test_negligible_eigenvalues_change_nothing(key, x64):
+    """Beside the whole problem, from the same start and of the same numbers."""
+    rank, whole = 2, _problems.geometric(40, 1.4)
+    few = _problems.shortened(whole, rank)
+    assert len(few) == 23
+    keys = jax.random.split(key, 3)
+    drawn = jax.vmap(lambda k: jax.random.uniform(k, (40, rank), minval=-1, maxval=1))(keys)
+    starts = _problems.starts_in(keys, 40, few, rank)
+    np.testing.assert_allclose(
+        starts.shared.mT @ starts.shared, drawn.mT @ drawn, atol=1e-12, rtol=1e-12
+    )
+    rounds = {}
+    for values, start in ((whole, Personalized(drawn, None)), (few, starts)):
+        matrices = _problems.matrices_of(key, (50, 60, 70), whole)[:, : len(values), : len(values)]
+        matrices = jnp.where((values > 0)[:, None] & (values > 0), matrices, 0)
+        for algorithm in (SubspaceIteration(rank), FAPS(rank)):
+            found = _problems.solved(
+                algorithm, matrices, jnp.diag(values**2), values, keys, 200, start=start
+            )
+            rounds.setdefault(type(algorithm), []).append(found.rounds)
+    for one, other in rounds.values():
+        assert (one < 199).all()
+        np.testing.assert_allclose(one, other, atol=1)
 
 
 @pytest.mark.slow

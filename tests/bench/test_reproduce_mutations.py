@@ -207,10 +207,11 @@ def test_half_as_many_rounds_again_differ_in_figure4(monkeypatch, factor):
     names = {"LocalPower": _problems.POWER, "FAPS": _problems.FIVE}
     monkeypatch.setattr(_problems, "arithmetic", lambda features, condition: condition)
     monkeypatch.setattr(_problems, "alone", lambda rank, values, *_: outcome(_problems.SSI, values))
+    monkeypatch.setattr(_problems, "drawn", lambda *_: None)
     monkeypatch.setattr(
         _problems,
-        "together",
-        lambda algorithm, values, *_: outcome(
+        "on",
+        lambda _, algorithm, values, *__: outcome(
             _problems.PRINTED
             if getattr(algorithm, "local_solver", "") == "relative_change"
             else names[type(algorithm).__name__],

@@ -222,3 +222,22 @@ def test_refuses_what_is_no_moment():
         Moment.from_dense(jnp.ones((3, 4)))
     with pytest.raises(ValueError, match="rank: wanted a whole number from 1 to 4, got 5"):
         Moment.from_samples(jnp.ones((2, 4))).top(5)
+
+
+def test_largest_eigenvalue_of_many_features(x64):
+    """By products, or where these do not tell eigenvalues apart, by a decomposition."""
+    gaps = np.array([[1e-2], [1e-5], [1e-9]])
+    values = np.maximum(1 - gaps * np.arange(520), 0)
+    turn = np.eye(520) - np.full((520, 520), 2 / 520)
+    moments = jax.vmap(Moment.from_dense)(jnp.asarray(turn * values[:, None] @ turn))
+    found = jax.jit(jax.vmap(Moment.largest_eigenvalue))(moments)
+    chex.assert_trees_all_close(found, np.ones(3), atol=1e-13)
+
+
+def test_derivative_of_the_largest_eigenvalue(x64):
+    """With fewer samples than features, of the samples' Gram matrix."""
+    samples = RNG.normal(size=(4, FEATURES))
+    left, singular, right = np.linalg.svd(samples)
+    slope = jax.grad(lambda x: Moment.from_samples(x).largest_eigenvalue())(jnp.asarray(samples))
+    wanted = 2 * singular[0] / 4 * np.outer(left[:, 0], right[0])
+    chex.assert_trees_all_close(slope, wanted, atol=1e-12)

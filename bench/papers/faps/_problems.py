@@ -19,13 +19,14 @@ import numpy as np
 from jax.tree_util import Partial
 from jaxtyping import Array, Float, Key
 
-from jaxfed import Algorithm, Clients, metrics
+from jaxfed import Algorithm, Clients, Personalized, metrics
 from jaxfed.pca import FAPS, LocalPower, SubspaceIteration
 from papers.intervals import at_least
 from papers.report import Cell, Labels
 from papers.runs import Seeds, runs
 
 STARTS = 20  # of subspace iteration, at least
+NEGLIGIBLE = 1e-6  # an eigenvalue of the pooled matrix beside the largest one
 TOLERANCE = 1e-10  # of rule (27)
 ACCURATE = 2e-6  # the scaled KKT violation that the paper reports
 
@@ -42,6 +43,30 @@ def geometric(features: int, ratio: float) -> Float[Array, " n"]:
 
 def arithmetic(features: int, condition: float) -> Float[Array, " n"]:
     return jnp.linspace(1.0, 1 / condition, features)
+
+
+def shortened(values: Float[Array, " n"], rank: int) -> Float[Array, " k"]:
+    """The singular values of a smaller problem that runs cannot tell from this one.
+
+    Singular values of negligible square become zeros. All methods leave that space at once, but for
+    what their start has there: as many directions as the rank hold that, see `starts_in`.
+    """
+    kept = values[values**2 > NEGLIGIBLE * values[0] ** 2]
+    return jnp.concatenate([kept, jnp.zeros(min(rank, len(values) - len(kept)))])
+
+
+def starts_in(
+    keys: Key[Array, " runs"], features: int, values: Float[Array, " k"], rank: int
+) -> Personalized:
+    """The printed random starts in so many features, in the axes of a shortened problem."""
+
+    def start(key):
+        drawn = jax.random.uniform(key, (features, rank), values.dtype, -1, 1)
+        kept = len(values) - rank
+        # The others turned into the first of them: they have the same inner products.
+        return jnp.concatenate([drawn[:kept], jnp.linalg.qr(drawn[kept:], "r")])
+
+    return Personalized(jax.vmap(start)(keys), None)
 
 
 @partial(jax.jit, static_argnames="sizes")
@@ -95,6 +120,7 @@ def solved(
     keys: Key[Array, " runs"],
     rounds: int,
     tol: float | None = TOLERANCE,
+    start: Personalized | None = None,
 ) -> Outcomes:
     """Run an algorithm for all keys in one compiled call, on one problem or on one for each key."""
     alike = matrices.ndim == 3
@@ -105,6 +131,7 @@ def solved(
         clients(matrices) if alike else jax.vmap(clients)(matrices),
         keys,
         rounds,
+        start,
         tol=tol,
         measure=Partial(_violation, whole),
         one_for_all=alike,
@@ -153,17 +180,34 @@ def alone(
     return solved(SubspaceIteration(rank), pooled[None], pooled, values, keys, rounds, tol)
 
 
+def drawn(
+    seeds: Seeds, sizes: tuple[int, ...], values: Float[Array, " n"]
+) -> Float[Array, "runs d n n"]:
+    """Data of which the split matters: another draw for each seed."""
+    return jnp.stack([matrices_of(key, sizes, values) for key in seeds.keys(1)])
+
+
+def on(
+    matrices: Float[Array, "runs d n n"],
+    algorithm: Algorithm,
+    values: Float[Array, " n"],
+    seeds: Seeds,
+    rounds: int,
+    tol: float | None = TOLERANCE,
+) -> Outcomes:
+    """An algorithm on drawn data."""
+    return solved(algorithm, matrices, jnp.diag(values**2), values, seeds.keys(0), rounds, tol)
+
+
 def together(
     algorithm: Algorithm,
     values: Float[Array, " n"],
     sizes: tuple[int, ...],
     seeds: Seeds,
     rounds: int,
-    tol: float | None = TOLERANCE,
 ) -> Outcomes:
-    """An algorithm to which the split matters: another draw of the data for each seed."""
-    matrices = jnp.stack([matrices_of(key, sizes, values) for key in seeds.keys(1)])
-    return solved(algorithm, matrices, jnp.diag(values**2), values, seeds.keys(0), rounds, tol)
+    """An algorithm on data that are drawn for it."""
+    return on(drawn(seeds, sizes, values), algorithm, values, seeds, rounds)
 
 
 def fewer(rounds: Any, rival: Any, printed: float, rival_printed: float) -> Cell:

@@ -1,6 +1,7 @@
 """Rounds to a KKT violation, and its curves, on arithmetic spectra of three condition numbers."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -13,6 +14,9 @@ from papers.faps import _problems as problems
 from papers.report import Found, Labels, ahead
 from papers.runs import Seeds
 
+CONDITIONS = (10, 100, 1000)
+PRINTED = {problems.POWER: problems.power, problems.PRINTED: problems.printed}
+METHODS: Mapping[str, Callable[[int], Algorithm]] = PRINTED | {problems.FIVE: FAPS}
 _TO = (1e-3, 3e-4, 1e-4)  # KKT violations
 
 
@@ -20,28 +24,40 @@ def _rounds(violation: float) -> str:
     return f"rounds to KKT {violation:g}"
 
 
+def full(seeds: Seeds, *, clients: int = 128, rounds: int = 200) -> Found:
+    """The printed size and methods, of one draw of data and start for three seeds."""
+    few = problems.few_of(seeds)
+    found = run(few, features=1000, clients=clients, rounds=rounds, methods=PRINTED)
+    ends: dict[Labels, Any] = {}
+    for condition in CONDITIONS:
+        printed, power = (
+            found.arrays[f"condition {condition} | {name}"][:, -1]
+            for name in (problems.PRINTED, problems.POWER)
+        )
+        text = f"{problems.PRINTED} ends at less of {problems.POWER}'s violation, {condition}"
+        ends["claim", "", text] = ahead(printed / power, np.ones(len(few)), 0)
+    return replace(found, measured=found.measured | ends)
+
+
 def run(
     seeds: Seeds,
     *,
     features: int = 300,
-    conditions: Sequence[int] = (10, 100, 1000),
+    clients: int = 8,
+    conditions: Sequence[int] = CONDITIONS,
     rounds: int = 600,
+    methods: Mapping[str, Callable[[int], Algorithm]] = METHODS,
 ) -> Found:
-    """All curves, without a stopping rule."""
-    sizes = (375,) * 8
-    methods: dict[str, Callable[[int], Algorithm]]
-    methods = {
-        problems.POWER: problems.power,
-        problems.PRINTED: problems.printed,
-        problems.FIVE: FAPS,
-    }
+    """All curves, without a stopping rule; a client has a quarter more samples than features."""
+    sizes = (features * 5 // 4,) * clients
     found: dict[tuple[int, str], np.ndarray] = {}
     with jax.enable_x64(True):
         for condition in conditions:
             values = problems.arithmetic(features, condition)
             found[condition, problems.SSI] = problems.alone(10, values, seeds, rounds, None).curve
+            data = problems.drawn(seeds, sizes, values)
             for name, make in methods.items():
-                runs = problems.together(make(10), values, sizes, seeds, rounds, None)
+                runs = problems.on(data, make(10), values, seeds, rounds, None)
                 found[condition, name] = runs.curve
     measured: dict[Labels, Any] = {}
     for (condition, name), curve in found.items():
@@ -66,8 +82,8 @@ def run(
     return Found(
         measured,
         notes=[
-            f"Scaled: n = {features}, m = 3000 and 8 clients instead of 1000, 160000 and 128; "
-            f"{rounds} rounds. {problems.started(seeds)}; the others: {len(seeds)}."
+            f"n = {features}, m = {sum(sizes)} and {clients} clients; the paper has 1000, 160000 "
+            f"and 128. {rounds} rounds. {problems.started(seeds)}; the others: {len(seeds)}."
         ],
         figures={"figure4": curves(panels, ("linear", "log"))},
         arrays={f"condition {c} | {name}": curve for (c, name), curve in found.items()},
