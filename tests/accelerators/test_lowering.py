@@ -11,11 +11,13 @@ from bench.tables import accelerator_matrix as matrix
 from jaxfed.linalg import Moment
 from tests.examples import LONG
 
+SLOW = LONG | {jf.nmf.INMF}
+
 
 @pytest.mark.parametrize(
     "kind",
     [
-        pytest.param(kind, id=kind.__name__, marks=[pytest.mark.slow] * (kind in LONG))
+        pytest.param(kind, id=kind.__name__, marks=[pytest.mark.slow] * (kind in SLOW))
         for kind in matrix.CASES
     ],
 )
@@ -66,6 +68,7 @@ def test_blocks_of_clients_are_laid_out_along_them_on_a_tpu():
             for platform in ("tpu", "cpu")
         ]
 
-    assert layouts(256, 8, 32)[0] > 0 and layouts(256, 8, 32)[1] == 0
+    tpu, cpu = layouts(256, 8, 32)
+    assert tpu > 0 and cpu == 0
     # Arrays that fill their tiles stay as they are.
     assert layouts(256, 8, 128) == [0, 0]

@@ -7,10 +7,13 @@ import jaxfed as jf
 
 pytest.importorskip("flwr")
 from tests.deploy.federation import Federation, check_equal
-from tests.examples import CLIENTS, GOOD, draw_samples, family, first_example
+from tests.examples import AROUND, CLIENTS, FIRST, GOOD, LONG, draw_samples, family, parametrized
+
+# What these send and keep, others do too.
+SLOW = (LONG | AROUND | {jf.nmf.INMF}) - {jf.aggregation.Robust}
 
 
-@first_example
+@parametrized(FIRST.values(), {FIRST[kind] for kind in SLOW})
 def test_every_algorithm_is_bit_equal_to_fit(name, tmp_path):
     algorithm = GOOD[name].make(CLIENTS)
     clients = family(algorithm).draw()
@@ -20,7 +23,7 @@ def test_every_algorithm_is_bit_equal_to_fit(name, tmp_path):
 
 def test_the_next_run_reads_the_newest_data(tmp_path):
     """In one process with the same configurations, as of engines that keep theirs."""
-    algorithm = jf.pca.PerPCA(2, 2, step_size=0.05)
+    algorithm = jf.pca.SubspaceIteration(2)
     federation = Federation(tmp_path, algorithm, draw_samples())
     federation.run(2)
     federation.clients = draw_samples(seed=7)

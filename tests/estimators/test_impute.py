@@ -14,7 +14,7 @@ from sklearn.utils.estimator_checks import check_estimator
 from jaxfed import estimators
 from jaxfed.estimators._normal import Normal
 from tests.estimators.test_estimators import sampled
-from tests.estimators.test_partial_fit import ESTIMATORS, fresh, spans
+from tests.estimators.test_partial_fit import fresh, spans
 
 D, CLIENTS = 6, 8
 
@@ -99,7 +99,14 @@ def test_it_is_pickled_cloned_and_personalized(data, fitted):
     np.testing.assert_array_equal(copy.transform(gaps, groups=groups), scores)
 
 
-@pytest.mark.parametrize("name", ESTIMATORS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "FederatedPCA",
+        pytest.param("PersonalizedPCA", marks=pytest.mark.slow),
+        pytest.param("HierarchicalPCA", marks=pytest.mark.slow),
+    ],
+)
 def test_one_part_is_a_fit_and_later_ones_are_completed(data, name):
     _, gaps, groups, _ = data
     whole = fresh(name, impute=(2, 2)).fit(gaps, groups=groups)
