@@ -16,18 +16,22 @@ from jaxfed.core.run.arguments import problem_of
 from jaxfed.generative._adaptive import Adaptive
 from jaxfed.testing import CHECKS, check_algorithm
 from tests.examples import (
+    AROUND,
     CLIENTS,
     EXAMPLES,
     FAMILIES,
     GOOD,
+    LONG,
     REFUSED,
     ROUNDS_OF_TRAINING,
     draw_samples,
     every_example,
     family,
     first_example,
+    parametrized,
     settings_example,
 )
+from tests.examples import FIRST as FIRST_EXAMPLES
 
 # What depends on an algorithm's settings is checked for every example, and what takes long to
 # compile and depends little on them for the first of each algorithm, in two portions.
@@ -35,7 +39,8 @@ EVERY = ("structure", "order", "bits", "refusals")
 FIRST = ("types", "vmap", "gradients", "padding")
 SIZES = ("buckets", "source")
 RUNS = tuple(name for name in CHECKS if name not in EVERY + FIRST + SIZES)
-
+# Other algorithms around others are run as Robust is.
+LONG_RUNS = LONG | AROUND - {jf.aggregation.Robust}
 
 LOSSY = {
     "cast": jf.channel.cast("bfloat16"),
@@ -133,7 +138,7 @@ def test_numbers_and_derivatives(name):
     assert not run_checks(name, FIRST).skipped
 
 
-@first_example
+@parametrized(FIRST_EXAMPLES.values(), {FIRST_EXAMPLES[kind] for kind in LONG_RUNS})
 def test_runs(name):
     report = run_checks(name, RUNS)
     # What cannot be had is refused for a reason that is known here.
