@@ -11,13 +11,11 @@ from bench.tables import accelerator_matrix as matrix
 from jaxfed.linalg import Moment
 from tests.examples import LONG
 
-SLOW = LONG | {jf.nmf.INMF}
-
 
 @pytest.mark.parametrize(
     "kind",
     [
-        pytest.param(kind, id=kind.__name__, marks=[pytest.mark.slow] * (kind in SLOW))
+        pytest.param(kind, id=kind.__name__, marks=[pytest.mark.slow] * (kind in LONG))
         for kind in matrix.CASES
     ],
 )
