@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import jaxfed as jf
+from jaxfed.core.round import client
 
 pytest.importorskip("flwr")
 from tests.deploy.federation import Federation, check_equal
@@ -30,3 +31,20 @@ def test_the_next_run_reads_the_newest_data(tmp_path):
     federation.grid.run_id = 2
     saved = federation.run(2, out="newer")
     np.testing.assert_array_equal(saved.result.shared, federation.fit(2).result.shared)
+
+
+def test_more_rounds_trace_nothing_more(tmp_path, monkeypatch):
+    traced, send = [], client.send
+
+    def noted(*arguments):
+        traced.append(arguments)
+        return send(*arguments)
+
+    monkeypatch.setattr(client, "send", noted)
+    counts = []
+    for rounds in (1, 2, 4):  # the first compiles
+        algorithm = jf.pca.SubspaceIteration(3)  # of another rank than in other tests
+        traced.clear()
+        Federation(tmp_path / str(rounds), algorithm, draw_samples()).run(rounds)
+        counts.append(len(traced))
+    assert counts[0] > 0 and counts[1] == counts[2]
