@@ -538,13 +538,6 @@ EXAMPLES = {
     # As the algorithm, and what the group weighs; as masked, for every group.
     jf.aggregation.Robust: Examples(
         good={
-            "": Example(lambda m: robust(groups=m), (TRIANGLE + 1, 13, 12)),
-            "few": Example(lambda _: robust(), (TRIANGLE + 1, 13, 12)),
-            "masked": Example(lambda _: robust(masked=True), (3 * TRIANGLE + 3, 39, 12)),
-            "curvature": Example(
-                lambda _: jf.aggregation.Robust(jf.pca.PerPCA(2, 2), groups=3),
-                (TRIANGLE + 2, 13, 13),
-            ),
             "sums": Example(
                 lambda _: jf.aggregation.Robust(
                     jf.pca.SubspaceIteration(2, stop="kkt"),
@@ -552,6 +545,13 @@ EXAMPLES = {
                     groups=4,
                 ),
                 (2, 13, 12),
+            ),
+            "": Example(lambda m: robust(groups=m), (TRIANGLE + 1, 13, 12)),
+            "few": Example(lambda _: robust(), (TRIANGLE + 1, 13, 12)),
+            "masked": Example(lambda _: robust(masked=True), (3 * TRIANGLE + 3, 39, 12)),
+            "curvature": Example(
+                lambda _: jf.aggregation.Robust(jf.pca.PerPCA(2, 2), groups=3),
+                (TRIANGLE + 2, 13, 13),
             ),
         },
         refused={
@@ -564,6 +564,10 @@ EXAMPLES = {
     # As the algorithm from each start, and a number for each, or the best one's in 32 bits.
     jf.MultiStart: Examples(
         good={
+            "keys": Example(
+                lambda _: jf.MultiStart(jf.pca.PerPCA(1, 1, start="random", step_size=0.1), 2),
+                (0, 14, 12.5),
+            ),
             "": Example(
                 lambda _: jf.MultiStart(
                     jf.pca.VarProPerPCA(2, 1),
@@ -573,10 +577,6 @@ EXAMPLES = {
                     ],
                 ),
                 (TRIANGLE + 3 * FEATURES, 3 * 15 + 3, 3 * 12 + 0.5),
-            ),
-            "keys": Example(
-                lambda _: jf.MultiStart(jf.pca.PerPCA(1, 1, start="random", step_size=0.1), 2),
-                (0, 14, 12.5),
             ),
         },
         refused={
@@ -589,14 +589,20 @@ EXAMPLES = {
     jf.inference.Resampled: Examples(
         good={
             "": Example(
-                lambda _: jf.inference.Resampled(jf.pca.VarProPerPCA(2, 1), 2),
-                (2 * TRIANGLE, 2 * 15, 2 * 12),
+                lambda _: jf.inference.Resampled(
+                    jf.pca.PerPCA(1, 1, start="random", step_size=0.1), 2
+                ),
+                (0, 12, 12),
             ),
             "clients": Example(
                 lambda clients: jf.inference.Resampled(
                     jf.pca.PerPCA(1, 1, start="random", step_size=0.1), 2, clients=clients
                 ),
                 (0, 12, 12),
+            ),
+            "starts": Example(
+                lambda _: jf.inference.Resampled(jf.pca.VarProPerPCA(2, 1), 2),
+                (2 * TRIANGLE, 2 * 15, 2 * 12),
             ),
         },
         refused={
@@ -640,11 +646,15 @@ LONG = {
     jf.pca.PerTucker,
     jf.gcca.MaxVar,
     jf.gcca.DeepMaxVar,
+    jf.gcca.AJIVE,
+    jf.preprocess.Impute,
     jf.generative.AdaptiveTraining,
     jf.generative.AdaptiveAutoencoder,
     jf.generative.AdaptiveDiffusion,
 }
 
+# Algorithms around others. The first example of each is around one that compiles quickly.
+AROUND = {jf.aggregation.Robust, jf.MultiStart, jf.inference.Resampled}
 
 # The first of each algorithm, the most usual settings.
 FIRST = {k: next(n for n in GOOD if n.split("-")[0] == k.__name__) for k in EXAMPLES}
@@ -658,9 +668,10 @@ def parametrized(names, slow):
 
 first_example = parametrized(FIRST.values(), {FIRST[kind] for kind in LONG})
 every_example = parametrized(GOOD, ())
-# Of the algorithms that compile long, other settings than the first are slow.
+# Of these algorithms, other settings than the first are slow.
 settings_example = parametrized(
-    GOOD, {n for n in GOOD for k in LONG if n.split("-")[0] == k.__name__ and n != FIRST[k]}
+    GOOD,
+    {n for n in GOOD for k in LONG | AROUND if n.split("-")[0] == k.__name__ and n != FIRST[k]},
 )
 
 

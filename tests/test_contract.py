@@ -16,18 +16,22 @@ from jaxfed.core.run.arguments import problem_of
 from jaxfed.generative._adaptive import Adaptive
 from jaxfed.testing import CHECKS, check_algorithm
 from tests.examples import (
+    AROUND,
     CLIENTS,
     EXAMPLES,
     FAMILIES,
     GOOD,
+    LONG,
     REFUSED,
     ROUNDS_OF_TRAINING,
     draw_samples,
     every_example,
     family,
     first_example,
+    parametrized,
     settings_example,
 )
+from tests.examples import FIRST as FIRST_EXAMPLES
 
 # What depends on an algorithm's settings is checked for every example, and what takes long to
 # compile and depends little on them for the first of each algorithm, in two portions.
@@ -35,10 +39,12 @@ EVERY = ("structure", "order", "bits", "refusals")
 FIRST = ("types", "vmap", "gradients", "padding")
 SIZES = ("buckets", "source")
 RUNS = tuple(name for name in CHECKS if name not in EVERY + FIRST + SIZES)
-
+# Other algorithms around others are run as Robust is.
+LONG_RUNS = LONG | AROUND - {jf.aggregation.Robust}
 
 LOSSY = {
     "cast": jf.channel.cast("bfloat16"),
+    "difference(quantize(3))": jf.channel.difference(jf.channel.quantize(3)),
     "quantize": jf.channel.quantize(3),
     "sign": jf.channel.sign(),
     "top_k": jf.channel.top_k(0.25),
@@ -46,15 +52,18 @@ LOSSY = {
     "difference(sign)": jf.channel.difference(jf.channel.sign()),
     "error_feedback(top_k)": jf.channel.error_feedback(jf.channel.top_k(0.25)),
 }
+# Those that keep little of each number, or few numbers.
+LOSSIEST = ("difference(quantize(3))", "sign", "error_feedback(top_k)")
 
 
 class Lossy(jf.channel.Channel):
     """One of the channels that lose something, by its number: one program serves for all."""
 
     number: jax.Array
+    names: tuple[str, ...] = eqx.field(static=True)
 
     def memory(self, message):
-        return [kind.memory(message) for kind in LOSSY.values()]
+        return [LOSSY[name].memory(message) for name in self.names]
 
     def encode(self, key, message, memory):
         """What arrives: of differences, with what has arrived before."""
@@ -64,7 +73,8 @@ class Lossy(jf.channel.Channel):
             arrives = kind.receive(kind.decode(payload), memory[number])
             return arrives, [*memory[:number], after, *memory[number + 1 :]]
 
-        branches = [functools.partial(through, *kind) for kind in enumerate(LOSSY.values())]
+        kinds = [LOSSY[name] for name in self.names]
+        branches = [functools.partial(through, *kind) for kind in enumerate(kinds)]
         return jax.lax.switch(self.number, branches)
 
     def decode(self, payload):
@@ -77,7 +87,7 @@ class Lossy(jf.channel.Channel):
         return decoded
 
 
-def run_checks(name, checks):
+def run_checks(name, checks, lossy=LOSSIEST):
     """Those of an example."""
     make = GOOD[name].make
     algorithm, wider = make(CLIENTS), make(CLIENTS + 1)
@@ -96,10 +106,8 @@ def run_checks(name, checks):
             wider=wider,
             pad=kind.pad,
             deterministic=True,
-            channels={
-                "difference(quantize(3))": jf.channel.difference(jf.channel.quantize(3)),
-                **{name: Lossy(jnp.asarray(i)) for i, name in enumerate(LOSSY)},
-            },
+            channels={name: Lossy(jnp.asarray(i), lossy) for i, name in enumerate(lossy)}
+            | ({} if lossy == LOSSIEST else {"by itself": LOSSY["difference(quantize(3))"]}),
             backends={
                 "chunks on devices": jf.backend.shard(2, inner=jf.backend.chunked(2)),
             },
@@ -130,11 +138,18 @@ def test_numbers_and_derivatives(name):
     assert not run_checks(name, FIRST).skipped
 
 
-@first_example
+@parametrized(FIRST_EXAMPLES.values(), {FIRST_EXAMPLES[kind] for kind in LONG_RUNS})
 def test_runs(name):
     report = run_checks(name, RUNS)
     # What cannot be had is refused for a reason that is known here.
-    assert report.skipped.keys() <= {"participation", "channel difference(quantize(3))"}
+    assert report.skipped.keys() <= {"participation"}
+
+
+@pytest.mark.slow
+@first_example
+def test_channels(name):
+    report = run_checks(name, ["channels"], lossy=tuple(LOSSY))
+    assert report.skipped.keys() <= {"channel by itself"}
 
 
 @pytest.mark.slow

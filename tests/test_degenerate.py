@@ -249,8 +249,8 @@ def test_rank_one_and_rank_two_data(key):
     scores = np.random.default_rng(0).normal(size=(CLIENTS, SAMPLES, 1))
     one = jf.Clients.from_samples((scores @ direction.T).astype(np.float32))
     for solution in (
-        jf.fit(ALGORITHMS["PerPCA"], one, rounds=20, key=key),
-        rolled(ALGORITHMS["PerPCA"], one, None, 20),
+        jf.fit(ALGORITHMS["PerPCA"], one, rounds=ROUNDS, key=key),
+        rolled(ALGORITHMS["PerPCA"], one, None, ROUNDS),
     ):
         check(solution, one)
         assert solution.history["objective"].max() < 1e-5

@@ -87,20 +87,7 @@ def client_influence(
             raise refuse("adjoint", "None where rounds are run without each client", adjoint)
         return _without_each(solution.algorithm, solution.result, clients, key, of, rounds)
 
-    by = _projected(key, shared) if of is None else of
-    adjoint = implicit() if adjoint is None else adjoint
-
-    def numbers(weights: Weights) -> Float[Array, " numbers"]:
-        return by(
-            _weighted(
-                solution.algorithm, solution, clients, weights, key, rounds=1, adjoint=adjoint
-            )
-        )
-
-    by_weight = jax.jacrev(numbers)(clients.weights)
-    share = clients.weights
-    change = (by_weight - by_weight @ share[:, None]) * (share / (1 - share))
-    return jnp.sqrt(jnp.mean(change**2, axis=0))
+    return _to_first_order(solution, clients, key, of, implicit() if adjoint is None else adjoint)
 
 
 def _weighted(
@@ -114,6 +101,29 @@ def _weighted(
     """Return the result of rounds with other weights."""
     weighted = eqx.tree_at(lambda c: c.weights, clients, weights)
     return rollout(algorithm, weighted, key=key, warm_start=start, **options).result
+
+
+@eqx.filter_jit
+def _to_first_order(
+    solution: Solution,
+    clients: Clients,
+    key: Key[Array, ""],
+    of: Of | None,
+    adjoint: Adjoint,
+) -> Weights:
+    by = _projected(key, solution.result.shared) if of is None else of
+
+    def numbers(weights: Weights) -> Float[Array, " numbers"]:
+        return by(
+            _weighted(
+                solution.algorithm, solution, clients, weights, key, rounds=1, adjoint=adjoint
+            )
+        )
+
+    by_weight = jax.jacrev(numbers)(clients.weights)
+    share = clients.weights
+    change = (by_weight - by_weight @ share[:, None]) * (share / (1 - share))
+    return jnp.sqrt(jnp.mean(change**2, axis=0))
 
 
 @eqx.filter_jit

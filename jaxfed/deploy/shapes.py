@@ -1,16 +1,28 @@
 """Shapes of everything that is sent and saved in a run, needed to read the bytes."""
 
-from functools import partial
 from typing import NamedTuple
 
 import jax
 from jaxtyping import PyTree
 
+from jaxfed.core.contract import calls, reduction
 from jaxfed.core.contract.algorithm import Personalized
 from jaxfed.core.round import client, server
-from jaxfed.core.round.messages import Message, payload_shapes
-from jaxfed.core.round.problem import ClientState, Problem, State, before_rounds
+from jaxfed.core.round.messages import Contribution, Message, payload_shapes
+from jaxfed.core.round.problem import (
+    Broadcast,
+    ClientState,
+    Member,
+    Problem,
+    State,
+    before_rounds,
+)
 from jaxfed.core.round.shapes import Kind, member_shapes
+
+
+class _Opened(NamedTuple):
+    state: State
+    payload: PyTree
 
 
 class Shapes(NamedTuple):
@@ -37,27 +49,25 @@ def shapes_of(problem: Problem, kind: Kind, start: Personalized | None) -> Shape
         kind: shapes of one client's prepared data.
         start: shapes of a warm start with all clients' local parts, or None.
     """
-    # Follow the order of a run, since each part depends on earlier ones.
+    # Follow the order of a run, since each part depends on earlier ones. A client asks with each
+    # message; JAX traces only once what is the same function of arguments of the same shapes.
     run = problem.for_client
-    broadcast = jax.eval_shape(partial(before_rounds, problem), start)
+    broadcast = jax.eval_shape(before_rounds, problem, start)
     member = member_shapes(kind, start)
-    first = jax.eval_shape(partial(client.first_message, run), broadcast, member)
+    first = jax.eval_shape(client.first_message, run, broadcast, member)
     everybody = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct((problem.size, *x.shape), x.dtype),
         Message(first.payload, first.not_finite),
     )
-    received, _ = jax.eval_shape(partial(server.reduce_first, problem), everybody)
-    opening = jax.eval_shape(
-        lambda received, start: server.open_run(problem, received, (kind,), start), received, start
-    )
-    downlink = jax.eval_shape(partial(client.receive_first, run), opening.payload)
-    broadcast = jax.eval_shape(partial(before_rounds, problem), start, downlink)
-    state = jax.eval_shape(partial(client.first_state, run), broadcast, member, first.decoded)
+    received, _ = jax.eval_shape(server.reduce_first, problem, everybody)
+    opening = jax.eval_shape(_opened, problem, received, kind, start)
+    downlink = jax.eval_shape(client.receive_first, run, opening.payload)
+    broadcast = jax.eval_shape(before_rounds, problem, start, downlink)
+    state = jax.eval_shape(client.first_state, run, broadcast, member, first.decoded)
     member = member._replace(state=state)
-    message, _ = jax.eval_shape(partial(client.step, run), broadcast, member)
-    local = jax.eval_shape(partial(client.first_local, run), broadcast, member)
-    uplink = client.round_shapes(run, broadcast, local, member.data).uplink
-    _, end = jax.eval_shape(partial(server.shared_result, problem), opening.state)
+    message, _ = jax.eval_shape(client.step, run, broadcast, member)
+    uplink = jax.eval_shape(_uplink, run, broadcast, member)
+    _, end = jax.eval_shape(server.shared_result, problem, opening.state)
     return Shapes(
         first=first.payload,
         first_down=opening.payload,
@@ -71,3 +81,17 @@ def shapes_of(problem: Problem, kind: Kind, start: Personalized | None) -> Shape
         client=state,
         state=opening.state,
     )
+
+
+def _opened(
+    problem: Problem, received: Contribution, kind: Kind, start: Personalized | None
+) -> _Opened:
+    opening = server.open_run(problem, received, (kind,), start)
+    return _Opened(opening.state, opening.payload)
+
+
+def _uplink(run: Problem, broadcast: Broadcast, member: Member) -> PyTree:
+    assert member.state is not None
+    algorithm, local = run.algorithm.at_round(broadcast.round), member.state.local
+    arguments = run.key, broadcast.downlink, local, member.data
+    return reduction.wrapped(calls.client_step(algorithm, *arguments)[0])

@@ -66,6 +66,7 @@ def test_blocks_of_clients_are_laid_out_along_them_on_a_tpu():
             for platform in ("tpu", "cpu")
         ]
 
-    assert layouts(256, 8, 32)[0] > 0 and layouts(256, 8, 32)[1] == 0
+    tpu, cpu = layouts(256, 8, 32)
+    assert tpu > 0 and cpu == 0
     # Arrays that fill their tiles stay as they are.
     assert layouts(256, 8, 128) == [0, 0]

@@ -10,6 +10,7 @@ from jaxfed.aggregation import Robust, client_influence
 from tests.helpers import gaussian
 
 CLIENTS, RANK, FEATURES = 20, 2, 6
+POWER = jf.pca.PerPCA(RANK, 1, variant="power")
 
 
 def clients_of(weights=None):
@@ -39,23 +40,26 @@ def test_is_the_change_without_a_client(x64):
     def numbers(result):
         return jnp.stack([result.shared[0] @ result.shared[i] for i in (3, 4)])
 
-    algorithm = jf.pca.PerPCA(RANK, 1, variant="power")
     clients = clients_of()
-    solution = run(clients, algorithm)
+    solution = run(clients, POWER)
     options = {"key": jax.random.key(1), "of": numbers}
     found = client_influence(solution, clients, rounds=None, **options)
     exact = client_influence(solution, clients, rounds=300, **options)
     for i in (0, 7, CLIENTS - 1):
         weights = np.ones(CLIENTS)
         weights[i] = 0
-        change = numbers(run(clients_of(weights), algorithm).result) - numbers(solution.result)
+        change = numbers(run(clients_of(weights), POWER).result) - numbers(solution.result)
         np.testing.assert_allclose(found[i], np.sqrt(np.mean(change**2)), rtol=0.3)
         np.testing.assert_allclose(exact[i], np.sqrt(np.mean(change**2)), rtol=1e-4)
     assert np.argmax(found) == CLIENTS - 1
 
 
-def test_estimates_the_change_of_the_projector(x64):
-    algorithm = Robust(jf.pca.PerPCA(RANK, 1, variant="power"), groups=CLIENTS)
+@pytest.mark.parametrize(
+    "algorithm",
+    [POWER, pytest.param(Robust(POWER, groups=CLIENTS), marks=pytest.mark.slow)],
+    ids=["PerPCA", "Robust"],
+)
+def test_estimates_the_change_of_the_projector(algorithm, x64):
     clients = clients_of()
     solution = run(clients, algorithm)
     found = client_influence(solution, clients, key=jax.random.key(1), rounds=None)
@@ -68,7 +72,12 @@ def test_estimates_the_change_of_the_projector(x64):
 
 
 @pytest.mark.parametrize(
-    "algorithm", [jf.pca.PerPCA(RANK, 1), jf.pca.VarProPerPCA(RANK, 1)], ids=lambda x: str(x)[:8]
+    "algorithm",
+    [
+        jf.pca.PerPCA(RANK, 1),
+        pytest.param(jf.pca.VarProPerPCA(RANK, 1), marks=pytest.mark.slow),
+    ],
+    ids=["PerPCA", "VarProPerPCA"],
 )
 @pytest.mark.parametrize("scale", [1, 1000])
 def test_names_a_client_that_has_taken_the_result_over(algorithm, scale):

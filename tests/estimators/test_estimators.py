@@ -134,8 +134,12 @@ def test_a_prior_leaves_every_client_components_of_its_own(data):
 @pytest.mark.parametrize(
     ("make", "named"),
     [
-        (lambda **options: estimators.PersonalizedPCA(2, 2, n_init=2, **options), True),
-        (lambda **options: estimators.HierarchicalPCA(2, **options), True),
+        (lambda **options: estimators.PersonalizedPCA(2, 2, n_init=1, **options), True),
+        pytest.param(
+            lambda **options: estimators.HierarchicalPCA(2, **options),
+            True,
+            marks=pytest.mark.slow,
+        ),
         # It sends projectors, which no units make large.
         (lambda **options: estimators.HierarchicalPCA(2, prior_variance=0.1, **options), False),
     ],

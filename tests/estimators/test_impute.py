@@ -14,7 +14,7 @@ from sklearn.utils.estimator_checks import check_estimator
 from jaxfed import estimators
 from jaxfed.estimators._normal import Normal
 from tests.estimators.test_estimators import sampled
-from tests.estimators.test_partial_fit import ESTIMATORS, fresh, spans
+from tests.estimators.test_partial_fit import fresh, spans
 
 D, CLIENTS = 6, 8
 
@@ -35,8 +35,7 @@ def data():
 @pytest.fixture(scope="module")
 def fitted(data):
     _, gaps, groups, _ = data
-    model = estimators.PersonalizedPCA(2, 2, rounds=60, impute=(2, 2), random_state=0)
-    return model.fit(gaps, groups=groups)
+    return fresh("PersonalizedPCA", impute=(2, 2)).fit(gaps, groups=groups)
 
 
 def test_the_likelihood_is_that_of_what_was_observed():
@@ -99,7 +98,14 @@ def test_it_is_pickled_cloned_and_personalized(data, fitted):
     np.testing.assert_array_equal(copy.transform(gaps, groups=groups), scores)
 
 
-@pytest.mark.parametrize("name", ESTIMATORS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "FederatedPCA",
+        pytest.param("PersonalizedPCA", marks=pytest.mark.slow),
+        pytest.param("HierarchicalPCA", marks=pytest.mark.slow),
+    ],
+)
 def test_one_part_is_a_fit_and_later_ones_are_completed(data, name):
     _, gaps, groups, _ = data
     whole = fresh(name, impute=(2, 2)).fit(gaps, groups=groups)
@@ -123,7 +129,7 @@ def test_without_gaps_it_is_the_same(data):
 def test_faulty_clients_do_little_harm_to_what_completes(data):
     full, gaps, groups, _ = data
     spoiled = np.where(groups[:, None] == 3, 1000 * gaps[:, ::-1], gaps)
-    options = {"impute": (2, 2), "center": False, "robust": True, "n_init": 1}
+    options = {"impute": (2, 2), "center": False, "robust": True}
     found = fresh("PersonalizedPCA", **options).fit(spoiled, groups=groups)
     honest = groups != 3
     scores, wanted = (found.transform(x[honest], groups=groups[honest]) for x in (gaps, full))

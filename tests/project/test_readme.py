@@ -170,7 +170,10 @@ FUNCTIONS = (
 )
 SAID = {f.__name__: f for f in FUNCTIONS}
 # Those that compile much.
-LONG = {"confidence", "derivatives", "estimators", "inside", "models", "sharing", "sweeps", "views"}
+LONG = {
+    *("confidence", "derivatives", "devices", "estimators", "inside", "large", "models"),
+    *("own_channel", "robust", "sharing", "streams", "sweeps", "views"),
+}
 SHOWN = [
     pytest.param(
         page.relative_to(DOCS).with_suffix("").as_posix(),
