@@ -10,8 +10,8 @@ from pathlib import Path
 import jaxfed
 
 PAGES = [
-    *("digits", "confidence", "video", "debates", "views", "unseen", "sensors", "autoencoders"),
-    "denoising",
+    *("digits", "confidence", "speakers", "schools", "video", "debates", "views", "unseen"),
+    *("sensors", "autoencoders", "denoising"),
 ]
 """In the order of the gallery."""
 

@@ -97,6 +97,11 @@ class MultiStart(Algorithm, DifferentiatedThrough, HasRemarks):
         return self.algorithm.needs_everybody
 
     @property
+    def quadratic_in_samples(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether samples may be weighted, as the algorithm says."""
+        return self.algorithm.quadratic_in_samples
+
+    @property
     def energy_weighted(self) -> bool:
         """Whether clients of more energy have more influence, as the algorithm says."""
         return self.algorithm.energy_weighted

@@ -23,7 +23,7 @@ import jaxfed as jf
 from bench.common import choose, machine, table
 from jaxfed.inference import bootstrap
 from jaxfed.linalg import orthonormalize
-from papers.perpca.figure9 import _cluster as cluster
+from papers.perpca.figure9 import cluster
 from papers.synthetic import PERPCA_SETTINGS
 
 ROUNDS, RESAMPLES, BLOCK, STARTS = 100, 100, 20, 3

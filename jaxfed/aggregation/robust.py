@@ -107,6 +107,11 @@ class Robust(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
         return self.algorithm.needs_everybody
 
     @property
+    def quadratic_in_samples(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether samples may be weighted, as the algorithm says."""
+        return self.algorithm.quadratic_in_samples
+
+    @property
     def energy_weighted(self) -> bool:
         """False: the influence of every client is bounded."""
         return False

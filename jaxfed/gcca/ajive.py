@@ -133,6 +133,8 @@ class AJIVE(Algorithm, DifferentiatedThrough, HasRemarks):
     Source: Feng, Jiang, Hannig & Marron (2018), Section 2.
     """
 
+    quadratic_in_samples = True
+
     rank: int = eqx.field(static=True)
     signal_rank: Ranks = eqx.field(static=True)
     individual_rank: Ranks | None = eqx.field(static=True)

@@ -36,6 +36,8 @@ class MVLSA(OneExchange):
     Source: Rastogi, Van Durme & Arora (2015), Multiview LSA, without regularization.
     """
 
+    quadratic_in_samples = True
+
     rank: int = eqx.field(static=True)
     view_rank: int | None = eqx.field(static=True)
 

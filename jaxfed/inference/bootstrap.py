@@ -46,6 +46,9 @@ Method = Literal["refit", "one_step"]
 ORTHONORMAL = 1e-3
 # Tolerance of the derivative, as a share of a standard error.
 TOL = 1e-3
+# Steps of GMRES for each resample are at least as many, so up to as many times the resamples of a
+# block, a matrix of all unknowns takes fewer rounds.
+STEPS = 10
 # Rounds before the one-step version, from the solution, so that it is at its optimum.
 POLISH = 10
 
@@ -351,7 +354,7 @@ def _expanded(
             rounds=POLISH,
             key=key,
             warm_start=result,
-            adjoint=adjoint.implicit(tol=TOL, throw=False),
+            adjoint=adjoint.implicit(tol=TOL, throw=False, direct=STEPS * draws.resamples),
         ).result
 
     def changes(number: Int[Array, ""]) -> Personalized:

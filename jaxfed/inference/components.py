@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Key
 
-from jaxfed._checks import check_number, checked_array, refuse
+from jaxfed._checks import check_instance, check_number, checked_array, refuse
 from jaxfed.contract import Personalized
 from jaxfed.core.clients.clients import Clients
-from jaxfed.core.clients.samples import Samples, other_data
+from jaxfed.core.clients.samples import check_samples
 from jaxfed.core.run.solution import Solution
 from jaxfed.inference.bootstrap import Bootstrap, Interval, bootstrap
 from jaxfed.linalg import polar
@@ -23,6 +23,8 @@ from jaxfed.pca.fitted import side_by_side
 FEW = {"samples": 20, "clients": 20}
 # A bound of the angle beyond which the shared subspace counts as not determined.
 UNDETERMINED = np.pi / 4
+# Clients that are printed, the farthest from the shared subspace.
+MOST_LINES = 10
 # A share of the gain that the last round must not make, or runs count as unfinished.
 UNFINISHED = 0.01
 
@@ -120,8 +122,12 @@ class Confidence(NamedTuple):
             lines.append(f"{f'angle of {name} {number}':<34}           at most {angle:.1f} degrees")
         lines.append(row("energy in shared components", self.shared_energy))
         lines.append(row("energy in local components", self.local_energy))
-        for i, parts in enumerate(zip(*self.distance, strict=True)):
-            lines.append(row(f"energy of client {i} outside shared", Interval(*parts)))
+        farthest = np.argsort(-self.distance.estimate, kind="stable")
+        for i in farthest[:MOST_LINES]:
+            parts = Interval(*(part[i] for part in self.distance))
+            lines.append(row(f"energy of client {i} outside shared", parts))
+        if len(farthest) > MOST_LINES:
+            lines.append(f"and {len(farthest) - MOST_LINES} more, closer to the shared subspace")
         return "\n".join([*lines, *self.remarks])
 
 
@@ -167,8 +173,8 @@ def confidence(
     shared, local = side_by_side(solution)
     if shared is None or local is None:
         raise refuse("solution", "shared components with local ones orthogonal to them", solution)
-    if not all(isinstance(part, Samples) for part in clients.parts):
-        raise other_data("samples, as of Clients.from_samples", clients.parts[0])
+    check_instance("clients", clients, Clients, "the jaxfed.Clients of the solution")
+    check_samples(clients, "confidence")
     statistic = jax.tree_util.Partial(_components, solution.result.shared)
     found = bootstrap(solution, clients, statistic, key=key, **options)
     return _confidence(found, level)

@@ -16,7 +16,7 @@ from jaxtyping import Array, Float
 
 from jaxfed._checks import check_count, check_instance, check_name, check_number, refuse
 from jaxfed.core.clients.clients import Clients
-from jaxfed.core.clients.samples import Samples, other_data
+from jaxfed.core.clients.samples import Samples, check_samples
 from jaxfed.linalg.division import ratio
 from jaxfed.pca.fitted import Fitted, side_by_side
 
@@ -168,9 +168,7 @@ def membership(
     shared, local = side_by_side(solution)
     if shared is None or local is None:
         raise refuse("solution", "shared components with local ones orthogonal to them", solution)
-    if not all(isinstance(part, Samples) for part in clients.parts):
-        raise other_data("samples, as of Clients.from_samples", clients.parts[0])
-    clients.layout.check_in_memory("membership")
+    check_samples(clients, "membership")
     m, d, r2 = local.shape
     if m < 2 or len(clients) != m or clients.features != d:
         wanted = f"{m} clients of {d} features" if m > 1 else "at least 2 clients"

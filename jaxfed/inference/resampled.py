@@ -23,7 +23,6 @@ from jaxfed.gcca.views import View
 from jaxfed.inference.weights import (
     FEWEST,
     check_enough,
-    check_quadratic,
     check_resampled,
     client_weight,
     reweighted,
@@ -48,11 +47,10 @@ class Resampled(Algorithm, DifferentiatedThrough):
     number of the resample. So nothing about the weights is sent, and every engine can run it. A
     round sends as many times the bits of one run as there are resamples.
 
-    A resample multiplies rows by the roots of random weights. To an algorithm that sees samples
-    through second moments or cross products alone, such as those of `jf.pca` and `jf.gcca.MaxVar`,
-    this is the same as drawing rows again; for other algorithms, results are wrong. All views have
-    the same weights, since their rows are the same entities. `jaxfed.inference.bootstrap` runs it
-    in blocks from a solution.
+    A resample multiplies rows by the roots of random weights. To an algorithm whose
+    `quadratic_in_samples` is True, such as those of `jf.pca` and `jf.gcca.MaxVar`, this is the same
+    as drawing rows again. All views have the same weights, since their rows are the same entities.
+    `jaxfed.inference.bootstrap` runs it in blocks from a solution.
     """
 
     algorithm: Algorithm
@@ -86,10 +84,16 @@ class Resampled(Algorithm, DifferentiatedThrough):
 
         Raises:
             ValueError: if an argument has another type, a number is too small, or the algorithm
-                is one of jaxfed's that sees samples in another way, such as networks.
+                does not declare `quadratic_in_samples`, such as networks.
         """
         check_instance("algorithm", algorithm, Algorithm, "an algorithm")
-        check_quadratic(algorithm)
+        if not algorithm.quadratic_in_samples:
+            raise refuse(
+                "algorithm",
+                "one that sees samples through second moments or cross products alone, and says so "
+                "by quadratic_in_samples",
+                type(algorithm).__name__,
+            )
         check_count("resamples", resamples, least=2)
         for name, number in (("seed", seed), ("first", first)):
             if not isinstance(number, jax.Array):

@@ -15,23 +15,14 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Int, Key, PyTree
 
 from jaxfed._checks import refuse
-from jaxfed.aggregation import Robust
-from jaxfed.contract import Algorithm
 from jaxfed.core.clients.samples import Rows, other_data
 from jaxfed.core.common.printing import is_known
-from jaxfed.gcca.deep import DeepMaxVar
 from jaxfed.gcca.views import View
-from jaxfed.generative._training import Training
-from jaxfed.multi_start import MultiStart
-from jaxfed.pca.tcmf import TCMF
-from jaxfed.preprocess import Impute, Standardize
 
 # A weight is 1 + LOW or 1 + HIGH, where deviations have mean 0, variance 1 and third moment 1.
 LOW, HIGH = (1 - 5**0.5) / 2, (1 + 5**0.5) / 2
 # Fewer samples or clients have no spread to learn from.
 FEWEST = 3
-# What is not quadratic in the rows: networks, means and medians, and thresholds of single entries.
-OTHERWISE = (Training, DeepMaxVar, Standardize, Impute, TCMF)
 
 
 def row_weights(
@@ -103,20 +94,3 @@ def check_enough(data: PyTree) -> None:
     fewest = int(np.asarray(rows).min()) if is_known(rows) else FEWEST
     if fewest < FEWEST:
         raise refuse("clients", f"at least {FEWEST} samples of each client to draw again", fewest)
-
-
-def check_quadratic(algorithm: Algorithm) -> None:
-    """Refuse algorithms to which a row times the root of a weight is another row.
-
-    Raises:
-        ValueError: names the algorithm.
-    """
-    inner = algorithm
-    while isinstance(inner, Robust | MultiStart):
-        inner = inner.algorithm
-    if isinstance(inner, OTHERWISE):
-        raise refuse(
-            "algorithm",
-            "one that sees samples through second moments or cross products alone",
-            type(inner).__name__,
-        )

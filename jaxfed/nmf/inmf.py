@@ -209,6 +209,11 @@ class INMF(Algorithm, DifferentiatedThrough):
         return ratio(server, _lengths(server)).T
 
     @property
+    def quadratic_in_samples(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether all samples take part in each round; two equal ones may be in other batches."""
+        return self.batches == 1
+
+    @property
     def energy_weighted(self) -> bool:
         """True: a mean of sums of squares weights clients by their squares."""
         return True

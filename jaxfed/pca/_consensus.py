@@ -52,6 +52,8 @@ class Server(NamedTuple):
 class Eigensolver(Algorithm, DifferentiatedThrough):
     """Base of the federated eigensolvers: their checks and the clients' data."""
 
+    quadratic_in_samples = True
+
     rank: int = eqx.field(static=True)
     stop: Literal["objective", "kkt"] = eqx.field(static=True)
 

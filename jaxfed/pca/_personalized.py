@@ -78,6 +78,8 @@ SOLVERS = {
 class PersonalizedPCA(Algorithm, DifferentiatedThrough, HasBases):
     """Local components around shared ones, under a prior whose variance a subclass provides."""
 
+    quadratic_in_samples = True
+
     noise_variance: Array
     prior_variance: Array
     step_size: Array | None

@@ -49,6 +49,8 @@ class Updated(NamedTuple):
 class Updates(Algorithm):
     """The updates of single factors, of which rounds are made."""
 
+    quadratic_in_samples = True
+
     proximal: eqx.AbstractVar[Float[Array, ""]]
     shape: eqx.AbstractVar[tuple[int, ...]]
     shared_ranks: eqx.AbstractVar[tuple[int, ...]]

@@ -107,6 +107,8 @@ class EmpiricalBayesPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
     with variances of 0.03, 0.1 and 0.3.
     """
 
+    quadratic_in_samples = True
+
     noise_variance: Array
     rank: int = eqx.field(static=True)
     solver: Literal["em", "quasi_newton"] = eqx.field(static=True)

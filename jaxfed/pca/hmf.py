@@ -109,6 +109,8 @@ class HMF(Algorithm, HasBases, HasRemarks):
     differ between clients, are not in the paper.
     """
 
+    quadratic_in_samples = True
+
     step_size: Float[Array, ""] | None
     penalty: Float[Array, ""] | None
     shared_rank: int = eqx.field(static=True)

@@ -35,6 +35,8 @@ STEPS = 20
 class _OneRank(OneExchange):
     """Base of `Local` and `Pooled`, which learn one set of components."""
 
+    quadratic_in_samples = True
+
     rank: int = eqx.field(static=True)
 
     def __init__(self, rank: int):
@@ -122,6 +124,8 @@ class OneShot(OneExchange, HasRemarks):
       by its own top `local_rank` eigenvectors. Use it if local variance is large and shared
       variance small. It sends exact deflated second moments, the largest of the messages.
     """
+
+    quadratic_in_samples = True
 
     shared_rank: int = eqx.field(static=True)
     local_rank: int = eqx.field(static=True)

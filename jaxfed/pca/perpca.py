@@ -88,6 +88,8 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
     Loan, Matrix Computations, Section 8.2.4) for the paper's objective.
     """
 
+    quadratic_in_samples = True
+
     step_size: Float[Array, ""] | None
     decay: Float[Array, ""] | None
     shared_rank: int = eqx.field(static=True)

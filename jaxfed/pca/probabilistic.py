@@ -20,6 +20,8 @@ from jaxfed.pca.likelihood import Member, Number, Scalar, check_settings
 class _Descent(Algorithm, HasBases):
     """Base of both: gradient descent on the negative log-likelihood."""
 
+    quadratic_in_samples = True
+
     noise_variance: Array
     step_size: Array | None
     rank: int = eqx.field(static=True)

@@ -87,6 +87,8 @@ class VarProPerPCA(Algorithm, DifferentiatedThrough, HasRemarks):
     there are no pairs, and the steps are those of gradient ascent with momentum.
     """
 
+    quadratic_in_samples = True
+
     shared_rank: int = eqx.field(static=True)
     local_rank: int | tuple[int, ...] = eqx.field(static=True)
     memory: int = eqx.field(static=True)

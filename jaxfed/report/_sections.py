@@ -166,7 +166,8 @@ def _ranks(given: Given, picture: Any) -> Section | None:
         )
         if ranks.suggested is None:
             text += " It is too weak to tell, or there may be more, so no ranks were suggested."
-        parts += [paragraph(text), table(rows)]
+        caption = "Scores of components; those in the grey band are not significant"
+        parts += [paragraph(text), picture(plot.ranks(ranks), caption), table(rows)]
     found = None
     if given.samples is not None:
         found = spectra(given.samples, *(x if x is None else np.asarray(x) for x in given.parts))

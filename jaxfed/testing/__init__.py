@@ -74,6 +74,8 @@ def check_algorithm(
       bit;
     * `"order"`: permuting clients permutes their results and changes nothing else;
     * `"padding"`: padding and one more client of weight 0 change nothing;
+    * `"samples"`: if `quadratic_in_samples` is True, two equal samples count as much as the same
+      two times the roots of weights with mean 1;
     * `"vmap"`: runs mapped over algorithms, clients and keys return the results of a loop;
     * `"gradients"`: derivatives of at most five rounds by hyperparameters and data are finite and
       not all zero; for deterministic algorithms they equal finite differences;

@@ -7,11 +7,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxfed.core.clients.samples import Rows
+from jaxfed.core.clients.samples import Rows, Samples
 from jaxfed.core.run.rollout import rollout
 from jaxfed.core.sweeps.sweep import stack
+from jaxfed.gcca.views import View
 from jaxfed.testing import _run_checks
-from jaxfed.testing._case import Case, Foreign, chunked, combination, more_rows, scaled
+from jaxfed.testing._case import (
+    Case,
+    Foreign,
+    Skipped,
+    chunked,
+    combination,
+    more_rows,
+    scaled,
+)
 from jaxfed.testing._compare import (
     alike,
     cast,
@@ -199,6 +208,30 @@ def check_padding(case: Case) -> None:
     case.same((shared_2, cut, objective_2), (shared, local, objective), sentence)
 
 
+def check_samples(case: Case) -> None:
+    if not case.algorithm.quadratic_in_samples:
+        raise Skipped("the algorithm does not declare quadratic_in_samples")
+    data = case.clients.data
+    of_entities = isinstance(data, View)  # whose weights are the same in all views
+    if not (isinstance(data, Samples) or (of_entities and data.observed is None)):
+        raise Skipped("weights are of complete samples or dense views")
+    values = np.array(data.values)
+    pairs = values.shape[1] // 2
+    first, second = values[:, : 2 * pairs : 2], values[:, 1 : 2 * pairs : 2]
+    real = True if of_entities else np.asarray(data.mask)[:, 1 : 2 * pairs : 2, None] > 0
+    drawn = np.random.default_rng(0).uniform(0.2, 1.8, (1 if of_entities else len(values), pairs))
+    weights = np.where(real, drawn[..., None], 1)
+    second[:] = np.where(real, first, second)
+    equal = eqx.tree_at(lambda c: c.data.values, case.clients, jnp.asarray(values))
+    first[:], second[:] = first * np.sqrt(weights), second * np.sqrt(2 - weights)
+    weighted = eqx.tree_at(lambda c: c.data.values, case.clients, jnp.asarray(values))
+    wanted, given = (case.says(case.solve(clients=each)) for each in (equal, weighted))
+    if of_entities:  # results contain the entities' scores, which differ
+        wanted, given = wanted[1], given[1]
+    sentence = "a sample times the root of a weight counts as that many samples"
+    case.same(given, wanted, sentence)
+
+
 def check_refusals(case: Case) -> None:
     foreign = eqx.tree_at(lambda c: c.data, case.clients, Foreign(jnp.ones((len(case.clients), 2))))
     refused(lambda: case.shapes(case.algorithm, foreign, 1), "clients", "data of an unknown kind")
@@ -217,6 +250,7 @@ CHECKS: dict[str, Callable[[Case], None]] = {
     "checkpoint": _run_checks.check_checkpoint,
     "order": check_order,
     "padding": check_padding,
+    "samples": check_samples,
     "vmap": check_vmap,
     "gradients": check_gradients,
     "backends": _run_checks.check_backends,

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import jaxfed as jf
+from jaxfed.inference import Confidence, Interval
 
 KEY = jax.random.key(0)
 OPTIONS = {"resamples": 100, "block": 50}
@@ -96,6 +97,29 @@ def test_other_solutions_are_refused():
     with pytest.raises(ValueError, match=r"wanted samples"):
         moments = jf.Clients.from_moments(np.stack([np.eye(9)] * 6))
         jf.inference.confidence(solution, moments, key=KEY)
+
+
+def test_the_farthest_clients_are_printed():
+    shares = np.linspace(0.1, 0.2, 12)
+    interval = Interval(np.asarray(0.5), np.asarray(0.4), np.asarray(0.6))
+    found = Confidence(
+        0.95,
+        "samples",
+        0.1,
+        ((0,),),
+        np.asarray([0.1]),
+        np.eye(3)[:, :1],
+        np.zeros((3, 1)),
+        interval,
+        interval,
+        interval,
+        Interval(shares, shares, shares),
+        np.zeros((2, 3, 1)),
+        (),
+    )
+    lines = [line for line in str(found).splitlines() if "outside shared" in line]
+    assert [int(line.split()[3]) for line in lines] == list(range(11, 1, -1))
+    assert str(found).splitlines()[-1] == "and 2 more, closer to the shared subspace"
 
 
 def test_half_precision_is_computed_in_single():

@@ -1,8 +1,9 @@
-"""A record to draw."""
+"""Records to draw."""
 
 import numpy as np
 
 from jaxfed.inference import Confidence, Interval
+from jaxfed.pca import SuggestedRanks
 
 
 def confidence():
@@ -25,4 +26,23 @@ def confidence():
         distance=Interval(*np.array([[0.5, 0.2], [0.4, 0.05], [0.6, 0.3]])),
         replicates=replicates,
         remarks=("Too few samples.",),
+    )
+
+
+def ranks():
+    """Two of four shared components and one of three local ones."""
+    return SuggestedRanks(
+        shared=2,
+        local=1,
+        suggested=None,
+        support=0.8,
+        shared_interval=(2, 3),
+        local_interval=(0, 1),
+        agreement=np.array([0.9, 0.8, 0.3, 0.2]),
+        chance=np.full(4, 0.3),
+        shared_scores=np.array([9.0, 7.0, 2.0, -1.0]),
+        local_scores=np.array([6.0, 1.0, 0.0]),
+        client_scores=np.ones((5, 3)),
+        threshold=3.0,
+        noise_variance=np.ones(5),
     )

@@ -10,7 +10,7 @@ from matplotlib.cbook import is_math_text
 from matplotlib.figure import Figure
 
 from jaxfed import Personalized, metrics, plot
-from tests.plot.examples import confidence
+from tests.plot.examples import confidence, ranks
 
 WHITE = 0.9
 
@@ -269,6 +269,22 @@ def test_distances_are_intervals_the_closest_client_on_top():
     assert [label.get_text() for label in axes.get_yticklabels()] == ["far", "near"]
 
 
+def test_ranks_are_filled_dots_above_a_band_of_what_is_not_significant():
+    figure = plot.ranks(ranks())
+    shared, local = figure.axes
+    filled, hollow = (each.get_offsets().tolist() for each in shared.collections)
+    assert filled == [[1, 9], [2, 7]] and hollow == [[3, 2], [4, -1]]
+    band, subsets = shared.patches
+    assert band.get_y() + band.get_height() == pytest.approx(3) and band.get_y() < -1
+    ends = subsets.get_x(), subsets.get_x() + subsets.get_width()
+    assert ends == (1.75, 3.25)
+    assert [axes.get_title("left") for axes in (shared, local)] == ["2 shared", "1 local"]
+    assert local.get_xlim()[0] < local.patches[1].get_x() < 0
+    assert figure.get_suptitle() == "the same in 80% of subsets\nno suggestion"
+    sure = plot.ranks(ranks()._replace(suggested=(2, 1)))
+    assert "suggestion" not in sure.get_suptitle()
+
+
 def test_what_is_given_is_drawn_as_it_is_and_not_as_mathematics():
     name = "$\\nosuchcommand$"
     for figure in (
@@ -301,6 +317,7 @@ EYE4 = {"shared": np.eye(4)}
         lambda ax: plot.confusion(np.eye(2), np.eye(2), ax=ax),
         lambda ax: plot.convergence({"objective": np.ones(3)}, ax=ax),
         lambda ax: plot.distances(confidence(), ax=ax),
+        lambda ax: plot.ranks(ranks(), ax=ax),
         lambda ax: plot.reconstructions(np.eye(4), {"a": np.eye(4)}, (2, 2), ax=ax),
         lambda ax: plot.samples({"a": np.ones((1, 4))}, (2, 2), ax=ax),
         lambda ax: plot.scree({"a": np.ones(3)}, ax=ax),
@@ -385,6 +402,7 @@ def test_pictures_can_be_put_together_and_keep_no_state(draw):
         ),
         (lambda: plot.bands(np.eye(3)), "confidence: wanted the result of"),
         (lambda: plot.bands(confidence(), (2, 2)), "image_shape.*4 numbers.*6 features"),
+        (lambda: plot.ranks((2, 2)), "ranks: wanted the result of"),
         (lambda: plot.distances(confidence(), names=["a"]), "names: wanted 2, got 1"),
         (lambda: plot.scree({"a": np.ones(3)}, ax=Figure()), "ax: wanted Matplotlib axes"),
         (lambda: plot.components(EYE4, ax=Figure().add_axes((0, 0, 1, 1))), "ax: wanted axes of"),

@@ -101,6 +101,12 @@ class Padded(Average):
         return data.values.mean(0)
 
 
+class Quadratic(Average):
+    """With a claim that does not hold of means."""
+
+    quadratic_in_samples = True
+
+
 class Trusting(Average):
     def check(self, clients, start):
         pass
@@ -126,6 +132,7 @@ BROKEN = {
     "gradients, zero": (Stopped, "the result depends on the data"),
     "gradients, wrong": (Wrong, "equal finite differences"),
     "padding": (Padded, "a further client of weight 0 and padding change nothing"),
+    "samples": (Quadratic, "a sample times the root of a weight counts as that many samples"),
     "channels": (Dividing, r"a run through a channel has finite numbers: top_k\(0.5\)"),
     "refusals": (Trusting, "data of an unknown kind is refused by a ValueError that begins"),
 }

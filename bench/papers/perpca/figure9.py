@@ -32,7 +32,7 @@ _RUNS = [
 ]
 
 
-def _cluster(local: Float[Array, "m d r"], groups: int, seed: int) -> Int[Array, " m"]:
+def cluster(local: Float[Array, "m d r"], groups: int, seed: int) -> Int[Array, " m"]:
     """Spectral clustering on the affinity exp(-rho); the paper does not name one.
 
     While clients are still far from their groups this separates better than the mean squared
@@ -62,7 +62,7 @@ def run(seeds: Seeds) -> Found:
                 own = jax.vmap(jax.vmap(orthonormalize))(deflated)
             else:
                 own = learned(algorithm, clients, keys, rounds, start).local
-            found = [_cluster(one, 10, seed) for seed, one in zip(seeds, own, strict=True)]
+            found = [cluster(one, 10, seed) for seed, one in zip(seeds, own, strict=True)]
             setting = noise, n, name, rounds
             agreement = {
                 "accuracy": metrics.clustering_accuracy,

@@ -145,6 +145,18 @@ def check_rows(clients: Any) -> None:
         raise other_data("samples, as of Clients.from_samples or from_source", clients.parts[0])
 
 
+def check_samples(clients: Any, caller: str) -> None:
+    """Refuse clients whose data are not complete samples in memory, for a function of this name.
+
+    Raises:
+        ValueError: says so.
+    """
+    clients.layout.check_in_memory(caller)
+    for part in clients.parts:
+        if not isinstance(part, Samples):
+            raise other_data("samples, as of Clients.from_samples", part)
+
+
 def other_data(wanted: str, data: PyTree, name: str = "clients") -> ValueError:
     """Return the error for clients that hold other data than wanted; the caller raises it."""
     todo = (

@@ -93,6 +93,13 @@ class Algorithm(eqx.Module):
     needs_everybody: ClassVar[bool] = False
     """Whether every client must take part in each round."""
 
+    quadratic_in_samples: ClassVar[bool] = False
+    """Whether a sample times the root of a weight counts as that many samples.
+
+    So it is where samples enter through second moments or cross products alone. If True,
+    `jaxfed.inference` may resample.
+    """
+
     @abc.abstractmethod
     def server_init(
         self, key: Key[Array, ""], first: PyTree, like: PyTree, start: Personalized | None

@@ -6,7 +6,9 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import jax.scipy as jsp
 import optax
+from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from jaxfed._optional import require
@@ -27,6 +29,7 @@ class Settings(NamedTuple):
     fixed_point_tol: float | None
     turning_tol: float
     throw: bool
+    direct: int = 0
 
 
 class Solved(NamedTuple):
@@ -38,14 +41,46 @@ class Solved(NamedTuple):
 
 
 def solved(product: Callable[[PyTree], PyTree], right: PyTree, settings: Settings) -> Solved:
-    """Solve `product(x) = right` by GMRES.
+    """Solve `product(x) = right` by factorizing the matrix if it is small enough, or by GMRES."""
+    tol = or_precision(settings.tol, right, 1e-5, 1e-10)
+    unknowns = sum(x.size for x in jax.tree.leaves(right))
+    solve = _by_matrix if unknowns <= settings.direct else _by_products
+    found = solve(product, right, tol, settings)
+    # Negate, so that NaN counts as wrong.
+    wrong = ~(found.residual <= 100 * tol)
+    return found._replace(solution=nan_where(found.solution, wrong, settings.throw, UNSOLVED))
+
+
+def _by_matrix(
+    product: Callable[[PyTree], PyTree], right: PyTree, tol: float, settings: Settings
+) -> Solved:
+    """Solve with the matrix, which is the same for all right-hand sides of a `vmap`."""
+    del tol, settings
+    flat, unflat = ravel_pytree(right)
+
+    def column(unit: Float[Array, " n"]) -> Float[Array, " n"]:
+        return ravel_pytree(product(unflat(unit)))[0]
+
+    matrix = jax.vmap(column, out_axes=1)(jnp.eye(flat.size, dtype=flat.dtype))
+    found = jsp.linalg.lu_solve(jsp.linalg.lu_factor(matrix), flat)
+    residual = jnp.linalg.norm(flat - matrix @ found) / _scale(flat)
+    return Solved(unflat(found), jnp.asarray(flat.size, jnp.int32), residual)
+
+
+def _scale(right: PyTree) -> Float[Array, ""]:
+    size = optax.tree.norm(right)
+    return jnp.where(size > 0, size, 1)
+
+
+def _by_products(
+    product: Callable[[PyTree], PyTree], right: PyTree, tol: float, settings: Settings
+) -> Solved:
+    """Solve by GMRES, with one product for each step.
 
     It restarts like GMRES(memory); between restarts, the true residual decides when to stop.
     """
     lineax = require("lineax", extra="adjoint")
-    tol = or_precision(settings.tol, right, 1e-5, 1e-10)
-    size = optax.tree.norm(right)
-    scale = jnp.where(size > 0, size, 1)
+    scale = _scale(right)
     operator = lineax.FunctionLinearOperator(product, jax.eval_shape(lambda: right))
     length = min(settings.memory, sum(x.size for x in jax.tree.leaves(right)))
     # Lineax spends its first step on computing the residual.
@@ -68,11 +103,9 @@ def solved(product: Callable[[PyTree], PyTree], right: PyTree, settings: Setting
         falling = better & (residual < 0.7 * before.residual)
         return Solved(solution, rounds, jnp.minimum(residual, before.residual)), falling
 
-    first = Solved(optax.tree.zeros_like(right), jnp.zeros((), jnp.int32), size / scale)
-    found, _ = jax.lax.while_loop(unfinished, cycle, (first, jnp.ones((), bool)))
-    # Negate, so that NaN counts as wrong.
-    wrong = ~(found.residual <= 100 * tol)
-    return found._replace(solution=nan_where(found.solution, wrong, settings.throw, UNSOLVED))
+    start = optax.tree.zeros_like(right)
+    first = Solved(start, jnp.zeros((), jnp.int32), optax.tree.norm(right) / scale)
+    return jax.lax.while_loop(unfinished, cycle, (first, jnp.ones((), bool)))[0]
 
 
 def nan_where(tree: PyTree, wrong: Bool[Array, ""], throw: bool, message: str) -> PyTree:

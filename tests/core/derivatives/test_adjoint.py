@@ -182,6 +182,33 @@ def test_a_refusal_says_what_is_wrong_before_any_stack(caplog):
     assert str(refused.value).endswith(f"ValueError: {said}")
 
 
+def test_a_factorized_system_has_the_same_solution():
+    """Of several right-hand sides at once, and backwards."""
+    values, _, _ = drawn(0)
+    start = jf.Personalized(jnp.asarray(top(values)), None)
+
+    def projector(values, **options):
+        run = jf.rollout(
+            jf.pca.SubspaceIteration(RANK),
+            jf.Clients.from_samples(values),
+            rounds=1,
+            key=jax.random.key(0),
+            warm_start=start,
+            adjoint=jf.adjoint.implicit(tol=1e-10, **options),
+        )
+        return run.result.shared @ run.result.shared.T
+
+    directions = jax.random.normal(jax.random.key(1), (3, *values.shape), values.dtype)
+    found = []
+    for options in ({}, {"direct": 100}):
+        tangent = jax.linearize(functools.partial(projector, **options), values)[1]
+        gradient = jax.grad(lambda x, given=options: projector(x, **given)[0, 1])(values)
+        found.append((jax.vmap(tangent)(directions), gradient))
+    assert np.abs(found[0][0]).max() > 0.01
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-8), *found)
+    assert not np.array_equal(found[0][0], found[1][0])
+
+
 @pytest.mark.parametrize("throw", [True, False])
 def test_a_system_that_is_not_solved_is_refused(throw):
     values, _, _ = drawn(0)
@@ -446,6 +473,7 @@ def test_a_given_round_without_a_fixed_point_is_refused(key):
         ("tol", lambda: jf.adjoint.implicit(tol=0.0)),
         ("max_rounds", lambda: jf.adjoint.implicit(max_rounds=0)),
         ("memory", lambda: jf.adjoint.implicit(memory=2.0)),
+        ("direct", lambda: jf.adjoint.implicit(direct=-1)),
         ("fixed_point_tol", lambda: jf.adjoint.implicit(fixed_point_tol=-1.0)),
         ("turning_tol", lambda: jf.adjoint.implicit(turning_tol=None)),
         ("through", lambda: jf.adjoint.implicit(through="subspace")),
