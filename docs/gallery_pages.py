@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import io
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,9 +18,14 @@ PAGES = [
 
 
 def run(page: Path, folder: Path) -> str:
-    """Run a page's code in a folder, where it saves its picture; return what it printed."""
+    """Run a page's code in a folder, where it saves its picture; return what it printed.
+
+    A table under the page's name is copied to the folder first.
+    """
     sources, printed = _blocks(page.read_text()), io.StringIO()
     names: dict = {}
+    if (table := page.with_suffix(".csv")).exists():
+        shutil.copy(table, folder)
     with contextlib.chdir(folder), contextlib.redirect_stdout(printed):
         for source in sources:
             exec(compile(source, str(page), "exec"), names)

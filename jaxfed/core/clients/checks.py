@@ -145,7 +145,7 @@ def checked_array(
     return on_device(array)
 
 
-def on_device(array: Array | np.ndarray) -> Array:
+def on_device(array: ArrayLike | Sequence[Any]) -> Array:
     """As `jnp.asarray`, which compiles a program for each shape of a NumPy array."""
     if isinstance(array, np.ndarray) and jax.sharding.get_abstract_mesh().empty:
         return jax.device_put(np.array(array))  # a copy, since JAX may use the memory that it gets
