@@ -21,7 +21,7 @@ from jaxfed.core.contract.reduction import (
     plain,
     unfolded,
 )
-from jaxfed.linalg._factor import matmul
+from jaxfed.linalg import matmul
 
 # The largest allowed curvature, as a multiple of the median one; see `Robust`.
 CURVATURE = 2.0

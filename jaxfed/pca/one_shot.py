@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 
 from jaxfed.contract import HasRemarks, OneExchange, check_count, check_name
 from jaxfed.core.contract.reduction import Gather, Gram
-from jaxfed.linalg._factor import matmul
+from jaxfed.linalg import matmul
 from jaxfed.pca.components import (
     Frame,
     beside,

@@ -23,7 +23,7 @@ from jaxfed.metrics import misalignment, separation
 from jaxfed.pca import principal_axes
 from jaxfed.pca.fitted import side_by_side
 from jaxfed.pca.ranks import SuggestedRanks
-from jaxfed.report import _confidence
+from jaxfed.report import intervals
 from jaxfed.report._page import Section, facts, figure, folded, paragraph, table
 from jaxfed.report._revealed import revealed
 from jaxfed.report._spectra import spectra
@@ -223,7 +223,7 @@ def _intervals(given: Given, picture: Any) -> Section | None:
     if given.confidence is None:
         return None
     found, shape = given.confidence, given.image_shape
-    return _confidence.section(found, given.names, shape, LISTED, picture)
+    return intervals.section(found, given.names, shape, LISTED, picture)
 
 
 def _turned(components: Array, samples: list[np.ndarray] | None) -> np.ndarray:

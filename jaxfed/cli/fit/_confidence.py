@@ -12,7 +12,7 @@ from jaxfed.cli._options import option
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.run.solution import Solution
 from jaxfed.inference.weights import FEWEST
-from jaxfed.report import _confidence
+from jaxfed.report import intervals
 
 PICTURES = ("bands.png", "angles.png", "distances.png")
 OPTIONS = [
@@ -70,7 +70,7 @@ def computed(
 
 def show(found: inference.Confidence) -> None:
     """Print intervals of what holds for all clients together."""
-    _report.show(_confidence.shared_rows(found))
+    _report.show(intervals.shared_rows(found))
     for remark in found.remarks:
         print(f"\n{remark}")
     print()
@@ -78,7 +78,7 @@ def show(found: inference.Confidence) -> None:
 
 def summary(found: inference.Confidence, names: list[str]) -> dict[str, Any]:
     """Return the entry of `result.json`."""
-    rows = _confidence.shared_rows(found) + _confidence.client_rows(found, names)
+    rows = intervals.shared_rows(found) + intervals.client_rows(found, names)
     return {
         "level": found.level,
         "resamples": len(found.replicates),
