@@ -119,6 +119,7 @@ def _results() -> dict[str, Any]:
         "view_result": jf.Personalized(arrays["view_shared"], arrays["view_local"]),
         "shares": jf.metrics.EnergyShares(*np.full((3, 4), 0.25)),
         "confidence": _confidence(),
+        "ranks": _ranks(),
     }
 
 
@@ -153,3 +154,22 @@ def _functions() -> dict[str, Any]:
         "of_a_point": lambda x: {"y": x},
         "statistic": lambda result, clients: result.shared,
     }
+
+
+def _ranks() -> jf.pca.SuggestedRanks:
+    """One shared component of two, and no local one of one."""
+    return jf.pca.SuggestedRanks(
+        shared=1,
+        local=0,
+        suggested=None,
+        support=0.5,
+        shared_interval=(1, 2),
+        local_interval=(0, 1),
+        agreement=np.array([0.9, 0.2]),
+        chance=np.full(2, 0.3),
+        shared_scores=np.array([5.0, -1.0]),
+        local_scores=np.array([1.0]),
+        client_scores=np.ones((3, 1)),
+        threshold=3.0,
+        noise_variance=np.ones(3),
+    )
