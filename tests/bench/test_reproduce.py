@@ -575,7 +575,7 @@ def test_clients_of_the_same_subspace_are_clustered():
     rng = np.random.default_rng(0)
     noisy = np.eye(6)[labels, :, None] + 0.1 * rng.normal(size=(12, 6, 1))
     local = jnp.asarray(noisy / np.linalg.norm(noisy, axis=1, keepdims=True))
-    found = figure9._cluster(local, 3, seed=0)
+    found = figure9.cluster(local, 3, seed=0)
     assert metrics.clustering_accuracy(jnp.asarray(labels), found) == 1
 
 
