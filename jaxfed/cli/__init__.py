@@ -72,23 +72,22 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         if word in SUMMARIES:
             command = load(word)
             rest = command.with_config(arguments[place + 1 :])
-            return _parsed(parser_of({word: command}), [*arguments[: place + 1], *rest])
-    return _parsed(parser_of({}), arguments)
+            parser = parser_of({word: command})
+            parsed, unknown = parser.parse_known_args([*arguments[: place + 1], *rest])
+            if unknown:
+                hint = _closest(unknown[0], command, arguments[place + 1 :])
+                parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+            return parsed
+    return parser_of({}).parse_args(arguments)
 
 
-def _parsed(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
-    """Parse the arguments; suggest the closest option in place of an unknown one."""
-    parsed, unknown = parser.parse_known_args(arguments)
-    if unknown:
-        options = [
-            f"--{name.replace('_', '-')}"
-            for name, value in vars(parsed).items()
-            if not callable(value)
-        ]
-        close = difflib.get_close_matches(unknown[0].partition("=")[0], options, 1)
-        hint = f"; did you mean {close[0]}?" if close else ""
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
-    return parsed
+def _closest(word: str, command: Command, arguments: Sequence[str]) -> str:
+    """Return a hint at the option of the command, or of its subcommand, that was meant."""
+    for argument in arguments:
+        command = command.commands.get(argument, command)
+    options = [f"--{name}" for name in command.named]
+    close = difflib.get_close_matches(word.partition("=")[0], options, 1)
+    return f"; did you mean {close[0]}?" if close else ""
 
 
 def load(name: str) -> Command:

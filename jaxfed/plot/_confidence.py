@@ -17,6 +17,7 @@ def bands(
     confidence: Confidence,
     image_shape: tuple[int, int] | None = None,
     *,
+    feature_names: Sequence[str] | None = None,
     figure: Any = None,
     ax: Any = None,
 ) -> Any:
@@ -31,6 +32,7 @@ def bands(
             zero and blue below, and its standard errors are an image below it, darker where they
             are larger. Otherwise, an axis is a line over the features in a band of ± 1.96 standard
             errors.
+        feature_names: names of the features, if they are not pixels.
         figure: a Matplotlib figure or subfigure to draw into; a new one by default.
         ax: Matplotlib axes that the panels replace in the grid of subplots.
 
@@ -38,15 +40,17 @@ def bands(
         The figure, or the axes if given.
 
     Raises:
-        ValueError: if `confidence` is no `Confidence`, or its features do not fit `image_shape`.
+        ValueError: if `confidence` is no `Confidence`, or its features do not fit `image_shape` or
+            `feature_names`.
         ImportError: if Matplotlib is not installed.
     """
     _check(confidence)
     values, errors = confidence.axes.T, confidence.axes_std.T
     names = _axis_names(confidence)
+    labels = _figure.checked_features(feature_names, values.shape[1])
     panel = _figure.within(figure, ax)
     if image_shape is None:
-        drawn = _lines(values, errors, names, panel)
+        drawn = _lines(values, errors, names, labels, panel)
     else:
         values, errors = (
             _figure.as_images("confidence", part, image_shape) for part in (values, errors)
@@ -156,7 +160,13 @@ def _finish(axes: Any, places: np.ndarray, names: Sequence[str]) -> None:
     axes.set_yticks(places, [_figure.verbatim(name) for name in names], fontsize=7)
 
 
-def _lines(values: np.ndarray, errors: np.ndarray, names: list[str], figure: Any) -> Any:
+def _lines(
+    values: np.ndarray,
+    errors: np.ndarray,
+    names: list[str],
+    features: list[str] | None,
+    figure: Any,
+) -> Any:
     """Each axis as a line in a band."""
     figure = _figure.canvas(figure, 7.0, 0.9 * len(values) + 0.4)
     grid = figure.subplots(len(values), 1, squeeze=False, sharex=True, sharey=True)[:, 0]
@@ -168,8 +178,7 @@ def _lines(values: np.ndarray, errors: np.ndarray, names: list[str], figure: Any
         axes.plot(places, line, color=_figure.colour(0), linewidth=1.2)
         _figure.light(axes)
         axes.set_title(name, fontsize=9, loc="left")
-    grid[-1].xaxis.get_major_locator().set_params(integer=True)
-    grid[-1].set_xlabel("feature", fontsize=9)
+    _figure.label_features(grid[-1], features)
     return figure
 
 

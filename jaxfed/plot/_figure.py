@@ -14,6 +14,7 @@ INK = "gray_r"  # for values from zero up
 SMOOTH = "bicubic"  # interpolation: few pixels are easier to recognize when blurred
 COLOURS = ("#0b5fa5", "#d1495b", "#2a9d6f", "#e09f3e", "#7b5ea7", "#5c6770", "#17a2b8", "#a3543a")
 GREY = "#6b7280"
+MOST_FEATURES = 60  # with more features, their names are not written
 
 
 class Target(NamedTuple):
@@ -134,6 +135,25 @@ def check_names(name: str, given: Sequence[str] | None, number: int) -> None:
         check_texts(name, given)
         if len(given) != number:
             raise ValueError(f"{name}: wanted {number}, got {len(given)}")
+
+
+def checked_features(names: Any, number: int) -> list[str] | None:
+    """The features' names, from a list or an array, or None."""
+    labels = names.tolist() if isinstance(names, np.ndarray) else names
+    check_names("feature_names", labels, number)
+    return None if labels is None else list(labels)
+
+
+def label_features(axes: Any, names: list[str] | None) -> None:
+    """Label an x axis that counts features, by their names if these fit."""
+    axes.tick_params(labelsize=7)
+    if names is None or len(names) > MOST_FEATURES:
+        ticker = require("matplotlib.ticker", extra="plot")
+        axes.xaxis.set_major_locator(ticker.MaxNLocator(10, integer=True))
+        axes.set_xlabel("feature", fontsize=8)
+        return
+    upright = {"rotation": 90} if max(map(len, names)) * len(names) > 80 else {}
+    axes.set_xticks(range(len(names)), map(verbatim, names), **upright)
 
 
 def check_named(name: str, given: Mapping[str, Any], wanted: str) -> None:

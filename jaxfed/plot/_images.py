@@ -8,12 +8,10 @@ import numpy as np
 from jaxtyping import ArrayLike, Real
 
 from jaxfed._checks import check_count, refuse
-from jaxfed._optional import require
 from jaxfed.contract import Personalized
 from jaxfed.plot import _figure
 
 _CLIENTS = 5  # of a model, whose local components are drawn
-_NAMED = 60  # largest number of features whose names fit below a picture
 _SIZE = 0.75  # width of an image of a component, in inches
 
 
@@ -57,14 +55,12 @@ def components(
         if group is not None
     }
     _figure.check_named("groups", arrays, "components")
+    if feature_names is None:
+        feature_names = getattr(groups, "feature_names_in_", None)
+    labels = [_figure.checked_features(feature_names, len(x)) for x in arrays.values()]
     panel = _figure.within(figure, ax)
     if image_shape is None:
-        if feature_names is None:
-            feature_names = getattr(groups, "feature_names_in_", None)
-        labels = None if feature_names is None else list(map(str, feature_names))
-        for group in arrays.values():
-            _figure.check_names("feature_names", labels, len(group))
-        drawn = _as_rows(arrays, panel, labels)
+        drawn = _as_rows(arrays, panel, labels[0])
         return drawn if ax is None else ax
     images = {
         name: _figure.as_images(f"groups[{name!r}]", group.T, image_shape)
@@ -101,8 +97,11 @@ def _parts(model: Any) -> dict[str, Any]:
             raise refuse("groups", "a fitted model, or components by name", model)
         shared, local = found
         names = [f"client {i}" for i in range(_CLIENTS)]
-    parts = [] if local is None or local.shape[-1] == 0 else local[:_CLIENTS]
-    return {"shared": shared, **dict(zip(names, parts, strict=False))}
+    if local is None or np.shape(local)[-1:] == (0,):
+        return {"shared": shared}
+    if np.ndim(local) != 3:
+        raise refuse("groups", "a model with components (features, rank) of each client", model)
+    return {"shared": shared, **dict(zip(names, local[:_CLIENTS], strict=False))}
 
 
 def separation(
@@ -179,8 +178,6 @@ def separation(
 def _as_rows(groups: Mapping[str, np.ndarray], figure: Any, names: list[str] | None) -> Any:
     """Each group as one image with a row per component, above the features' names if they fit."""
     ranks = [group.shape[1] for group in groups.values()]
-    if names is not None and len(names) > _NAMED:
-        names = None
     below = 0.3 if names is None else 0.3 + 0.07 * max(map(len, names))
     figure = _figure.canvas(figure, 7.0, 0.25 * sum(ranks) + 0.45 * len(ranks) + below)
     grid = figure.subplots(len(groups), 1, squeeze=False, height_ratios=ranks)[:, 0]
@@ -192,12 +189,5 @@ def _as_rows(groups: Mapping[str, np.ndarray], figure: Any, names: list[str] | N
         axes.set_title(_figure.verbatim(name), fontsize=9, loc="left")
     for axes in grid[:-1]:
         axes.tick_params(labelbottom=False)
-    grid[-1].tick_params(labelsize=7)
-    if names is not None:
-        upright = {"rotation": 90} if max(map(len, names)) * len(names) > 80 else {}
-        grid[-1].set_xticks(range(len(names)), map(_figure.verbatim, names), **upright)
-        return figure
-    grid[-1].set_xlabel("feature", fontsize=8)
-    ticker = require("matplotlib.ticker", extra="plot")
-    grid[-1].xaxis.set_major_locator(ticker.MaxNLocator(10, integer=True))
+    _figure.label_features(grid[-1], names)
     return figure

@@ -73,6 +73,11 @@ def html(
     number = len(solution.failure.clients)
     if names is not None:
         check_texts("names", names)
+    if feature_names is not None:
+        check_texts("feature_names", feature_names)
+        if len(feature_names) != clients.features:
+            wanted, got = clients.features, len(feature_names)
+            raise ValueError(f"feature_names: wanted {wanted}, one per feature, got {got}")
     for name, given in (("clients", clients), ("names", names), ("metadata", metadata)):
         if given is not None and len(given) != number:
             raise ValueError(f"{name}: wanted the run's {number}, got {len(given)}")

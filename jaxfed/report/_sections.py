@@ -222,8 +222,8 @@ def _components(given: Given, picture: Any) -> Section | None:
 def _intervals(given: Given, picture: Any) -> Section | None:
     if given.confidence is None:
         return None
-    found, shape = given.confidence, given.image_shape
-    return intervals.section(found, given.names, shape, LISTED, picture)
+    features = given.image_shape, given.feature_names
+    return intervals.section(given.confidence, given.names, *features, LISTED, picture)
 
 
 def _turned(components: Array, samples: list[np.ndarray] | None) -> np.ndarray:

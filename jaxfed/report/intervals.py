@@ -43,6 +43,7 @@ def section(
     confidence: Confidence,
     names: Sequence[str],
     image_shape: tuple[int, int] | None,
+    feature_names: Sequence[str] | None,
     listed: int,
     picture: Callable[[Any, str], str],
 ) -> Section:
@@ -52,6 +53,7 @@ def section(
         confidence: the intervals.
         names: names of the clients.
         image_shape: height and width, if features are pixels.
+        feature_names: names of the features, or None.
         listed: the largest number of clients in a table.
         picture: returns the HTML of a figure with a caption.
     """
@@ -63,7 +65,7 @@ def section(
     )
     drawn = {
         "Shared axes, and the standard errors of their entries": plot.bands(
-            confidence, image_shape
+            confidence, image_shape, feature_names=feature_names
         ),
         "Angles to the true components are at most this large": plot.angles(confidence),
         "Energy of each client outside the shared subspace": plot.distances(

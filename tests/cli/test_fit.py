@@ -236,6 +236,9 @@ def test_the_closest_option_is_suggested(data, tmp_path, capsys):
         fit("perpca", data, tmp_path / "out", *RANKS, "--runds", "3")
     error = capsys.readouterr().err
     assert "unrecognized arguments: --runds 3; did you mean --rounds?" in error
+    with pytest.raises(SystemExit):  # which has no rounds
+        fit("local", data, tmp_path / "out", "--rank", "2", "--runds", "3")
+    assert "--rounds" not in capsys.readouterr().err
 
 
 def test_clients_that_stand_out_are_named(data, tmp_path):

@@ -92,12 +92,19 @@ def test_components_of_a_model_are_its_shared_and_local_ones():
     assert len(pixels(plot.components(Personalized(shared, None)))) == 1
     with pytest.raises(ValueError, match=r"^groups: wanted a fitted model, or components by name"):
         plot.components(shared)
+    network = Personalized(shared, {"weights": local})
+    with pytest.raises(ValueError, match=r"^groups: wanted a model with components"):
+        plot.components(network)
 
 
 def test_features_have_their_names():
     names = ["age", "weight", "a $price$", "d", "e"]
     figure = plot.components({"shared": np.eye(5)[:, :2]}, feature_names=names)
     assert {"age", "weight", r"a \$price\$"} <= texts(figure)
+    assert "weight" in texts(plot.bands(confidence(), feature_names=[*names, "f"]))
+    assert "feature" in texts(plot.components({"many": np.eye(61)}, feature_names=["x"] * 61))
+    with pytest.raises(ValueError, match=r"^feature_names: wanted 6, got 5"):
+        plot.bands(confidence(), feature_names=names)
     with pytest.raises(ValueError, match=r"^feature_names: wanted 5, got 1"):
         plot.components({"shared": np.eye(5)[:, :2]}, feature_names=["age"])
 

@@ -89,8 +89,12 @@ def summary(found: inference.Confidence, names: list[str]) -> dict[str, Any]:
 
 
 def figures(
-    found: inference.Confidence, names: list[str], shape: tuple[int, int] | None
+    found: inference.Confidence,
+    names: list[str],
+    shape: tuple[int, int] | None,
+    features: list[str] | None,
 ) -> dict[str, Any]:
     """Draw pictures, by file name."""
-    drawn = plot.bands(found, shape), plot.angles(found), plot.distances(found, names=names)
+    bands = plot.bands(found, shape, feature_names=features)
+    drawn = bands, plot.angles(found), plot.distances(found, names=names)
     return dict(zip(PICTURES, drawn, strict=True))

@@ -269,7 +269,7 @@ def _evaluated(
     arrays, summary = {"units": split.choices, "features": split.features}, {"samples": samples}
     found = confidence(solution, clients)
     if found is not None:
-        figures |= _confidence.figures(found, split.names, shape)
+        figures |= _confidence.figures(found, split.names, shape, split.features)
         arrays |= {"confidence.axes": found.axes, "confidence.axes_std": found.axes_std}
         summary["confidence"] = _confidence.summary(found, split.names)
     return _run.Findings(quantities, figures, arrays, summary, confidence=found)

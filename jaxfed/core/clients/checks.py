@@ -146,7 +146,10 @@ def checked_array(
 
 
 def on_device(array: ArrayLike | Sequence[Any]) -> Array:
-    """As `jnp.asarray`, which compiles a program for each shape of a NumPy array."""
+    """Convert to a JAX array, without a program for each shape of a NumPy array.
+
+    `jnp.asarray` would compile one.
+    """
     if isinstance(array, np.ndarray) and jax.sharding.get_abstract_mesh().empty:
         return jax.device_put(np.array(array))  # a copy, since JAX may use the memory that it gets
     return jnp.asarray(array)

@@ -96,8 +96,8 @@ class Algorithm(eqx.Module):
     quadratic_in_samples: ClassVar[bool] = False
     """Whether a sample times the root of a weight counts as that many samples.
 
-    So it is where samples enter through second moments or cross products alone. If True,
-    `jaxfed.inference` may resample.
+    True if samples enter through second moments or cross products alone. `jaxfed.inference` can
+    then resample them.
     """
 
     @abc.abstractmethod

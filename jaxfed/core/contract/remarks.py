@@ -47,8 +47,8 @@ def not_converged(history: Mapping[str, np.ndarray]) -> tuple[str, ...]:
     left = float(np.median(measure[-max(2, len(measure) // 10) :])) if len(measure) >= 10 else 0.0
     if rise > FALL:
         return (
-            f"The objective rose by {100 * rise:.2g} % from the first round to the last: the steps "
-            "may be too long.",
+            f"The objective rose by {100 * rise:.2g} % from the first round to the last: steps "
+            "may be too long, or messages too noisy.",
         )
     if fall > FALL:
         finding = f"The objective still fell by {100 * fall:.2g} % in the second half of the rounds"
