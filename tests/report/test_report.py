@@ -251,6 +251,7 @@ def test_many_clients_are_shown_in_part():
     ("options", "message"),
     [
         ({"names": ["a"]}, "names: wanted the run's 4"),
+        ({"feature_names": ["a"]}, "feature_names: wanted 9, one per feature, got 1"),
         ({"metadata": [1.0]}, "metadata: wanted the run's 4"),
         ({"table": [{"a": 1}, {"b": 1}]}, "table: wanted"),
         ({"seconds": -1}, "seconds: wanted"),
