@@ -121,7 +121,8 @@ def draw():
 def test_what_keeps_the_contract_passes():
     report = check_algorithm(Average(), draw(), deterministic=True)
     assert set(report.checked) | report.skipped.keys() == set(CHECKS)
-    assert report.skipped.keys() <= {"checkpoint"}
+    # A mean is not quadratic in the samples, and says so.
+    assert report.skipped.keys() <= {"checkpoint", "samples"}
 
 
 BROKEN = {
