@@ -124,8 +124,10 @@ def slow_tests(changed: Iterable[str], used: dict[str, set[str]]) -> list[str]:
                 return ALL
     packages = dependents(packages, used)
     chosen |= {f"tests/{package}" for package in packages}
+    if packages - {"bench"}:
+        chosen.add(PAGES)
     if packages & FAMILIES:
-        chosen |= OVER_FAMILIES | {PAGES}
+        chosen |= OVER_FAMILIES
     # `core` is under everything, and what has no tests of its own is tested by all of them.
     untested = any(not (ROOT / "tests" / package).exists() for package in packages)
     if "core" in packages or untested:

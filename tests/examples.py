@@ -626,53 +626,26 @@ REFUSED = [
     for kind, examples in EXAMPLES.items()
     for argument, make in examples.refused.items()
 ]
-# A run of each compiles for seconds: where tests compile several runs of every algorithm, these are
-# slow. At least one algorithm of each family is not among them.
-LONG = {
-    jf.pca.OneShot,
-    jf.pca.Pooled,
-    jf.pca.SubspaceIteration,
-    jf.pca.HierarchicalPCA,
-    jf.pca.AdaptivePCA,
-    jf.pca.EmpiricalBayesPCA,
-    jf.pca.VarProPerPCA,
-    jf.pca.LocalProbabilisticPCA,
-    jf.pca.GlobalProbabilisticPCA,
-    jf.pca.FAPS,
-    jf.pca.LocalPower,
-    jf.pca.BlockLanczos,
-    jf.pca.HMF,
-    jf.pca.TCMF,
-    jf.pca.PerTucker,
-    jf.gcca.MaxVar,
-    jf.gcca.DeepMaxVar,
-    jf.gcca.AJIVE,
-    jf.preprocess.Impute,
-    jf.generative.AdaptiveTraining,
-    jf.generative.AdaptiveAutoencoder,
-    jf.generative.AdaptiveDiffusion,
-}
-
-# Algorithms around others. The first example of each is around one that compiles quickly.
-AROUND = {jf.aggregation.Robust, jf.MultiStart, jf.inference.Resampled}
-
 # The first of each algorithm, the most usual settings.
 FIRST = {k: next(n for n in GOOD if n.split("-")[0] == k.__name__) for k in EXAMPLES}
 
 
-def parametrized(names, slow):
-    """A test of these examples, some of which are slow."""
-    marks = {True: [pytest.mark.slow], False: []}
-    return pytest.mark.parametrize("name", [pytest.param(n, marks=marks[n in slow]) for n in names])
+# A run of each algorithm compiles for seconds. Where a test compiles runs of all of them, these two
+# are its default: one with components of shared and local kind, one whose messages are sums.
+TYPICAL = {"PerPCA-tangent", "MVLSA"}
 
 
-first_example = parametrized(FIRST.values(), {FIRST[kind] for kind in LONG})
-every_example = parametrized(GOOD, ())
-# Of these algorithms, other settings than the first are slow.
-settings_example = parametrized(
-    GOOD,
-    {n for n in GOOD for k in LONG | AROUND if n.split("-")[0] == k.__name__ and n != FIRST[k]},
-)
+def parametrized(names, quick=TYPICAL):
+    """A test of these examples, which is slow but for the quick ones."""
+    marks = {True: [], False: [pytest.mark.slow]}
+    return pytest.mark.parametrize(
+        "name", [pytest.param(n, marks=marks[n in quick]) for n in names]
+    )
+
+
+first_example = parametrized(FIRST.values())
+settings_example = parametrized(GOOD)
+every_example = parametrized(GOOD, GOOD)
 
 
 def draw_samples(seed=0):

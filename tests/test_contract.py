@@ -16,22 +16,18 @@ from jaxfed.core.run.arguments import problem_of
 from jaxfed.generative._adaptive import Adaptive
 from jaxfed.testing import CHECKS, check_algorithm
 from tests.examples import (
-    AROUND,
     CLIENTS,
     EXAMPLES,
     FAMILIES,
     GOOD,
-    LONG,
     REFUSED,
     ROUNDS_OF_TRAINING,
     draw_samples,
     every_example,
     family,
     first_example,
-    parametrized,
     settings_example,
 )
-from tests.examples import FIRST as FIRST_EXAMPLES
 
 # What depends on an algorithm's settings is checked for every example, and what takes long to
 # compile and depends little on them for the first of each algorithm, in two portions.
@@ -39,8 +35,6 @@ EVERY = ("structure", "order", "bits", "refusals", "samples")
 FIRST = ("types", "vmap", "gradients", "padding")
 SIZES = ("buckets", "source")
 RUNS = tuple(name for name in CHECKS if name not in EVERY + FIRST + SIZES)
-# Other algorithms around others are run as Robust is.
-LONG_RUNS = LONG | AROUND - {jf.aggregation.Robust}
 
 LOSSY = {
     "cast": jf.channel.cast("bfloat16"),
@@ -139,7 +133,7 @@ def test_numbers_and_derivatives(name):
     assert not run_checks(name, FIRST).skipped
 
 
-@parametrized(FIRST_EXAMPLES.values(), {FIRST_EXAMPLES[kind] for kind in LONG_RUNS})
+@first_example
 def test_runs(name):
     report = run_checks(name, RUNS)
     # What cannot be had is refused for a reason that is known here.
@@ -180,6 +174,7 @@ def test_messages_cost_what_they_should(name, key, x64):
     assert costs.first_down == costs.down == 64 * down
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [kind for kind in EXAMPLES if issubclass(kind, Adaptive)])
 def test_spreads_stay_within_their_bounds(kind, key, x64):
     algorithm = next(iter(EXAMPLES[kind].good.values())).make(CLIENTS)

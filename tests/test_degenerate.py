@@ -27,7 +27,6 @@ ALGORITHMS = {
     "OneShot, spectrum": jf.pca.OneShot(2, 1, method="spectrum"),
     "OneShot, local_first": jf.pca.OneShot(2, 2, method="local_first"),
 }
-USUAL = {"PerPCA", "PerPCA, ranks", "VarProPerPCA", "OneShot, projector"}
 
 
 @st.composite
@@ -91,10 +90,8 @@ def test_components_that_do_not_exist(name, rows):
     )
 
 
-@pytest.mark.parametrize(
-    "name",
-    [n if n in USUAL else pytest.param(n, marks=pytest.mark.slow) for n in ALGORITHMS],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ALGORITHMS)
 @given(rows=federation(ties=True))
 def test_variances_that_are_equal(name, rows):
     # Which of the directions are chosen is left to rounding errors.
@@ -103,14 +100,8 @@ def test_variances_that_are_equal(name, rows):
     check(rolled(ALGORITHMS[name], clients, None, rounds), clients)
 
 
-# The prior's normalizer overflowed for data of 1e4, the step size of a client of nothing but zeros.
-BROKEN = ("EmpiricalBayesPCA", "LocalProbabilisticPCA")
-
-
-@pytest.mark.parametrize(
-    "name",
-    [n if n in BROKEN else pytest.param(n, marks=pytest.mark.slow) for n in properties.settings()],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", properties.settings())
 def test_a_few_hundred_cases_of_the_campaign(name):
     setting = properties.settings()[name]
     rows = properties.draw(np.random.default_rng(0), properties.BATCH)
@@ -202,10 +193,8 @@ SCALED = {
 }
 
 
-@pytest.mark.parametrize(
-    "name",
-    [n if n == "BlockLanczos" else pytest.param(n, marks=pytest.mark.slow) for n in SCALED],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SCALED)
 def test_derivatives_of_data_of_every_size(name, key):
     """Finite at every scale, of objective and components; none of what is nothing."""
     algorithm = SCALED[name]

@@ -51,6 +51,7 @@ def test_each_start_is_a_run(clients):
     np.testing.assert_array_equal(found.history["bits_up"], sum(bits) + more)
 
 
+@pytest.mark.slow
 def test_the_first_of_equal_starts_wins(x64):
     """Clients are alike, so that all splits of the same components have the same objective."""
     rows = np.random.default_rng(0).normal(size=(5, 8)) * np.linspace(2, 0.5, 8)
@@ -75,12 +76,14 @@ def test_keys_make_starts_differ(clients):
     assert min(jf.manifolds.grassmann.distance(a, b) for a, b in pairs) > 0.5
 
 
+@pytest.mark.slow
 def test_another_run_continues_from_the_best(clients):
     found = solve(jf.MultiStart(model(), [model(start) for start in STARTS]), clients)
     after = solve(model(), clients, warm_start=found)
     assert after.history["objective"][0] <= found.history["objective"][-1]
 
 
+@pytest.mark.slow
 def test_algorithms_without_first_messages_start_several_times(clients):
     """The result is the best of as many runs, whatever the algorithm sends first."""
     prior = jf.pca.HierarchicalPCA(2, 0.5, 0.1, start="random")
@@ -88,6 +91,7 @@ def test_algorithms_without_first_messages_start_several_times(clients):
     assert several[-1] < several[0]
 
 
+@pytest.mark.slow
 def test_starts_within_a_wrapper_may_differ(clients):
     inner = [jf.pca.PerPCA(1, 1, start=start, step_size=0.1) for start in STARTS]
     median = jf.aggregation.CoordinateMedian()

@@ -112,6 +112,7 @@ def test_less_precise_products_keep_the_constraint_and_nearly_the_solution():
     assert everywhere[2] > 1e-4  # which is why some products are always full
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("m", "k", "n"), [(3, 2, 700), (4, 16, 5), (3, 17, 5), (1, 3, 1)])
 @pytest.mark.parametrize("once", [False, True])
 def test_products_of_many_clients_matrices(m, k, n, once, x64):

@@ -50,10 +50,9 @@ def objective(make, step, clients, key, rounds, channel=None, few=True, devices=
     return after.history["objective"][0]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "PerPCA")) for name in CASES]
-)
+@pytest.mark.parametrize("name", CASES)
 def test_a_run_of_few_bits_and_few_participants_converges(name, key):
     """To within two per cent of the run without loss in which all take part."""
     make, step = CASES[name]

@@ -18,7 +18,7 @@ MOST = 4.0
 # Steps, and draws in each, that match the null to the larger singular values.
 MATCHES, MATCH_DRAWS = 3, 8
 # Local components are looked for up to this share of the samples or the features.
-TOLD = 2 / 3
+MOST_USED = 2 / 3
 # Alternations between shared and local directions.
 REFINEMENTS = 4
 # Each subset leaves out this share of the clients.
@@ -175,10 +175,10 @@ def _next_score(rows, known: Known, triples, bits, *, basis, larger, draws: int)
     )
     score = (share(squares) - null.mean()) / null.std(ddof=1)
     # With few directions left, their shares depend on how many samples and means are lost.
-    told = (larger + 1 <= TOLD * jnp.minimum(count, features)) & jnp.isfinite(score)
+    measurable = (larger + 1 <= MOST_USED * jnp.minimum(count, features)) & jnp.isfinite(score)
     # Where larger directions fit a column alone, nothing is left of its noise.
     columns = jnp.sum(of_columns / column_floor)
-    return jnp.where(told, score, 0), guess[1] / (count * columns)
+    return jnp.where(measurable, score, 0), guess[1] / (count * columns)
 
 
 # --- against chance ------------------------------------------------------------------------------

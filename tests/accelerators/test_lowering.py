@@ -9,15 +9,12 @@ import pytest
 import jaxfed as jf
 from bench.tables import accelerator_matrix as matrix
 from jaxfed.linalg import Moment
-from tests.examples import LONG
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind",
-    [
-        pytest.param(kind, id=kind.__name__, marks=[pytest.mark.slow] * (kind in LONG))
-        for kind in matrix.CASES
-    ],
+    [pytest.param(kind, id=kind.__name__) for kind in matrix.CASES],
 )
 def test_lowers_for_accelerators(kind):
     function, arguments = matrix.program(kind, "lossless", "forward", rounds=2)
@@ -48,6 +45,7 @@ def test_small_matrices_of_many_clients_keep_to_elementwise_work_on_a_tpu():
     assert "dot_general" in text
 
 
+@pytest.mark.slow
 def test_blocks_of_clients_are_laid_out_along_them_on_a_tpu():
     def solve(samples):
         clients = jf.Clients.from_samples(samples)

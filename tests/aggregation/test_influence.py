@@ -36,6 +36,7 @@ def projector(solution):
     return np.asarray(solution.result.shared @ solution.result.shared.T)
 
 
+@pytest.mark.slow
 def test_is_the_change_without_a_client(x64):
     def numbers(result):
         return jnp.stack([result.shared[0] @ result.shared[i] for i in (3, 4)])
@@ -54,9 +55,10 @@ def test_is_the_change_without_a_client(x64):
     assert np.argmax(found) == CLIENTS - 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "algorithm",
-    [POWER, pytest.param(Robust(POWER, groups=CLIENTS), marks=pytest.mark.slow)],
+    [POWER, Robust(POWER, groups=CLIENTS)],
     ids=["PerPCA", "Robust"],
 )
 def test_estimates_the_change_of_the_projector(algorithm, x64):
@@ -71,11 +73,12 @@ def test_estimates_the_change_of_the_projector(algorithm, x64):
     np.testing.assert_allclose(exact[4], change, rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "algorithm",
     [
         jf.pca.PerPCA(RANK, 1),
-        pytest.param(jf.pca.VarProPerPCA(RANK, 1), marks=pytest.mark.slow),
+        jf.pca.VarProPerPCA(RANK, 1),
     ],
     ids=["PerPCA", "VarProPerPCA"],
 )

@@ -111,6 +111,7 @@ def lying(groups=GROUPS, **options):
     return Robust(Liars(jf.pca.SubspaceIteration(RANK), 1), groups=groups, **options)
 
 
+@pytest.mark.slow
 def test_the_server_receives_the_aggregate_of_group_means(x64):
     weights = np.arange(1, CLIENTS + 1.0)
     clients = alike(weights=weights)
@@ -150,6 +151,7 @@ def test_a_liar_is_found_and_does_no_harm(x64):
         assert any("1 of" in each for each in solution.remarks())
 
 
+@pytest.mark.slow
 def test_equal_messages_give_the_mean(x64):
     values = np.tile(np.asarray(gaussian((40,)).data.values, float), (CLIENTS, 1, 1))
     algorithm = jf.pca.SubspaceIteration(2)
@@ -167,12 +169,13 @@ def test_equal_messages_give_the_mean(x64):
     chex.assert_trees_all_close(slopes, wanted, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "how",
     [
         {"backend": jf.backend.chunked(5)},
         {"backend": jf.backend.shard(4)},
-        pytest.param({"masked": True}, marks=pytest.mark.slow),
+        {"masked": True},
         {"masked": True, "backend": jf.backend.chunked(5)},
     ],
     ids=str,
@@ -185,6 +188,7 @@ def test_the_same_numbers_however_it_is_run(how, x64):
     chex.assert_trees_all_close(found.history["far_groups"], wanted.history["far_groups"])
 
 
+@pytest.mark.slow
 def test_masks_hide_the_members_of_a_group():
     clients = alike(np.float32)
     channel = jf.channel.secure_sum(CLIENTS, bits=32, bound=1e5)
@@ -196,6 +200,7 @@ def test_masks_hide_the_members_of_a_group():
         run(lying(), clients, channel=channel)
 
 
+@pytest.mark.slow
 def test_differences_of_few_participants_go_to_their_groups(x64):
     clients = gaussian((40,) * 60, dtype=np.float64)
     honest = space(run(jf.pca.SubspaceIteration(RANK), clients))
@@ -216,12 +221,13 @@ def test_an_absent_client_does_not_count(x64):
     chex.assert_trees_all_close(found, wanted, atol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algorithm", "masked"),
     [
         (jf.pca.PerPCA(2, 1), False),
-        pytest.param(jf.pca.PerPCA(2, 1), True, marks=pytest.mark.slow),
-        pytest.param(jf.pca.SubspaceIteration(2), False, marks=pytest.mark.slow),
+        (jf.pca.PerPCA(2, 1), True),
+        (jf.pca.SubspaceIteration(2), False),
         (jf.pca.SubspaceIteration(2), True),
     ],
     ids=["PerPCA", "PerPCA-masked", "SubspaceIteration", "SubspaceIteration-masked"],
@@ -239,11 +245,12 @@ def test_a_client_whose_numbers_are_lost_counts_as_absent(algorithm, masked, x64
     assert any("not finite" in each for each in found.remarks())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "algorithm",
     [
         jf.pca.SubspaceIteration(2),
-        pytest.param(jf.pca.PerPCA(2, 1, step_size=0.05), marks=pytest.mark.slow),
+        jf.pca.PerPCA(2, 1, step_size=0.05),
     ],
     ids=["SubspaceIteration", "PerPCA"],
 )
@@ -271,9 +278,10 @@ def test_solutions_have_implicit_derivatives(algorithm, x64):
     np.testing.assert_allclose(jnp.sum(slope * along), (ahead - behind) / (2 * step), rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "rule",
-    [pytest.param(Biweight(), marks=pytest.mark.slow), CoordinateMedian()],
+    [Biweight(), CoordinateMedian()],
     ids=["Biweight", "CoordinateMedian"],
 )
 def test_unrolled_derivatives_from_a_random_start_are_exact(rule, x64):
@@ -294,6 +302,7 @@ def test_unrolled_derivatives_from_a_random_start_are_exact(rule, x64):
     np.testing.assert_allclose(jnp.sum(run(values)[1] * along), difference, rtol=1e-7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", [CoordinateMedian(), TrimmedMean()])
 def test_a_rule_that_does_not_rotate_has_no_implicit_derivative(rule):
     algorithm = Robust(jf.pca.PerPCA(2, 1), rule, groups=CLIENTS)
@@ -309,12 +318,13 @@ def test_a_rule_that_does_not_rotate_has_no_implicit_derivative(rule):
         jax.eval_shape(jax.grad(value), alike().weights)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algorithm", "groups"),
     [
         (jf.pca.Pooled(RANK), GROUPS),
         (jf.pca.Pooled(RANK), CLIENTS),
-        pytest.param(jf.pca.VarProPerPCA(RANK, 1), GROUPS, marks=pytest.mark.slow),
+        (jf.pca.VarProPerPCA(RANK, 1), GROUPS),
         (jf.pca.VarProPerPCA(RANK, 1), CLIENTS),
     ],
     ids=["Pooled-6", "Pooled-12", "VarProPerPCA-6", "VarProPerPCA-12"],
@@ -355,6 +365,7 @@ def test_groups_without_clients_are_refused():
         run(Robust(jf.pca.SubspaceIteration(RANK), groups=3), multiples)
 
 
+@pytest.mark.slow
 def test_a_client_of_enormous_numbers_does_no_harm():
     clients = alike(np.float32)
     algorithm = Robust(jf.pca.SubspaceIteration(RANK), groups=CLIENTS)
@@ -365,6 +376,7 @@ def test_a_client_of_enormous_numbers_does_no_harm():
     assert far_clients(solution, clients.ids).tolist() == [0]
 
 
+@pytest.mark.slow
 def test_fewer_new_clients_than_groups_get_models():
     clients = alike(np.float32)
     algorithm = Robust(jf.pca.PerPCA(2, 1), groups=CLIENTS)
@@ -376,6 +388,7 @@ def test_fewer_new_clients_than_groups_get_models():
     assert found.local.shape[0] == 2
 
 
+@pytest.mark.slow
 def test_far_clients_are_those_of_robust_solutions():
     clients = alike(np.float32)
     with pytest.raises(ValueError, match=r"solution: wanted .*Robust, got one of Local"):

@@ -185,6 +185,7 @@ def test_equal_rows_give_what_they_are_and_have_derivatives(name):
     np.testing.assert_allclose(slopes[0].sum(0), 1, rtol=1e-6)
 
 
+@pytest.mark.slow
 @every_rule
 def test_derivatives_are_central_differences(name):
     rows, shares = draw(4)

@@ -529,6 +529,7 @@ def test_the_authors_start_is_the_truth():
     np.testing.assert_allclose(jnp.sort(variances), smallest, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_noiseless_errors_keep_their_digits(x64):
     keys = jax.random.split(jax.random.key(0), 1)
     problem = _noiseless.noiseless(keys, clients=4, features=8, samples=50, window=3)

@@ -14,6 +14,7 @@ from papers.runs import Seeds
 from tests.bench.targets import write_mnist
 
 
+@pytest.mark.slow
 def test_synthetic_samples_are_of_their_decoders():
     draw = table1._synthetic(jax.random.key(0), 0.0, 4)
     shapes = [part.shape for part in draw.split]

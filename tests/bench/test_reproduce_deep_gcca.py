@@ -51,6 +51,7 @@ def test_figure_10_clusters_views_and_representations(monkeypatch):
     assert len(draw().axes) == 5
 
 
+@pytest.mark.slow
 def test_networks_of_the_programs_are_larger_by_a_factor(key):
     batch = jax.random.normal(key, (6, 2))
     text, programs = (

@@ -47,6 +47,7 @@ def test_known_rounds_of_perpca_are_the_references():
         np.testing.assert_allclose(KNOWN["perpca"][labels], value, rtol=1e-10, err_msg=str(labels))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("paper", KNOWN)
 def test_the_first_rounds_are_reproduced_digit_by_digit(paper):
     report = papers.find(f"{paper}/steps")(Seeds(1))

@@ -33,6 +33,7 @@ def test_runs_are_those_of_the_reference(x64):
     assert _linear.position_at(costs, least, 0.5) == np.inf
 
 
+@pytest.mark.slow
 def test_random_start_is_the_authors_own():
     keys = jax.random.split(jax.random.key(0), 2)
     shared, local = _linear.random_start(_linear.drawn_views(keys), keys)
@@ -104,6 +105,7 @@ def test_held_out_entities_are_aligned_and_two_bits_differ(tmp_path, monkeypatch
     assert run()[few, figure9.END].verdict.startswith("differs")
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_a_goal_that_is_never_reached_differs(monkeypatch):
     costs, bits = np.full((2, 3), 1e9), np.ones((2, 2, 2))
@@ -117,6 +119,7 @@ def test_a_goal_that_is_never_reached_differs(monkeypatch):
     assert math.isnan(_linear.saved(4.0, math.inf, 3)) and _linear.saved(4.0, 4.0, 8) == 0.75
 
 
+@pytest.mark.slow
 def test_sparse_views_are_stacked_as_the_lists_that_they_are():
     sizes = {"entities": 60, "features": 40, "latent": 30}
     keys = jax.random.split(jax.random.key(0), 3)

@@ -49,6 +49,7 @@ def doubled(make, *ranks, step_size=None, **options):
     return make(*ranks, step_size=None if step_size is None else 2 * step_size, **options)
 
 
+@pytest.mark.slow
 def test_a_step_twice_as_long_and_the_other_shot_differ_in_the_first_rounds(monkeypatch):
     assert not differing(papers.find("perpca/steps")(Seeds(1)))
     once = perpca_steps.OneShot
@@ -181,6 +182,7 @@ class Early(jf.pca.FAPS):
         return uplink, after._replace(distance=distance), diagnostics
 
 
+@pytest.mark.slow
 def test_rule_25_a_round_early_differs(monkeypatch):
     assert not differing(papers.find("faps/steps")(Seeds(1)))
     monkeypatch.setattr(faps_steps, "FAPS", Early)

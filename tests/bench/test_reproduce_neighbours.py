@@ -76,6 +76,7 @@ def test_local_factors_that_are_not_orthogonal_differ(fresh, monkeypatch):
     assert right <= differing(run())
 
 
+@pytest.mark.slow
 def test_components_that_move_all_at_once_differ(fresh, monkeypatch):
     run = partial(papers.find("neighbours/inmf"), Seeds(1), ranks=(5, 6, 7), penalties=(5.0,))
     assert not differing(run())

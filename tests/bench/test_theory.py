@@ -167,6 +167,7 @@ def concentrations(variance, clients=100, samples=20, noise=0.5):
     ]
 
 
+@pytest.mark.slow
 def test_how_far_the_approximate_likelihood_is_off(x64):
     """In three dimensions, where it is least good, as the class says."""
     pairs = np.asarray([concentrations(variance) for variance in (0.03, 0.1, 0.3)])

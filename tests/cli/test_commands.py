@@ -44,6 +44,7 @@ def demo(tmp_path_factory):
     return folder, out.getvalue(), err.getvalue()
 
 
+@pytest.mark.slow
 def test_demo_compares_the_methods_on_held_out_images(demo):
     folder, printed, _ = demo
     arrays, summary = loaded(folder)
@@ -87,6 +88,7 @@ SMALL = [*SWEEP, "--features", "6", "--clients", "5", "--seeds", "2", "--block",
 METHODS = ("Local", "Pooled", "HierarchicalPCA")
 
 
+@pytest.mark.slow
 def test_sweep_simulated_clients(tmp_path, capsys):
     options = ["--prior-variance", "0.01", "1", "--samples", "4", "9"]
     assert main([*SMALL, *options, "--out", str(tmp_path / "out")]) == 0
@@ -114,6 +116,7 @@ def test_sweep_simulated_clients(tmp_path, capsys):
     assert f"{row['HierarchicalPCA']:.4g} ± " in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_sweep_your_own_files(data, tmp_path, capsys):
     options = ["--data", str(data), "--prior-variance", "0.1", "--clients", "4", "8"]
     out = tmp_path / "out"
@@ -213,6 +216,7 @@ def learned(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_new_clients_get_components_of_their_own(learned, tmp_path, capsys):
     command = ["personalize", str(learned / "fit"), "--data", str(learned / "new"), "--out"]
     assert main([*command, str(tmp_path / "out")]) == 0

@@ -127,6 +127,7 @@ def test_a_bootstrap_tells_how_sure_the_components_are(data, tmp_path, capsys):
     assert '<section id="confidence">' in (out / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_what_cannot_be_resampled_is_refused_before_the_run(data, tmp_path, capsys):
     out = tmp_path / "out"
     for options, message in (
@@ -149,6 +150,7 @@ def test_what_cannot_be_resampled_is_refused_before_the_run(data, tmp_path, caps
     assert not out.exists()
 
 
+@pytest.mark.slow
 def test_non_negative_components_and_loadings(data, tmp_path, capsys):
     rng, folder = np.random.default_rng(0), tmp_path / "counts"
     folder.mkdir()
@@ -211,6 +213,7 @@ def test_what_was_learned_is_shown_and_used(data, tmp_path, capsys):
     assert "not a file" in refused(capsys, main(["info", str(data / "client0.npy")]))
 
 
+@pytest.mark.slow
 def test_tables_have_names_of_features_and_tables_of_scores(tmp_path):
     rng, path = np.random.default_rng(0), tmp_path / "table.csv"
     cells = [f"{'ab'[i % 2]},{','.join(map(str, rng.normal(size=4)))}" for i in range(20)]
@@ -241,6 +244,7 @@ def test_the_closest_option_is_suggested(data, tmp_path, capsys):
     assert "--rounds" not in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_clients_that_stand_out_are_named(data, tmp_path):
     spoiled = tmp_path / "spoiled"
     shutil.copytree(data, spoiled)
@@ -258,6 +262,7 @@ def test_clients_that_stand_out_are_named(data, tmp_path):
     assert main([*command, "--out", str(tmp_path / "scores")]) == 0
 
 
+@pytest.mark.slow
 def test_a_warm_start_is_another_algorithms_solution(data, tmp_path):
     assert fit("oneshot", data, tmp_path / "one", *RANKS) == 0
     options = [*RANKS, "--rounds", 1, "--start", "projector"]
@@ -268,6 +273,7 @@ def test_a_warm_start_is_another_algorithms_solution(data, tmp_path):
     assert value(per, "bits sent") == 32 * (9 * 4 + 9 * 2 + 3)
 
 
+@pytest.mark.slow
 def test_the_best_of_several_starts_is_a_warm_start(data, tmp_path):
     options = [*RANKS, "--rounds", 3, "--held-out", 0]
     found = []
@@ -360,6 +366,7 @@ def test_fit_gcca_writes_what_is_common_and_resumes(tmp_path, capsys):
     assert (out / "result.npz").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_fit_mvlsa_is_one_round(tmp_path):
     assert fit("mvlsa", seen(tmp_path), tmp_path / "out", "--rank", 2) == 0
     arrays, summary = loaded(tmp_path / "out")
@@ -367,6 +374,7 @@ def test_fit_mvlsa_is_one_round(tmp_path):
     assert jaxfed.load(tmp_path / "out" / "result.npz").algorithm.startswith("MVLSA(")
 
 
+@pytest.mark.slow
 def test_fit_ajive_says_what_is_joint_and_what_individual(tmp_path):
     options = ["--rank", 2, "--signal-rank", 3, "--held-out", 0.25]
     assert fit("ajive", seen(tmp_path), tmp_path / "out", *options) == 0
@@ -379,6 +387,7 @@ def test_fit_ajive_says_what_is_joint_and_what_individual(tmp_path):
     assert jaxfed.load(tmp_path / "out" / "result.npz").algorithm.startswith("AJIVE(")
 
 
+@pytest.mark.slow
 def test_fit_gcca_takes_sparse_views_for_what_they_are(tmp_path):
     for name in ("dense", "sparse"):
         (tmp_path / name).mkdir()
@@ -704,6 +713,7 @@ sys.exit(interrupted(signal.SIGINT, "00000003.npz"))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_a_run_ends_in_one_line_at_a_signal_and_goes_on(data, tmp_path, capsys):
     options = [*RANKS, "--rounds", "15", "--checkpoint-every", "1"]
@@ -723,6 +733,7 @@ def test_a_run_ends_in_one_line_at_a_signal_and_goes_on(data, tmp_path, capsys):
     assert (out / "result.npz").read_bytes() == (tmp_path / "whole" / "result.npz").read_bytes()
 
 
+@pytest.mark.slow
 def test_force_resumes_its_own_run_and_discards_another(data, tmp_path, capsys):
     options = [*RANKS, "--rounds", 6, "--checkpoint-every", 3, "--force"]
     assert fit("perpca", data, tmp_path, *options) == 0

@@ -180,6 +180,7 @@ class Kill(BaseException):
     """What ends a process in these tests."""
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_at_any_step_can_be_run_again(tmp_path, monkeypatch):
     # Before and after everything that changes the folder; a killed process cleans up nothing.
     def killed_at(step, folder, **options):

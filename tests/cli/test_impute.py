@@ -39,6 +39,7 @@ def learned(data, tmp_path_factory):
     return out
 
 
+@pytest.mark.slow
 def test_components_are_learned_of_the_completed_moments(data, learned):
     _, summary = loaded(learned)
     given = tables(data)

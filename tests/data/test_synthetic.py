@@ -162,6 +162,7 @@ def test_vmap_over_keys_and_scales_is_a_sweep(key):
         chex.assert_trees_all_close(stacked, one.samples, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_double_precision_is_kept(x64):
     data = small(jax.random.key(0), rotate=True, dtype=jnp.float64)
     assert data.samples.dtype == data.shared.dtype == data.local.dtype == jnp.float64

@@ -8,13 +8,10 @@ from jaxfed.core.round import client
 
 pytest.importorskip("flwr")
 from tests.deploy.federation import Federation, check_equal
-from tests.examples import AROUND, CLIENTS, FIRST, GOOD, LONG, draw_samples, family, parametrized
-
-# What these send and keep, others do too.
-SLOW = (LONG | AROUND | {jf.nmf.INMF}) - {jf.aggregation.Robust}
+from tests.examples import CLIENTS, GOOD, draw_samples, family, first_example
 
 
-@parametrized(FIRST.values(), {FIRST[kind] for kind in SLOW})
+@first_example
 def test_every_algorithm_is_bit_equal_to_fit(name, tmp_path):
     algorithm = GOOD[name].make(CLIENTS)
     clients = family(algorithm).draw()
@@ -22,6 +19,7 @@ def test_every_algorithm_is_bit_equal_to_fit(name, tmp_path):
     check_equal(federation, federation.run(2), federation.fit(2))
 
 
+@pytest.mark.slow
 def test_the_next_run_reads_the_newest_data(tmp_path):
     """In one process with the same configurations, as of engines that keep theirs."""
     algorithm = jf.pca.SubspaceIteration(2)
@@ -33,6 +31,7 @@ def test_the_next_run_reads_the_newest_data(tmp_path):
     np.testing.assert_array_equal(saved.result.shared, federation.fit(2).result.shared)
 
 
+@pytest.mark.slow
 def test_more_rounds_trace_nothing_more(tmp_path, monkeypatch):
     traced, send = [], client.send
 

@@ -117,6 +117,7 @@ def test_every_weighted_part_is_a_mean_over_those_who_are_left():
     assert masked.means_of(parts) == (True, False, True, True, False)
 
 
+@pytest.mark.slow
 def test_a_client_drops_out_after_the_masks_are_agreed(tmp_path, unmasked, monkeypatch):
     sums = []
     real = remote.masked_sum
@@ -152,6 +153,7 @@ def test_a_client_drops_out_after_the_masks_are_agreed(tmp_path, unmasked, monke
     np.testing.assert_allclose(*projectors, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_fewer_than_the_threshold_are_refused(tmp_path):
     lost = {("round", 1, i) for i in (1, 2)}
     federation = Overheard(tmp_path, ALGORITHM, draw_samples(), channel=HIDDEN, lost=lost)
@@ -159,6 +161,7 @@ def test_fewer_than_the_threshold_are_refused(tmp_path):
         federation.run(2, deadline=0.01, patience=0.1)
 
 
+@pytest.mark.slow
 def test_a_client_tells_one_share_of_each(tmp_path):
     federation = Overheard(tmp_path, ALGORITHM, draw_samples(), channel=HIDDEN)
     asked = []
@@ -185,6 +188,7 @@ def test_a_client_tells_one_share_of_each(tmp_path):
         ask([0, 1])
 
 
+@pytest.mark.slow
 def test_noise_is_drawn_where_nobody_else_has_the_key(tmp_path):
     noisy = jf.Wire(jf.channel.gaussian(1.0, 0.5), jf.channel.lossless())
     clients = draw_samples()
@@ -196,6 +200,7 @@ def test_noise_is_drawn_where_nobody_else_has_the_key(tmp_path):
     check_equal(lossless, lossless.run(1), lossless.fit(1))
 
 
+@pytest.mark.slow
 def test_two_questions_never_share_noise(tmp_path):
     """A server that falls back a round asks with an equal head, and another body."""
     # Clipped to nothing under noise of deviation 1: what is sent is the noise.
@@ -232,6 +237,7 @@ def test_two_questions_never_share_noise(tmp_path):
     assert np.abs(noises[0] - noises[1]).max() > 0.1
 
 
+@pytest.mark.slow
 def test_noise_is_another_where_the_state_is(tmp_path):
     """Whoever has a client go back may ask as before: it starts from another state."""
     ways = jf.Wire(jf.channel.gaussian(1e-3, 1e3), jf.channel.lossless())

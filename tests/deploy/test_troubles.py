@@ -45,10 +45,11 @@ def absent(rounds, who):
     return jf.participation.mask(present)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "channel",
     [
-        pytest.param(None, marks=pytest.mark.slow, id="lossless"),
+        pytest.param(None, id="lossless"),
         pytest.param(CODED, id="difference"),
     ],
 )
@@ -74,6 +75,7 @@ def test_a_node_dies_and_comes_back(tmp_path, clients, channel):
     check_equal(federation, saved, federation.fit(8, participation=table))
 
 
+@pytest.mark.slow
 def test_a_late_answer_has_never_been(tmp_path, clients):
     def trouble(node, message, answer):
         late = (number_of(message), node) in {(1, 101), (2, 103)}
@@ -90,6 +92,7 @@ def test_answers_that_come_twice_count_once(tmp_path, clients):
     check_equal(federation, federation.run(2), federation.fit(2))
 
 
+@pytest.mark.slow
 def test_a_killed_server_goes_on(tmp_path, clients):
     def trouble(node, message, answer):
         if number_of(message) == 5 and node == 100:
@@ -125,6 +128,7 @@ def test_an_answer_that_is_lost_for_good_is_refused(tmp_path, clients):
         federation.run(3)
 
 
+@pytest.mark.slow
 def test_too_few_answers_are_an_error(tmp_path, clients):
     def trouble(node, message, answer):
         return [] if number_of(message) == 2 and node > 101 else [answer]
@@ -182,6 +186,7 @@ def test_what_fit_refuses_is_refused_before_anything_is_computed(
     assert not list(tmp_path.rglob("*.npz"))
 
 
+@pytest.mark.slow
 def test_a_client_that_the_algorithm_cannot_use_does_not_join(tmp_path, clients, caplog):
     few = jf.Clients.from_samples([np.ones((3, 6), np.float32)])
     late = flower.client_app(lambda config: network(4), lambda config: few, folder=tmp_path)
@@ -235,6 +240,7 @@ def test_another_algorithm_or_channel_is_refused(tmp_path, clients):
         federation.run(2)
 
 
+@pytest.mark.slow
 def test_a_node_that_joins_late(tmp_path, clients):
     federation = Federation(tmp_path, PERPCA, clients)
     grid = federation.grid
@@ -253,7 +259,8 @@ def test_a_node_that_joins_late(tmp_path, clients):
     assert np.isfinite(np.asarray(jf.load(federation.local(4)).result.local)).all()
 
 
-@pytest.mark.parametrize("name", ["difference", pytest.param("entropy", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["difference", "entropy"])
 def test_what_is_counted_is_what_travels(tmp_path, clients, name):
     channel = {"difference": CODED, "entropy": jf.channel.quantize(3, coding="entropy")}[name]
     up = []

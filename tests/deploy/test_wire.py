@@ -326,6 +326,7 @@ def modes(folder):
     return {(stat.S_ISDIR(x.stat().st_mode), stat.S_IMODE(x.stat().st_mode)) for x in found}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="elsewhere files have no such modes")
 @pytest.mark.parametrize("there", [False, True])
 def test_what_a_node_keeps_is_its_owners_alone(node, tmp_path, monkeypatch, there):

@@ -114,6 +114,7 @@ def machine(tmp_path, request, monkeypatch):
     monkeypatch.undo()
 
 
+@pytest.mark.slow
 def test_a_worker_outlives_the_process_that_started_it(machine):
     """It answers with other processes' words and bytes, and ends when it is told to."""
     first = machine.ask(parts=[b"some", b"", bytes(10**6)], kind="hello")
@@ -196,6 +197,7 @@ def test_a_folder_that_others_may_enter_holds_no_worker(machine, caplog):
         worker.serve(machine.config)
 
 
+@pytest.mark.slow
 def test_other_code_ends_a_worker(machine):
     before = machine.ask()
     assert before["edition"] == 1
@@ -231,6 +233,7 @@ def test_what_an_answer_depends_on_ends_a_worker(machine, monkeypatch, tmp_path,
     assert not thread.is_alive()
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_is_followed_by_another(machine, tmp_path):
     """In the middle of a message, which the other one answers."""
     second = machine.ask(dies=str(tmp_path / "dead"))["process"]
@@ -248,6 +251,7 @@ def test_without_a_worker_the_process_of_the_message_answers(machine, monkeypatc
     assert machine.ask()["process"] == os.getpid() and not caplog.text
 
 
+@pytest.mark.slow
 def test_an_idle_worker_ends(machine):
     thread = machine.serve(idle=0.5)
     for _ in range(4):

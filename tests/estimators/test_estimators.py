@@ -120,6 +120,7 @@ def test_a_single_client_is_scored_as_scikit_learn_scores_it(data):
     )
 
 
+@pytest.mark.slow
 def test_a_prior_leaves_every_client_components_of_its_own(data):
     X, groups, _ = data
     model = estimators.HierarchicalPCA(2, rounds=3, random_state=0).fit(X, groups=groups)
@@ -131,15 +132,12 @@ def test_a_prior_leaves_every_client_components_of_its_own(data):
     assert np.abs(np.corrcoef(new[:, 0], known[:, 0])[0, 1]) > 0.99
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "named"),
     [
         (lambda **options: estimators.PersonalizedPCA(2, 2, n_init=1, **options), True),
-        pytest.param(
-            lambda **options: estimators.HierarchicalPCA(2, **options),
-            True,
-            marks=pytest.mark.slow,
-        ),
+        (lambda **options: estimators.HierarchicalPCA(2, **options), True),
         # It sends projectors, which no units make large.
         (lambda **options: estimators.HierarchicalPCA(2, prior_variance=0.1, **options), False),
     ],
@@ -192,6 +190,7 @@ def test_bad_parameters_are_refused_by_name(data, changed, said):
         estimators.PersonalizedPCA(**changed).fit(data[0], groups=data[1])
 
 
+@pytest.mark.slow
 def test_standard_errors_are_those_of_the_components(data):
     X, groups = data[:2]
     model = estimators.PersonalizedPCA(2, 2, rounds=20, n_init=1, bootstrap=50, random_state=0)
@@ -220,6 +219,7 @@ def test_bad_groups_are_refused(data):
 ROUTING = r"enable_metadata_routing=True.*set_{}_request\(groups=True\)"
 
 
+@pytest.mark.slow
 def test_a_fit_that_is_not_told_of_clients_says_so(data):
     X, groups, _ = data
     model = estimators.FederatedPCA(1, rounds=2, random_state=0)
@@ -282,6 +282,7 @@ def test_labels_of_several_types_are_refused(data, fitted, odd):
         fitted.personalize(X, groups=None)
 
 
+@pytest.mark.slow
 def test_views_agree_on_what_they_share():
     rng = np.random.default_rng(0)
     common = rng.normal(size=(60, 2))
@@ -317,6 +318,7 @@ def test_scikit_learns_own_checks_pass(name):
     assert sum(result["status"] == "skipped" for result in results) <= 1
 
 
+@pytest.mark.slow
 def test_what_clients_that_are_alike_have_in_common_is_shared():
     """One axis has nearly all of the variance, and so is each client's first component."""
     rows = np.random.default_rng(0).normal(size=(300, 6)) * [100, 5, 4, 2, 1, 0.5]

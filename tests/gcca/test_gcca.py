@@ -172,6 +172,7 @@ def test_two_bits_need_a_contraction():
     assert end(jf.channel.quantize(3)) > 5
 
 
+@pytest.mark.slow
 def test_bits_are_those_of_the_formula():
     views = arrays(40, (6, 6), dtype=np.float32)
     clients = jf.gcca.Views.from_arrays(views)
@@ -284,6 +285,7 @@ def test_derivatives_by_the_views_ignore_padding(x64):
     assert abs(numeric) > 1e-3
 
 
+@pytest.mark.slow
 def test_random_start_is_feasible_and_ignores_padding(key):
     clients = jf.gcca.Views.from_arrays(arrays(dtype=np.float32), center=True)
     np.testing.assert_allclose(clients.data.values.mean(1), 0, atol=1e-6)
@@ -333,6 +335,7 @@ def test_sparse_views_give_what_dense_ones_give(x64, center):
     )
 
 
+@pytest.mark.slow
 def test_sparse_views_are_never_filled():
     shape = (10**6, 10**6)
     matrix = scipy.sparse.random_array(shape, density=1e-9, dtype=np.float32, rng=0)
@@ -400,6 +403,7 @@ def krylov(views, shared, blocks):
     return np.linalg.qr(np.concatenate(together, axis=1))[0], projector
 
 
+@pytest.mark.slow
 def test_rounds_with_a_memory_are_a_block_krylov_method(x64):
     """While the memory is not full, the best of the span, and the operator's product with it."""
     views = arrays()
@@ -415,15 +419,16 @@ def test_rounds_with_a_memory_are_a_block_krylov_method(x64):
         np.testing.assert_allclose(got @ got.T, expected @ expected.T, atol=1e-8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("memory", "dtype"),
     [
         (1, np.float32),
         (4, np.float64),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in ((1, np.float64), (4, np.float32), (20, np.float32), (20, np.float64))
-        ),
+        (1, np.float64),
+        (4, np.float32),
+        (20, np.float32),
+        (20, np.float64),
     ],
 )
 def test_a_memory_saves_rounds(memory, dtype, x64):
@@ -445,6 +450,7 @@ def test_a_memory_saves_rounds(memory, dtype, x64):
     assert abs(quick[-1]) <= max(exact, 1e-10 if memory > 1 else 1e-4)
 
 
+@pytest.mark.slow
 def test_a_memory_is_mapped_over_ridges(x64):
     """As a sweep does it, which lays the server's matrices out in another order."""
     clients, ridges = jf.gcca.Views.from_arrays(arrays()), jnp.array([0.1, 1.0])
@@ -459,9 +465,10 @@ def test_a_memory_is_mapped_over_ridges(x64):
     chex.assert_trees_all_close(jax.jit(jax.vmap(end))(ridges), one_by_one, atol=1e-8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "rounds",
-    [3, pytest.param(25, marks=pytest.mark.slow)],
+    [3, 25],
     ids=["on the way", "at the end"],
 )
 def test_derivatives_through_a_memory(rounds, x64):

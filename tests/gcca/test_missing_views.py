@@ -113,6 +113,7 @@ def test_solutions_are_the_closed_form(x64):
     np.testing.assert_allclose(once.history["objective"][-1] * 3, least, rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_a_ridge_is_that_of_single_views(x64):
     tables, ids = drawn()
     clients = views(tables, ids)
@@ -154,6 +155,7 @@ def test_orders_of_rows_change_nothing(algorithm, x64):
     np.testing.assert_allclose(spanned(found), spanned(one.result.shared), atol=1e-10)
 
 
+@pytest.mark.slow
 def test_without_gaps_all_is_as_without_ids():
     tables, _ = drawn()
     tables = [x[:16].astype(np.float32) for x in tables]
@@ -172,7 +174,8 @@ def test_without_gaps_all_is_as_without_ids():
         np.testing.assert_allclose(three.shared, one.shared, atol=1e-6)
 
 
-@pytest.mark.parametrize("center", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("center", [False, True])
 def test_sparse_views_give_what_dense_ones_give(center, x64):
     tables, ids = drawn()
     tables = [np.where(np.abs(x) < 0.5, 0, x) for x in tables]
@@ -189,6 +192,7 @@ def test_sparse_views_give_what_dense_ones_give(center, x64):
     np.testing.assert_allclose(spanned(two), spanned(one), atol=1e-9)
 
 
+@pytest.mark.slow
 def test_a_batch_of_all_entities_is_all_of_them(x64):
     tables, ids = drawn()
     clients, warm = views(tables, ids), start(tables)[2]
@@ -198,6 +202,7 @@ def test_a_batch_of_all_entities_is_all_of_them(x64):
     np.testing.assert_allclose(found, whole, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_rounds_send_no_more_than_without_gaps():
     tables, ids = drawn()
     clients = views([x.astype(np.float32) for x in tables], ids)
@@ -206,10 +211,11 @@ def test_rounds_send_no_more_than_without_gaps():
     np.testing.assert_array_equal(sent, [ENTITIES * (2 * RANK + 1), *[ENTITIES * RANK] * 2])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "channel",
     [
-        pytest.param(jf.channel.difference(jf.channel.quantize(3)), marks=pytest.mark.slow),
+        jf.channel.difference(jf.channel.quantize(3)),
         jf.Wire(
             jf.channel.secure_sum(3, bits=32, bound=16.0),
             jf.channel.lossless(),
@@ -235,12 +241,13 @@ def ends(algorithm, rounds, alignment, tables, weights):
     return jnp.sum(weights * (shared @ shared.T)) + jf.gcca.cost(clients, *run.result)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algorithm", "rounds"),
     [
         pytest.param(jf.gcca.MaxVar(RANK, inner_steps=3), 4, id="gradient"),
         pytest.param(EXACT, 4, id="exact"),
-        pytest.param(KRYLOV, 4, id="memory", marks=pytest.mark.slow),
+        pytest.param(KRYLOV, 4, id="memory"),
         pytest.param(jf.gcca.MVLSA(RANK, view_rank=3), 1, id="MVLSA"),
     ],
 )
@@ -262,9 +269,10 @@ def test_derivatives_by_what_was_seen(algorithm, rounds, x64):
     assert abs(numeric) > 1e-2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "algorithm",
-    [EXACT, pytest.param(jf.gcca.MaxVar(RANK), marks=pytest.mark.slow), jf.gcca.MVLSA(RANK)],
+    [EXACT, jf.gcca.MaxVar(RANK), jf.gcca.MVLSA(RANK)],
     ids=["exact", "steps", "MVLSA"],
 )
 def test_rows_that_were_not_seen_have_no_part(algorithm, x64):
@@ -336,6 +344,7 @@ def test_the_contract_holds(make):
     assert set(report.checked) | report.skipped.keys() >= set(CHECKS)
 
 
+@pytest.mark.slow
 def test_scores_of_unseen_entities_are_nan_and_new_clients_get_maps(x64):
     tables, ids = drawn()
     clients, alignment = views(tables, ids), jf.gcca.align(ids)
@@ -441,6 +450,7 @@ def test_views_that_lack_too_much_are_refused(key):
             fit(algorithm, some.take([1]))
 
 
+@pytest.mark.slow
 def test_an_entity_of_which_nothing_is_known_divides_by_no_zero():
     root = root_of(jnp.asarray([0.25, 0.0, -0.5]))
     np.testing.assert_array_equal(root, [[0.5], [1], [1]])

@@ -105,6 +105,7 @@ def test_it_is_the_reference(make, options, reference, key, x64):
     np.testing.assert_allclose(solution.history["spread"][-1], mean_spread, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_messages_are_the_global_model_and_the_spread(key, x64):
     solution = solve(minibatch(), draw(), key, rounds=3)
     for bits in ("bits_up", "bits_down"):
@@ -128,6 +129,7 @@ def test_without_a_prior_it_is_local_training(key, x64):
     chex.assert_trees_all_close(found, wanted, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_spreads_tell_how_far_proximal_steps_let_models_go(key, x64):
     """From not at all, without a limit on the step size, to training alone."""
     clients = draw(weights="equal")
@@ -205,6 +207,7 @@ def test_gaussian_means_have_a_closed_form(prior_step, rate, key, x64):
     assert (jnp.argsort(spread) == np.argsort(averages.var(axis=0))).all()
 
 
+@pytest.mark.slow
 def test_a_warm_start_keeps_personal_models(key, x64):
     clients = draw()
     first = solve(adaptive(), clients, key, rounds=4).result
@@ -237,6 +240,7 @@ def test_clipping():
 # --- where and with whom it runs -----------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_absent_clients_rest(key, x64):
     clients = draw(weights="equal")
     algorithm = minibatch(initial_spread=0.4)
@@ -303,6 +307,7 @@ def test_derivatives_are_finite_differences_over_a_sweep(make, clipped, key, x64
     assert (jnp.abs(slope * numbers) > 1e-6).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wide", [False, True])
 def test_parameters_keep_their_type(wide, key):
     narrow = autoencoder()

@@ -45,6 +45,7 @@ def fitted(model, loss, key):
     return algorithm, jf.fit(algorithm, clients(), rounds=4, key=key)
 
 
+@pytest.mark.slow
 def test_a_dictionary_of_parameters_is_a_model(key, x64):
     algorithm, found = fitted(parameters(), loss, key)
     given = parameters()

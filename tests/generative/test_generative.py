@@ -145,6 +145,7 @@ def drawn(steps, seed=0):
     return np.round(3 * np.asarray(result.local.values), 4)
 
 
+@pytest.mark.slow
 def test_minibatches_are_of_real_samples_without_replacement():
     for steps, seed in itertools.product((1, 2), (0, 1)):
         times = drawn(steps, seed)
@@ -185,6 +186,7 @@ def test_draws_differ_between_clients_and_keys():
     np.testing.assert_allclose(times.mean(axis=0), chance, atol=4 * 0.5 / keys**0.5)
 
 
+@pytest.mark.slow
 def test_the_loss_has_a_key_for_each_client_and_step(key, x64):
     def noisy(model, batch, key):
         return jax.random.normal(key) * model.values.sum() / len(batch)
@@ -250,6 +252,7 @@ class Flagged(eqx.Module):
         return self.activation(self.layer(x))[self.order] * self.scale
 
 
+@pytest.mark.slow
 def test_any_module_is_a_model(key):
     layer = eqx.nn.Linear(FEATURES, FEATURES, key=key)
     order = jnp.arange(FEATURES)[::-1]

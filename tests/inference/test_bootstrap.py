@@ -84,9 +84,10 @@ def test_one_step_agrees_with_refits_of_many_samples(x64):
     assert np.abs(refit - one_step).max() < 0.15 * moved
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "clients_of",
-    [None, pytest.param(5, marks=pytest.mark.slow)],
+    [None, 5],
     ids=["samples", "clients"],
 )
 def test_one_step_is_the_derivative_of_the_solution(x64, clients_of):
@@ -146,6 +147,7 @@ def test_bad_arguments_are_refused(options, message):
         bootstrap(fitted(clients, 2), clients, energy, key=KEY, **options)
 
 
+@pytest.mark.slow
 def test_data_without_spread_are_refused():
     clients = drawn(10)
     solution = fitted(clients, 2)
@@ -166,6 +168,7 @@ def test_data_without_spread_are_refused():
         bootstrap(solution, clients, lambda result, _: result.shared * jnp.nan, key=KEY, rounds=1)
 
 
+@pytest.mark.slow
 def test_only_one_step_needs_lineax(monkeypatch):
     """The command line and the estimators import the package where it is not installed."""
     program = "import sys; sys.modules['lineax'] = None; import jaxfed.inference.bootstrap"
@@ -177,6 +180,7 @@ def test_only_one_step_needs_lineax(monkeypatch):
         bootstrap(solution, clients, energy, key=KEY, method="one_step")
 
 
+@pytest.mark.slow
 def test_shares_of_nothing_and_of_all_have_intervals():
     replicates = np.ones((50, 2), np.float32) * np.asarray([0, 1 + 1e-7], np.float32)
     found = Bootstrap(replicates[0], replicates, 0.0, "samples", "refit", 30).interval(kind="logit")

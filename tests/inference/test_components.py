@@ -32,6 +32,7 @@ def found(scales, **options):
     return solution, clients, jf.inference.confidence(solution, clients, key=KEY, **OPTIONS)
 
 
+@pytest.mark.slow
 def test_axes_with_other_variances_are_identified(x64):
     solution, _, sure = found((3.0, 2.0, 1.0))
     assert sure.groups == ((0,), (1,), (2,))
@@ -64,6 +65,7 @@ def test_scores_vary_with_the_axes(x64):
         sure.scores(samples[:, :-1])
 
 
+@pytest.mark.slow
 def test_what_to_know_is_said(x64):
     _, _, few = found((3.0,), samples=6)
     assert any("fewer than 20 samples" in remark for remark in few.remarks)
@@ -74,6 +76,7 @@ def test_what_to_know_is_said(x64):
     assert "do not determine" in str(nothing)
 
 
+@pytest.mark.slow
 def test_buckets_are_the_same_clients(x64):
     counts = (20, 60, 30, 60, 25, 40)
     tables = [x[:n] for x, n in zip(clients_of((2.0,)).data.values, counts, strict=True)]
@@ -122,6 +125,7 @@ def test_the_farthest_clients_are_printed():
     assert str(found).splitlines()[-1] == "and 2 more, closer to the shared subspace"
 
 
+@pytest.mark.slow
 def test_half_precision_is_computed_in_single():
     half = clients_of((2.0,)).data.values.astype(jax.numpy.bfloat16)
     both = []
@@ -134,6 +138,7 @@ def test_half_precision_is_computed_in_single():
     np.testing.assert_allclose(both[0].angle, both[1].angle, rtol=0.02)
 
 
+@pytest.mark.slow
 def test_clients_without_energy_and_noise_have_intervals(x64):
     values = np.array(clients_of((2.0,)).data.values)
     values[:, :, 2:] = 0

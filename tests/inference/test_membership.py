@@ -89,6 +89,7 @@ def test_p_values_of_unrelated_clients_are_uniform(x64):
         assert abs(np.mean(found <= level) - level) < 4 * spread
 
 
+@pytest.mark.slow
 def test_claims_of_a_fit(fitted):
     solution, clients = fitted
     found = membership(solution, clients)

@@ -53,6 +53,7 @@ def test_a_resample_is_a_run_on_weighted_rows(tables, model, rounds):
             )
 
 
+@pytest.mark.slow
 def test_a_resample_of_clients_is_a_run_with_their_weights(tables):
     clients = jf.Clients.from_samples(tables)
     model = jf.pca.VarProPerPCA(1, 2)
@@ -65,6 +66,7 @@ def test_a_resample_of_clients_is_a_run_with_their_weights(tables):
         chex.assert_trees_all_close(spans(found.local[:, number]), spans(wanted.local), atol=1e-9)
 
 
+@pytest.mark.slow
 def test_views_have_the_same_weights(x64):
     rng = np.random.default_rng(0)
     arrays = [rng.normal(size=(15, width)) for width in (4, 6, 3)]
@@ -90,6 +92,7 @@ def test_weights_are_those_of_a_count(x64):
         assert abs(np.mean((weights - 1) ** power) - 1) < error
 
 
+@pytest.mark.slow
 def test_weights_depend_neither_on_padding_nor_on_blocks(tables):
     count = jnp.asarray(9.0)
     short, long = (row_weights(KEY, jnp.asarray(2), count, rows) for rows in (9, 14))

@@ -159,7 +159,8 @@ def test_does_without_on_gpus_that_pallas_does_not_compile_for(capability, count
         assert len(kernels_in(program_of_polars("pallas", 5, "cuda"))) == count
 
 
-@pytest.mark.parametrize("kernel", ["tpu", pytest.param("cuda", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kernel", ["tpu", "cuda"])
 def test_polar_factor_by_the_kernel(kernel):
     """It is differentiated by the rule of the others, and what it cannot do is decomposed."""
     w = tall((2, 3, 20, 5))

@@ -120,6 +120,7 @@ def expected(w, x):
     return product / SIZE[0], jnp.einsum("...crn,...csn->...crs", scores, scores) / SIZE[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "given"),
     [((3, 2, 128), (3, 2, 128)), ((2, 128), (3, 2, 128)), ((5, 3, 2, 128), (3, 10, 128))],

@@ -124,6 +124,7 @@ def test_gcca_of_degenerate_views_has_finite_derivatives(name):
             assert jnp.abs(slope).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_maps_of_tiny_views_are_huge_and_finite(key):
     """Squares of 1e20 overflow, those of 1e-20 vanish; a ridge of 0 made NaN of either."""
     rows = np.random.default_rng(0).normal(size=(2, 6, 4)).astype(np.float32)

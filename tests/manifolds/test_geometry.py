@@ -177,6 +177,7 @@ def test_cayley_transport_keeps_lengths_and_leads_back(x64):
     np.testing.assert_allclose(stiefel.transport_cayley(y, back, moved), u, atol=1e-13)
 
 
+@pytest.mark.slow
 def test_parallel_transport(x64):
     x, _ = draw(0)
     v, u = (2 * grassmann.random_tangent(jax.random.key(n), x) for n in (1, 2))

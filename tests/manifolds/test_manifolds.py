@@ -129,6 +129,7 @@ PAPER_CONSTANTS = {"polar": (253 / 4, 253 / 8, 1 / 6), "qr": (40 / 7, 80 / 7 + 1
 MEASURED_CONSTANTS = {"polar": (0.5, 0.2), "qr": (0.75, 1.1)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GENERALIZED)
 def test_bound_of_the_generalized_retraction(name, x64):
     """Definition 5 of Shi & Kontar (2024), property 2."""
@@ -271,6 +272,7 @@ def test_principal_angles_are_accurate_at_every_size(dtype, eps, x64):
     np.testing.assert_allclose(measured, angles, atol=4 * eps)
 
 
+@pytest.mark.slow
 def test_principal_angles_of_unequal_dimensions(x64):
     x = FRAME(jax.random.key(0), 7, 4)
     inside = x @ FRAME(jax.random.key(1), 4, 2)
@@ -296,6 +298,7 @@ def distances(seed, shape):
     return first, second, dense
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 2**20), shape=st.sampled_from(SHAPES[1:]))
 def test_distances_of_subspaces(seed, shape):
     with jax.enable_x64(True):
@@ -317,6 +320,7 @@ def test_distances_of_near_subspaces_do_not_cancel(kind, x64):
     assert jnp.isfinite(jax.grad(lambda y: DISTANCE(x, y, kind))(x)).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "shape, dtype, tolerance", [((7, 3), jnp.float32, 3e-6), ((5, 3), jnp.float64, 1e-13)]
 )

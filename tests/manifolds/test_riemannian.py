@@ -217,6 +217,7 @@ def test_equinox_modules(key):
     assert model.bias[1] > 0.2
 
 
+@pytest.mark.slow
 def test_leading_axes_are_points_of_their_own(key):
     x = jax.vmap(lambda k: stiefel.random(k, 5, 2))(jax.random.split(key, 6)).reshape(2, 3, 5, 2)
     g = jax.random.normal(key, x.shape)

@@ -63,6 +63,7 @@ def test_frechet_distance_keeps_its_digits_near_zero(n, k):
     np.testing.assert_allclose(metrics.frechet_distance(a, scaled), wanted, rtol=1e-2)
 
 
+@pytest.mark.slow
 def test_constant_features_are_points():
     a, b = np.zeros((4, 3), np.float32), np.full((5, 3), 2, np.float32)
     np.testing.assert_allclose(metrics.frechet_distance(a, b), 12, rtol=1e-6)
@@ -85,6 +86,7 @@ def test_derivatives_are_finite_differences(distance, n, k, x64):
     np.testing.assert_allclose(found, wanted, rtol=1e-6)
 
 
+@pytest.mark.slow
 @distances
 def test_clients_are_mapped(distance, x64):
     pairs = [draw(12, 9, d=5, seed=seed) for seed in range(3)]
@@ -121,6 +123,7 @@ def test_the_standard_error_is_that_of_other_samples(key):
     assert same.standard_error.mean() > same.distance.std()
 
 
+@pytest.mark.slow
 def test_subsets_have_the_mean_of_all_pairs(key, x64):
     a, b = draw(60, 40)
     run = functools.partial(metrics.kernel_distance_of_subsets, key, a, b)
@@ -196,6 +199,7 @@ def test_images_without_pixels_are_refused(shape):
 # --- clients -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_worst_client_is_found(x64):
     values = np.random.default_rng(0).permutation(np.arange(41.0))
     for good, worst, tenth in (("small", 40, 36), ("large", 0, 4)):

@@ -252,6 +252,7 @@ def test_jit_and_vmap_over_solutions(rng, x64, samples):
         np.testing.assert_allclose(one["kkt"], reference.kkt_violation(samples, u, v), rtol=1e-11)
 
 
+@pytest.mark.slow
 def test_gradients_equal_finite_differences(rng, x64, samples):
     shared, locals_ = bases(rng)
     local = stack(locals_)
@@ -275,6 +276,7 @@ def test_gradients_equal_finite_differences(rng, x64, samples):
         np.testing.assert_allclose(slope, expected, rtol=1e-6, err_msg=name)
 
 
+@pytest.mark.slow
 def test_gradient_of_misalignment_is_finite_at_a_repeated_eigenvalue():
     local = jnp.eye(4)[None, :, :2].repeat(3, axis=0)  # the mean projector is diag(1, 1, 0, 0)
     chex.assert_tree_all_finite(jax.grad(metrics.misalignment)(local))

@@ -34,6 +34,7 @@ def small(key, images, labels):
     return train_classifier(key, images, labels, classes=3, epochs=2, batch_size=3, features=4)
 
 
+@pytest.mark.slow
 def test_it_learns(trained, digits):
     assert trained.losses.shape == (8,)
     assert trained.losses[-1] < 0.1 < 0.5 < trained.losses[0]

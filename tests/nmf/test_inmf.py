@@ -62,6 +62,7 @@ def test_takes_the_rounds_of_the_reference(x64, share):
         np.testing.assert_allclose(found, wanted.T / lengths, atol=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_rounds_and_ends_are_those_of_the_authors(x64, seed):
     case, kept = oracle.draw(seed), KEPT["draws"][seed]
@@ -96,6 +97,7 @@ def test_the_objective_is_that_of_the_result_and_never_rises(x64, share):
     np.testing.assert_allclose(objective(samples, run.result), objectives[-1], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_one_component_without_penalty_is_the_leading_singular_vector(x64):
     samples = oracle.draw(0).samples
     # Perron and Frobenius: it has no negative entry. Own parts of any size can take over from W.
@@ -115,6 +117,7 @@ def test_a_large_penalty_leaves_no_own_parts(x64):
     np.testing.assert_allclose(run.result.local, 0, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_ranks_and_penalties_share_one_program(x64):
     clients = jf.Clients.from_samples(oracle.draw(0).samples)
     settings = [(k, penalty) for k in (1, 4) for penalty in (0.5, 5.0)]
@@ -128,6 +131,7 @@ def test_ranks_and_penalties_share_one_program(x64):
         chex.assert_trees_all_close(kept, alone.result, atol=1e-8)
 
 
+@pytest.mark.slow
 def test_held_out_tiles_choose_the_rank(x64):
     rng = np.random.default_rng(4)
     shared = rng.gamma(0.3, size=(3, 24))
@@ -151,6 +155,7 @@ def test_held_out_tiles_choose_the_rank(x64):
     assert found["error"].idxmin("rank") == 3
 
 
+@pytest.mark.slow
 def test_batches_end_near_the_least_objective(x64):
     samples = oracle.draw(1).samples
     clients = jf.Clients.from_samples(samples)
@@ -160,6 +165,7 @@ def test_batches_end_near_the_least_objective(x64):
     assert objective(samples, batches.result) < 1.02 * least
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "checks",
     [("structure", "padding"), pytest.param(("source", "buckets", "gradients"), marks=SLOW)],
@@ -253,6 +259,7 @@ def test_degenerate_samples(kind):
     assert all(np.isfinite(h).all() for h in jf.nmf.transform(run, samples))
 
 
+@pytest.mark.slow
 def test_new_clients_and_completed_samples(x64):
     case = oracle.draw(1)
     clients = jf.Clients.from_samples(case.samples[:2])

@@ -52,6 +52,7 @@ def test_a_layer_is_differentiated_through_its_solve(key):
     np.testing.assert_allclose(again, value, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_what_is_trained_of_a_layer_and_what_is_returned(key):
     """The algorithm's numbers, and nothing of the solve; in the precision of the call."""
     layer, state = eqx.nn.make_with_state(jf.nn.PersonalizedProjection)(
@@ -77,6 +78,7 @@ def test_what_is_trained_of_a_layer_and_what_is_returned(key):
     np.testing.assert_allclose(*found, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_layer_begins_at_a_solution_however_few_the_rounds_of_a_call(key):
     """A hundred rounds from the start alone would end far from it."""
     values = jax.random.normal(key, (3, 20, 4)) * jnp.array([5.0, 4.0, 2.0, 1.0])

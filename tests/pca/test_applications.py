@@ -103,6 +103,7 @@ def _correlation(x, y):
     return float(jnp.corrcoef(x.ravel(), y.ravel())[0, 1])
 
 
+@pytest.mark.slow
 def test_video_is_separated(video):
     parts = separate_video(video.frames, 3, 4, rounds=20)
     total = parts.background + parts.foreground + parts.residual
@@ -173,6 +174,7 @@ def test_words_belong_to_their_topics(topics):
         assert vocabulary[int(topic.argmax())] in words
 
 
+@pytest.mark.slow
 def test_thin_start_is_the_thin_start(topics):
     ragged = [np.asarray(counts[: 30 + 10 * i]) for i, counts in enumerate(topics.counts)]
     clients = jf.Clients.from_samples(ragged, weights="samples")
@@ -186,6 +188,7 @@ def test_thin_start_is_the_thin_start(topics):
     assert error < 1.05 * best
 
 
+@pytest.mark.slow
 def test_topics_refuse_bad_input(topics):
     with pytest.raises(ValueError, match="vocabulary: wanted 40 words"):
         topic_words(topics.counts, ["word"] * 3)

@@ -33,6 +33,7 @@ def iterated(matrix, rank, shared, steps):
     return w.T
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [LOCAL_STEPS, SHARED_STEPS])
 @pytest.mark.parametrize("n", [60, 12], ids=["many", "few"])
 def test_are_those_of_subspace_iteration(n, steps, x64):
@@ -61,6 +62,7 @@ def test_are_those_of_subspace_iteration(n, steps, x64):
     assert 0.98 * best < energy < best + 1e-12
 
 
+@pytest.mark.slow
 def test_derivatives_are_finite_differences(x64):
     samples, change = falling(40), falling(40)
 
@@ -78,6 +80,7 @@ def test_derivatives_are_finite_differences(x64):
 SLOW = pytest.mark.slow
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "features", "derivative"),
     [
@@ -130,6 +133,7 @@ def test_degenerate_clients_have_orthonormal_components_and_finite_derivatives(s
     assert np.isfinite(gradient).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "engine"),
     [

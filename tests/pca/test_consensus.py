@@ -182,6 +182,7 @@ def test_the_objective_stops_by_rule_27(make):
     np.testing.assert_allclose(objective, left, rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_violation_is_measured_at_the_components_that_enter_the_round():
     samples, start = draw()
     for algorithm, written_out, known in (
@@ -293,6 +294,7 @@ def test_badly_scaled_clients(make):
     assert np.linalg.norm(projector(solution) - exact(samples)) < 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("algorithm", "rank"), [("SSI", 12), ("FAPS", 11), ("FAPS", 12)])
 def test_as_many_components_as_features(algorithm, rank):
     samples, _ = draw(decay=1.5)
@@ -304,6 +306,7 @@ def test_as_many_components_as_features(algorithm, rank):
         np.testing.assert_allclose(solution.history["objective"], 0, atol=1e-14)
 
 
+@pytest.mark.slow
 def test_single_precision():
     samples, _ = draw(decay=1.5)
     samples = [y.astype(np.float32) for y in samples]
@@ -314,6 +317,7 @@ def test_single_precision():
 # --- devices, participation, memory --------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_devices_and_the_order_of_clients():
     algorithm = LocalPower(RANK, alignment="procrustes")
     samples, start = draw()
@@ -331,6 +335,7 @@ def test_devices_and_the_order_of_clients():
     np.testing.assert_allclose(projector(other), projector(one), atol=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "algorithm",
     [SubspaceIteration(RANK), LocalPower(RANK, alignment="procrustes"), FAPS(RANK)],

@@ -162,6 +162,7 @@ def test_pooled_start(samples, x64):
     assert_same_subspaces(solve(Hierarchical(), clients), shared, own)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", ["exact", "half"])
 def test_block_descent(which, samples, x64):
     clients = jf.Clients.from_samples(samples)
@@ -201,6 +202,7 @@ def test_adaptive(spread, samples, x64):
     assert solution.history["prior_variance"].min() >= theory.spread_floor(hyper_prior, dimension)
 
 
+@pytest.mark.slow
 def test_default_hyper_prior(samples, x64):
     clients = jf.Clients.from_samples(samples)
     dimension, variance = RANK * (FEATURES - RANK), NOISE * (1 + NOISE) / float(np.mean(SIZES))
@@ -209,6 +211,7 @@ def test_default_hyper_prior(samples, x64):
     assert dimension * variance / 6 > theory.safe_hyper_prior(variance, dimension)
 
 
+@pytest.mark.slow
 def test_half_the_gradient_is_half_the_prior_variance(samples, frames, x64):
     clients = jf.Clients.from_samples(samples)
     start = jf.Personalized(jnp.asarray(frames[-1]), jnp.asarray(frames[:-1]))
@@ -219,6 +222,7 @@ def test_half_the_gradient_is_half_the_prior_variance(samples, frames, x64):
     chex.assert_trees_all_close(found, wanted, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_global_training(samples, frames, x64):
     clients = jf.Clients.from_samples(samples)
     start = jf.Personalized(jnp.asarray(frames[-1]), None)
@@ -233,6 +237,7 @@ def test_global_training(samples, frames, x64):
         np.testing.assert_allclose(projectors(found), best, atol=1e-8)
 
 
+@pytest.mark.slow
 def test_local_training(samples, frames, x64):
     clients = jf.Clients.from_samples(samples)
     solution = solve(Alone(), clients, warm_start=jf.Personalized(None, jnp.asarray(frames[:-1])))
@@ -346,6 +351,7 @@ def test_normalizer_at_its_ends(x64):
     np.testing.assert_allclose(bingham.prior_distance(1e6, d, r), r * (d - r) / 1e6, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_concentrations_of_any_size():
     """In single precision the denominators of the printed saddle point vanish from 10^7 on."""
     for d, r in ((5, 2), (100, 1), (30, 29)):
@@ -401,6 +407,7 @@ def test_expectation_maximization_round_by_round(samples, x64):
     assert abs(variances[-1] / variances[0] - 1) > 0.1
 
 
+@pytest.mark.slow
 def test_rounded_messages_leave_the_spread_alone(key):
     """The distance used to be what was left of r after two numbers rounded to eight bits."""
     drawn = jf.data.perpca_synthetic(
@@ -424,6 +431,7 @@ def test_rounded_messages_leave_the_spread_alone(key):
     assert exact["at_lower_limit"][-1]
 
 
+@pytest.mark.slow
 def test_a_spread_at_its_limit_is_told_and_a_wrong_noise_is_found(key):
     """Twice the noise explains all of the scatter; what the components leave tells the noise."""
     data = jf.data.hierarchical_synthetic(
@@ -621,6 +629,7 @@ def test_synthetic_data(key, x64):
         )
 
 
+@pytest.mark.slow
 def test_expected_error_is_that_of_many_samples(key, frames):
     data = jf.data.hierarchical_synthetic(
         key, clients=CLIENTS, features=FEATURES, rank=RANK, samples=3, prior_variance=0.1
@@ -636,6 +645,7 @@ def test_expected_error_is_that_of_many_samples(key, frames):
         jf.metrics.expected_reconstruction_error(local, data.shared, NOISE)
 
 
+@pytest.mark.slow
 def test_the_prior_variance_is_a_traced_leaf(samples):
     leaves = jax.tree.leaves(eqx.filter(Hierarchical(), eqx.is_array))
     assert sorted(map(float, leaves)) == pytest.approx([VARIANCE, NOISE])

@@ -148,6 +148,7 @@ def test_recovers_what_has_no_noise(x64, missing):
     np.testing.assert_allclose(completed, samples, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_ends_at_personalized_pca_of_clients_weighted_by_their_samples(x64):
     samples, *_ = draw(0.4)
     samples = [y[:n] for y, n in zip(samples, (40, 28, 36, 40, 24, 32), strict=True)]
@@ -167,6 +168,7 @@ def test_ends_at_personalized_pca_of_clients_weighted_by_their_samples(x64):
     np.testing.assert_allclose(run.local.shared_scores, scores, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_penalty_moves_no_solution(x64):
     *_, gaps = draw(0.3, missing=0.1)
     clients = jf.Clients.from_samples(gaps, missing="mask")
@@ -178,6 +180,7 @@ def test_the_penalty_moves_no_solution(x64):
     assert gap(ends[0].local, ends[1].local) < 1e-6
 
 
+@pytest.mark.slow
 def test_a_client_of_small_scale_does_not_wait_for_its_own_factors(x64):
     samples, *_, locals_, _ = draw(0.0, scales=np.array([1.0, 1, 1, 1, 1, 0.05]))
     clients = jf.Clients.from_samples(samples)
@@ -194,6 +197,7 @@ def test_a_client_of_small_scale_does_not_wait_for_its_own_factors(x64):
     assert gap(own, locals_[-1]) < 1e-3 and gap(one, locals_[-1]) > 0.1
 
 
+@pytest.mark.slow
 def test_large_scores_of_samples_with_few_observed_entries_do_not_diverge(x64):
     *_, gaps = draw(0.0, missing=0.2, count=20)
     clients = jf.Clients.from_samples(gaps, missing="mask")
@@ -275,6 +279,7 @@ def test_degenerate_samples(kind):
         np.testing.assert_array_equal(completed, 0)
 
 
+@pytest.mark.slow
 def test_entries_are_completed_by_least_squares(x64):
     *_, gaps = draw(0.3, missing=0.3)
     clients = jf.Clients.from_samples(gaps, missing="mask")
@@ -292,6 +297,7 @@ def test_entries_are_completed_by_least_squares(x64):
     np.testing.assert_allclose(several, found, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_new_clients_and_warm_starts(x64):
     samples, shared, locals_, _ = draw(0.0)
     run = solve(jf.pca.HMF(2, 2), jf.Clients.from_samples(samples[:4]), rounds=2000)

@@ -7,6 +7,7 @@ from jaxfed.testing import CHECKS, check_algorithm
 from tests import examples
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "algorithm", [jf.pca.HMF(2, 1), jf.pca.TCMF(2, 1, 1.0)], ids=["HMF", "TCMF"]
 )
@@ -14,10 +15,7 @@ from tests import examples
     "checks",
     [
         ("padding", "source"),
-        pytest.param(
-            ("structure", "order", "types", "vmap", "gradients", "newcomers", "backends"),
-            marks=pytest.mark.slow,
-        ),
+        ("structure", "order", "types", "vmap", "gradients", "newcomers", "backends"),
     ],
 )
 def test_the_contract_for_missing_entries(x64, algorithm, checks):

@@ -69,6 +69,7 @@ def test_every_round_is_the_best_within_the_krylov_space():
         np.testing.assert_allclose(history["objective"][blocks - 1], left, rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_the_result_is_a_product_with_the_best_within_the_space():
     samples, start = draw(), random_start()
     c = reference.pooled(samples)
@@ -172,6 +173,7 @@ def rounds_needed(algorithm, samples, rounds, key, tol=2e-6):
     return met[0] + 1 if len(met) else np.inf
 
 
+@pytest.mark.slow
 def test_the_hardest_setting_of_the_paper_in_a_few_rounds(key):
     # One client with the pooled matrix in its own axes: neither a rotation nor the split over
     # clients changes a sum of products.

@@ -133,6 +133,7 @@ def test_every_variant(variant, retraction, ranks, some):
     agree(solution.result, *wanted, atol=1e-7 if variant == "power" else TOLERANCE)
 
 
+@pytest.mark.slow
 def test_power_iteration_does_not_wait_for_the_largest_client():
     """One client's data are ten times as large, and the objective never rises."""
     samples = draw()
@@ -203,6 +204,7 @@ def test_the_automatic_step_is_one_over_the_largest_eigenvalue():
     agree(solution.result, *wanted[:2])
 
 
+@pytest.mark.slow
 def test_its_own_start():
     samples = draw()
     shared, frames = reference.local_first(samples, SHARED, LOCAL)

@@ -54,6 +54,7 @@ def rounds_to(objective, best, start, gap=1e-4):
     return int(np.flatnonzero(objective - best <= gap * (start - best))[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "other", "objective", "times"),
     [
@@ -120,6 +121,7 @@ def test_numbers_stay_within_their_limits(x64):
     np.testing.assert_allclose(memory.trial.numbers, [0.5, 1.8], atol=1e-8)
 
 
+@pytest.mark.slow
 def test_components_stay_orthonormal_in_single_precision():
     found = run(Hierarchical(NOISE, TIGHT, solver="quasi_newton"), samples(np.float32), 100)
     shared = found.result.shared
@@ -128,20 +130,19 @@ def test_components_stay_orthonormal_in_single_precision():
     assert found.history["stopping_measure"][-1] < 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make",
     [
-        pytest.param(
-            lambda s: Hierarchical(s, 0.01, solver="quasi_newton"), marks=pytest.mark.slow
-        ),
-        pytest.param(lambda s: Adaptive(s, solver="quasi_newton"), marks=pytest.mark.slow),
+        lambda s: Hierarchical(s, 0.01, solver="quasi_newton"),
+        lambda s: Adaptive(s, solver="quasi_newton"),
         lambda s: Bayes(s, solver="quasi_newton"),  # with components and numbers
     ],
     ids=["hierarchical", "adaptive", "empirical Bayes"],
 )
 @pytest.mark.parametrize(
     "rounds",
-    [4, pytest.param(60, marks=pytest.mark.slow)],
+    [4, 60],
     ids=["on the way", "at the end"],
 )
 def test_unrolled_derivatives_are_those_of_finite_differences(make, rounds, x64):

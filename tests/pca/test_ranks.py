@@ -39,6 +39,7 @@ def _suggested(samples, seed=0, **change):
     return suggest_ranks(clients, key=jax.random.key(seed), **(LIMITS | change))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("truth", [(1, 1), (2, 1), (1, 2), (2, 2)])
 def test_finds_the_truth(key, truth):
     found = _suggested(_samples(key, *truth))
@@ -73,6 +74,7 @@ def test_samples_without_noise(key):
     np.testing.assert_allclose(found.noise_variance, 0, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_centred_samples_that_are_fewer_than_features():
     """Centred noise has one dimension less, which an eighth of the samples would show."""
     rng = np.random.default_rng(0)
@@ -111,6 +113,7 @@ def test_clients_that_are_alike_have_no_local_components(key):
     assert found.suggested is None
 
 
+@pytest.mark.slow
 def test_more_components_than_were_looked_for(key):
     found = _suggested(_samples(key, 2, 4))
     assert found.local == 4
@@ -169,6 +172,7 @@ def test_agreement_and_chance_are_those_of_the_formulas(key):
     np.testing.assert_allclose(found.shared_scores[0], score, rtol=0.2)
 
 
+@pytest.mark.slow
 def test_the_first_score_is_that_of_random_signs():
     rng = np.random.default_rng(0)
     rows = rng.standard_t(5, size=(M, N, D)) + rng.normal(size=(M, N, 1)) * 0.7
@@ -190,6 +194,7 @@ def test_the_first_score_is_that_of_random_signs():
     np.testing.assert_allclose(levels.scores[:, 0], expected, rtol=0.1, atol=0.2)
 
 
+@pytest.mark.slow
 def test_the_null_of_later_scores_is_calibrated():
     """After three strong directions, scores are those of noise."""
     rng = np.random.default_rng(0)
@@ -217,6 +222,7 @@ def test_everything_is_compiled_once(key):
     assert _rank_evidence.evidence_of._cache_size() == before
 
 
+@pytest.mark.slow
 def test_double_precision_and_clients_without_samples(x64):
     samples = np.array(_samples(jax.random.key(0), dtype=jnp.float64))
     found = _suggested(samples)

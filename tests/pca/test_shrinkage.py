@@ -36,6 +36,7 @@ def test_pure_noise_is_nothing(x64, key):
     assert jnp.linalg.norm(shrunk.matrix()) < 0.1 * jnp.linalg.norm(jnp.cov(samples.T))
 
 
+@pytest.mark.slow
 def test_noiseless_data_are_left_alone(x64, key):
     samples, _ = spiked(key, 50, jnp.asarray([3.0, 1.0]), 0.0, 12)
     moment = Moment.from_samples(samples, jnp.float64(50))
@@ -55,6 +56,7 @@ def test_fewer_samples_than_the_rank_are_finite(key, samples):
     chex.assert_tree_all_finite((matrix, gradient, jf.pca.shrink(moment, 6).matrix()))
 
 
+@pytest.mark.slow
 def test_the_scale_changes_nothing():
     """Of rank-one data, whose noise is rounding: that of tiny data used to drop the signal."""
     rng = np.random.default_rng(0)
@@ -106,6 +108,7 @@ def test_keeps_the_iteration_near_the_truth(weakly_shared, key):
     assert error[True] < 0.1
 
 
+@pytest.mark.slow
 def test_split_halves_choose_what_is_true(weakly_shared, key):
     clients = jf.Clients.from_samples(weakly_shared.samples)
     candidates = [jf.pca.VarProPerPCA(2, 10), jf.pca.PerPCA(2, 10, shrinkage=True)]
@@ -125,6 +128,7 @@ def test_split_halves_refuse_what_cannot_be_split(key):
         jf.pca.split_half([jf.pca.PerPCA(1, 1)], moments, rounds=1, key=key)
 
 
+@pytest.mark.slow
 def test_derivatives_of_several_spikes(x64, key):
     """What turns the kept eigenvectors towards each other counts, as they shrink differently."""
     samples, _ = spiked(key, 40, jnp.asarray([9.0, 4.0, 1.0]), 0.02, 5)

@@ -103,6 +103,7 @@ def test_takes_the_rounds_of_the_reference(x64, kind, inner):
         assert not cleaned[len(y) :].any()  # padding
 
 
+@pytest.mark.slow
 def test_many_inner_rounds_are_the_papers_epochs(x64):
     samples = draw(0.1).samples
     first, decay, final = 1.5, 0.6, 0.4
@@ -151,6 +152,7 @@ def test_epochs_are_those_of_the_authors_steps(x64, kind, seed):
         assert gap(run.result.local, np.array(kept["locals"])) < 1e-8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("missing", [0.0, 0.1])
 def test_recovers_what_has_no_noise_at_a_linear_rate(x64, missing):
     truth = draw(missing=missing)
@@ -169,6 +171,7 @@ def test_recovers_what_has_no_noise_at_a_linear_rate(x64, missing):
     np.testing.assert_allclose(cleaned, truth.samples - truth.errors, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_is_better_than_either_model_alone(x64):
     truth = draw(share=0.15, size=20.0)
     clients = jf.Clients.from_samples(truth.samples)
@@ -180,6 +183,7 @@ def test_is_better_than_either_model_alone(x64):
     assert np.max(np.abs(alone - truth.errors)) > 1e-2
 
 
+@pytest.mark.slow
 def test_ends_where_factors_ignore_the_sparse_part(x64):
     truth = draw(0.05, missing=0.05)
     run = solve(jf.pca.TCMF(RANK, RANK, 0.3), clients_of(truth.gaps), rounds=800)
@@ -194,6 +198,7 @@ def test_ends_where_factors_ignore_the_sparse_part(x64):
     np.testing.assert_allclose(errors, wanted.history["objective"][-1], rtol=1e-8)
 
 
+@pytest.mark.slow
 def test_without_errors_it_is_personalized_pca(x64):
     samples = draw(0.3, share=0.0).samples
     counts = np.array((50, 28, 36, 40, 24, 32))
@@ -277,6 +282,7 @@ def test_knows_no_scale_but_the_thresholds(scale):
     np.testing.assert_allclose(ratios, runs[0].history["objective"], rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_a_client_of_another_scale_has_its_own_first_threshold(x64):
     truth = draw()
     scales = np.array([1.0, 1, 1, 1, 1, 0.05])[:, None, None]
@@ -312,6 +318,7 @@ def test_degenerate_samples(kind):
         assert not np.asarray(run.local.cleaned).any()
 
 
+@pytest.mark.slow
 def test_new_clients_and_warm_starts(x64):
     truth = draw()
     algorithm = jf.pca.TCMF(RANK, RANK, 0.0)
@@ -328,6 +335,7 @@ def test_new_clients_and_warm_starts(x64):
     assert gap(again.result.shared, truth.shared) < 1e-8
 
 
+@pytest.mark.slow
 def test_thresholds_can_be_swept(x64):
     clients = jf.Clients.from_samples(draw(0.1).samples)
     sweep = jax.vmap(lambda x: jf.pca.TCMF(RANK, RANK, x))(jnp.array([0.3, 2.0]))

@@ -83,6 +83,7 @@ def test_takes_the_rounds_of_the_reference(x64, orthogonal, rho):
             assert gap(local[k][i], v[i][k]) < 1e-9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", oracle.KINDS)
 @pytest.mark.parametrize("seed", range(3))
 def test_rounds_and_ends_are_those_of_the_authors(x64, kind, seed):
@@ -105,6 +106,7 @@ def test_rounds_and_ends_are_those_of_the_authors(x64, kind, seed):
     assert gap(run.result.shared, kept["shared_at_the_end"]) < 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("orthogonal", [None, (0,)])
 @pytest.mark.parametrize("own", [0.3, 3.0])
 def test_recovers_what_has_no_noise(x64, orthogonal, own):
@@ -172,9 +174,8 @@ def test_derivatives_of_whole_solves_equal_central_differences(x64, adjoint, ort
     np.testing.assert_allclose(exact, (4 * near - far) / 3, rtol=1e-6)
 
 
-@pytest.mark.parametrize(
-    "kind", ["zeros", "constant", "alike", pytest.param("one sample", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["zeros", "constant", "alike", "one sample"])
 def test_degenerate_samples(kind):
     samples, *_ = draw(noise=0.3)
     if kind == "zeros":
@@ -206,6 +207,7 @@ def test_knows_no_scale(scale):
     np.testing.assert_allclose(ratios, runs[0].history["objective"], rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_clients_that_miss_rounds_stay_orthogonal(x64):
     samples, shared, _ = draw(noise=0.01, clients=6)
     run = solve(
@@ -219,6 +221,7 @@ def test_clients_that_miss_rounds_stay_orthogonal(x64):
     assert gap(run.result.shared, shared) < 0.05
 
 
+@pytest.mark.slow
 def test_a_tolerance_waits_for_every_mode(x64):
     samples, *_ = draw(noise=0.3)
     # Factors of the last mode are whole, so its updates turn nothing.
@@ -229,6 +232,7 @@ def test_a_tolerance_waits_for_every_mode(x64):
     assert gap(run.result.shared, longer.result.shared) < 1e-7
 
 
+@pytest.mark.slow
 def test_new_clients_and_warm_starts(x64):
     samples, shared, locals_ = draw(clients=6)
     algorithm = jf.pca.PerTucker(SHAPE, RANKS, LOCAL_RANKS)

@@ -73,6 +73,7 @@ def common_start(samples, shared_rank, rank):
     return np.linalg.eigh(total)[1][:, -shared_rank:]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [VarProPerPCA, jf.pca.PerPCA])
 def test_starts_from_what_clients_have_in_common(make, x64):
     rng = np.random.default_rng(0)
@@ -83,6 +84,7 @@ def test_starts_from_what_clients_have_in_common(make, x64):
     np.testing.assert_allclose(found, wanted, rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_alike_clients_share_the_largest_components():
     rng = np.random.default_rng(0)
     rows = (rng.normal(size=(60, 8)) * np.linspace(3, 0.5, 8)).astype(np.float32)
@@ -121,6 +123,7 @@ def test_ends_at_a_stationary_point(samples):
 
 
 # The lowest objectives of four starts after 300 rounds in double precision.
+@pytest.mark.slow
 @pytest.mark.parametrize(("factor", "best"), [(1, 0.64219), (10, 1.22356)])
 def test_digits_take_sixty_rounds(factor, best):
     """Forty clients of one digit each, one of whose data may be larger; to 0.1 % of the best."""
@@ -136,6 +139,7 @@ def test_digits_take_sixty_rounds(factor, best):
     assert within[-1] and np.argmax(within) + 1 <= 60
 
 
+@pytest.mark.slow
 def test_takes_a_fifth_of_the_rounds_of_gradient_descent(samples):
     largest = max(np.linalg.norm(y.T @ y / len(y), 2) for y in samples)
     # At the largest step size that is sure to converge.
@@ -147,6 +151,7 @@ def test_takes_a_fifth_of_the_rounds_of_gradient_descent(samples):
     assert 1 < 5 * fast <= slow
 
 
+@pytest.mark.slow
 def test_climbs_from_anywhere(samples, far):
     far = solve(VarProPerPCA(2, 3), samples, 60, warm_start=jf.Personalized(far, None))
     near = solve(VarProPerPCA(2, 3), samples, 60)
@@ -155,6 +160,7 @@ def test_climbs_from_anywhere(samples, far):
     assert far[0] > 1.5 * far[-1]
 
 
+@pytest.mark.slow
 def test_absent_clients_do_not_stop_it(samples, far):
     """One client is absent now and then: as if it never had been, in the end."""
     present = np.ones((80, 20), bool)
@@ -173,6 +179,7 @@ def test_absent_clients_do_not_stop_it(samples, far):
     )
 
 
+@pytest.mark.slow
 def test_the_order_of_blocks_does_not_make_other_participants():
     """Rounds read the blocks of a source in turn forwards and backwards, and so add them up."""
     values = np.random.default_rng(0).normal(size=(900, 20, 8)).astype("float32")
@@ -197,6 +204,7 @@ def test_drawn_participants_bring_it_as_near_as_gradient_descent(samples, far):
     assert objective(VarProPerPCA(2, 3)) <= 1.001 * objective(jf.pca.PerPCA(2, 3))
 
 
+@pytest.mark.slow
 def test_shrinkage_is_that_of_gradient_descent(samples):
     slow = solve(jf.pca.PerPCA(2, 3, shrinkage=True), samples, 3000).result
     fast = solve(VarProPerPCA(2, 3, shrinkage=True), samples, 100).result
@@ -222,6 +230,7 @@ def test_unrolled_derivative_is_that_of_the_solution_with_weights(samples):
     assert error < 3e-3
 
 
+@pytest.mark.slow
 def test_sizes_of_data_do_not_matter(samples):
     sizes = [solve(VarProPerPCA(2, 3), [s * y for y in samples], 40) for s in (1.0, 1e-30)]
     np.testing.assert_allclose(

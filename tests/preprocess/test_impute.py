@@ -55,6 +55,7 @@ def conditional(model, row):
     return mean, spread
 
 
+@pytest.mark.slow
 def test_conditional_means_and_covariances_are_those_of_the_gaussian():
     _, gaps = draw(0.3)
     clients, solution = fitted(gaps, rounds=10)
@@ -176,6 +177,7 @@ def test_complete_samples_are_not_changed():
     np.testing.assert_array_equal(moments.ids, clients.ids)
 
 
+@pytest.mark.slow
 def test_the_subspace_is_near_that_of_complete_samples():
     full, gaps = draw(0.3)
     clients, solution = fitted(gaps)
@@ -202,6 +204,7 @@ def test_rows_of_a_client_and_of_anybody():
     assert shared.moments(clients).data.dense.shape == (CLIENTS, FEATURES, FEATURES)
 
 
+@pytest.mark.slow
 def test_buckets_and_sources_are_transformed_as_others():
     _, gaps = draw(0.3)
     arrays = [x[: (10, 20, 30)[i % 3]] for i, x in enumerate(gaps)]
@@ -259,6 +262,7 @@ def test_derivatives_of_whole_solves_equal_central_differences():
     np.testing.assert_allclose(exact, (4 * near - far) / 3, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_standardize_respects_gaps():
     _, gaps = draw(0.4)
     clients = jf.Clients.from_samples(1000 + gaps, missing="mask")
@@ -336,6 +340,7 @@ def test_bad_input_is_refused():
     assert np.isfinite(np.asarray(found.data.values)).all()
 
 
+@pytest.mark.slow
 def test_a_solution_is_saved_with_it_and_completes_new_rows(tmp_path):
     _, gaps = draw(0.3)
     clients = jf.Clients.from_samples(1000 + 10 * gaps, missing="mask")
@@ -357,6 +362,7 @@ def test_a_solution_is_saved_with_it_and_completes_new_rows(tmp_path):
         solution.save(tmp_path / "result.npz", imputation=units)
 
 
+@pytest.mark.slow
 def test_rows_may_be_incomplete_and_not_infinite():
     _, gaps = draw(0.3)
     clients, solution = fitted(gaps, rounds=2)

@@ -81,6 +81,7 @@ def check_pooled(found, arrays):
     chex.assert_trees_all_close(found, (mean[0], deviation[0]), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_sums_go_behind_masks():
     arrays = tables()
     # The sums before the round are of the size of the data, those of the round are of differences.
@@ -138,6 +139,7 @@ def layouts(arrays, folder):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["padded", "buckets", "source", "chosen"])
 def test_clients_are_transformed_in_any_layout(name, tmp_path):
     arrays = tables()
@@ -167,6 +169,7 @@ def test_clients_are_transformed_in_any_layout(name, tmp_path):
             )
 
 
+@pytest.mark.slow
 def test_a_source_in_other_units_is_another_one(tmp_path):
     clients = layouts(tables(), tmp_path)["source"]
     found = [
@@ -203,6 +206,7 @@ def test_new_clients_get_their_own():
     np.testing.assert_allclose(np.mean(np.square(rows)), 1, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_one_client_of_another_size_leaves_the_shared_subspace():
     key = jax.random.key(0)
     data = jf.data.perpca_synthetic(

@@ -46,6 +46,7 @@ def secret():
     return privacy.client_matrix(draw(), 1)
 
 
+@pytest.mark.slow
 def test_the_record_is_what_was_said():
     heard, clients = transcript("subspace iteration"), draw()
     pooled = sum(privacy.client_matrix(clients, i) for i in range(CLIENTS))
@@ -57,6 +58,7 @@ def test_the_record_is_what_was_said():
     np.testing.assert_allclose(run.result.shared, z[3], atol=1e-10)
 
 
+@pytest.mark.slow
 def test_the_aggregate_of_gathered_messages_is_all_of_them():
     algorithm = jf.pca.LocalPower(RANK, alignment="procrustes")
     heard = privacy.record(algorithm, draw(), rounds=2, key=jax.random.key(0), client=1)
@@ -64,6 +66,7 @@ def test_the_aggregate_of_gathered_messages_is_all_of_them():
     chex.assert_trees_all_equal(second, heard.sent[0])
 
 
+@pytest.mark.slow
 def test_first_messages_are_kept():
     heard, clients = transcript("block Lanczos"), draw()
     energies = [np.trace(privacy.client_matrix(clients, i)) for i in range(CLIENTS)]
@@ -139,6 +142,7 @@ def test_a_sum_tells_no_client_apart(name):
         )
 
 
+@pytest.mark.slow
 def test_first_messages():
     clients, key = draw(), jax.random.key(0)
     errors = {}

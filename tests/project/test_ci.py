@@ -57,7 +57,7 @@ def test_a_family_runs_its_own_and_those_over_all_families(family, used):
 
 def test_a_package_runs_its_own_and_those_of_its_users(used):
     report = ci_slow.slow_tests(["jaxfed/report/page.py"], used)
-    assert report == ["tests/bench", "tests/cli", "tests/report"]
+    assert report == ["tests/bench", "tests/cli", ci_slow.PAGES, "tests/report"]
     models = set(ci_slow.slow_tests(["jaxfed/models/diffusion.py"], used))
     assert {"tests/models", "tests/generative", "tests/bench"} <= models
     assert not models & {"tests", "tests/pca", "tests/linalg"}

@@ -37,6 +37,13 @@ def planted(fault, folder):
     return folder
 
 
+def test_every_fault_can_be_planted_and_has_a_test():
+    for fault in FAULTS:
+        assert (ROOT / "jaxfed" / fault.file).read_text().count(fault.right) == 1, fault
+        path, name = fault.test.split("::")
+        assert f"def {name.split('[')[0]}(" in (ROOT / path).read_text(), fault
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.what)
 def test_is_noticed(fault, tmp_path, environment):

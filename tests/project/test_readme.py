@@ -169,21 +169,14 @@ FUNCTIONS = (
     sweeps,
 )
 SAID = {f.__name__: f for f in FUNCTIONS}
-# Those that compile much.
-LONG = {
-    *("confidence", "derivatives", "devices", "estimators", "inside", "large", "models"),
-    *("own_channel", "robust", "sharing", "streams", "sweeps", "views"),
-}
 SHOWN = [
-    pytest.param(
-        page.relative_to(DOCS).with_suffix("").as_posix(),
-        marks=[pytest.mark.slow] * (page.stem in LONG),
-    )
+    page.relative_to(DOCS).with_suffix("").as_posix()
     for page in PAGES
     if blocks(page) and page.parent != GALLERY
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", SHOWN)
 def test_every_python_block_of_the_documentation_runs(page, run):
     names, lines = run(page)

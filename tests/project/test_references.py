@@ -62,6 +62,7 @@ def test_tangent_variant_meets_the_optimality_conditions_and_the_exact_solver():
     assert sum(reference.subspace_errors(*oracle, truth, true_locals)) < 0.05
 
 
+@pytest.mark.slow
 def test_retractions_share_the_optimum_of_the_tangent_variant():
     samples, shared, locals_, *_ = problem()
     polar, qr = (

@@ -121,6 +121,7 @@ def test_pictures_are_in_the_colours_of_the_page(page):
     assert "#000000" not in page and "currentColor" in page and "var(--soft)" in page
 
 
+@pytest.mark.slow
 def test_what_was_chosen_and_what_is_known_is_shown(solution, clients):
     scores = np.array([9.0, 8.5, 0.25]), np.array([7.5, -0.5])
     ranks = jf.pca.SuggestedRanks(
@@ -153,6 +154,7 @@ def test_what_was_chosen_and_what_is_known_is_shown(solution, clients):
     assert "0.125" in parts.text["results"] and "<title>A &amp; B</title>" in page
 
 
+@pytest.mark.slow
 def test_how_sure_the_components_are_is_shown():
     samples = np.random.default_rng(0).normal(size=(2, 12, 6)).astype(np.float32)
     clients = jf.Clients.from_samples(samples)
@@ -174,6 +176,7 @@ def test_how_sure_the_components_are_is_shown():
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algorithm", "wanted"),
     [
@@ -198,6 +201,7 @@ def test_what_was_sent_is_what_the_algorithm_declares(clients, algorithm, wanted
     assert ("No client sent anything" in text) == (not wanted)
 
 
+@pytest.mark.slow
 def test_a_warm_start_sends_less_before_the_rounds(clients):
     start = jf.fit(jf.pca.OneShot(1, 1), clients, rounds=1, key=KEY)
     solution = jf.fit(jf.pca.PerPCA(1, 1), clients, rounds=1, key=KEY, warm_start=start)
@@ -269,6 +273,7 @@ def test_what_is_no_run_is_refused(solution, clients):
         jf.report.html(solution, clients.take([0, 1]))
 
 
+@pytest.mark.slow
 def test_the_command_writes_a_page_beside_the_results(tmp_path, clients):
     data = tmp_path / "data & more"
     data.mkdir()

@@ -116,6 +116,7 @@ def test_few_directions_are_kept_exactly(x64):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [None, RANK])
 def test_clients_come_and_go_by_id(rank):
     rule = Forgetting(RATE, rank)
@@ -148,6 +149,7 @@ def test_weights_are_the_newest():
     np.testing.assert_allclose(found.weights, wanted, rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [None, RANK])
 def test_layouts_and_padding_change_nothing(rank):
     rule, counts = Forgetting(RATE, rank), (3, 40, 5, 21)
@@ -169,7 +171,8 @@ def test_moments_are_taken_in_too():
     chex.assert_trees_all_close(after(Forgetting(RATE), given), wanted, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("rank", [pytest.param(None, marks=pytest.mark.slow), RANK])
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [None, RANK])
 def test_derivatives_are_central_differences(rank, x64):
     """Of the shared components, by new samples and by the rate, through whole solves."""
     before = after(Forgetting(RATE, rank), [batch(dtype=np.float64)])
@@ -216,14 +219,10 @@ ALGORITHMS = {
     "AdaptivePCA": jf.pca.AdaptivePCA(2, 0.5),
     "OneShot": jf.pca.OneShot(2, 1),
 }
-# One of each kind of message: gradients, products and eigenvectors.
-QUICK = ("PerPCA", "BlockLanczos", "OneShot")
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in ALGORITHMS],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ALGORITHMS)
 def test_algorithms_take_factors_as_they_take_matrices(name, x64):
     rows = after(Forgetting(RATE, RANK), [batch(seed=s, dtype=np.float64) for s in range(3)])
     # The energy that the rows have lost is in the trace alone.
@@ -236,13 +235,14 @@ def test_algorithms_take_factors_as_they_take_matrices(name, x64):
     chex.assert_trees_all_close(*(each.history["objective"] for each in results), rtol=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mapped", "rank"),
     [
         (jf.backend.chunked(2), None),
         (jf.backend.shard(), RANK),
-        pytest.param(jf.backend.chunked(2), RANK, marks=pytest.mark.slow),
-        pytest.param(jf.backend.shard(), None, marks=pytest.mark.slow),
+        (jf.backend.chunked(2), RANK),
+        (jf.backend.shard(), None),
     ],
 )
 def test_backends_give_the_same(mapped, rank):

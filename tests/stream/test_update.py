@@ -34,6 +34,7 @@ def test_it_is_a_warm_fit():
     assert np.isnan(drift[:-1]).all() and 0 < drift[-1] < 1
 
 
+@pytest.mark.slow
 def test_channel_and_participation_are_those_of_the_run():
     wire = jf.Wire(jf.channel.quantize(6), jf.channel.cast(jnp.bfloat16), jf.channel.quantize(8))
     some = jf.participation.uniform(2)
@@ -62,6 +63,7 @@ def test_the_first_objective_is_that_of_the_models_before():
     np.testing.assert_allclose(found.history["objective"][0], np.mean(errors), rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "algorithm",
     [PERPCA, jf.pca.VarProPerPCA(2, 1), jf.pca.SubspaceIteration(2), jf.pca.BlockLanczos(2)],
@@ -81,6 +83,7 @@ def test_what_is_no_basis_has_no_drift():
     assert "drift" not in before.update(clients(seed=1), rounds=1, key=KEYS[1]).history
 
 
+@pytest.mark.slow
 def test_clients_come_and_go():
     before, newer = solved(), clients((7, 2), seed=1)
     found = before.update(newer, rounds=3, key=KEYS[1])
@@ -92,6 +95,7 @@ def test_clients_come_and_go():
     chex.assert_trees_all_close(found.result, wanted.result, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_turning_subspace_is_followed(x64):
     """One round a step, within 5 % of a refit, of half a degree a step."""
     features, members = 12, 10
@@ -130,7 +134,8 @@ def test_bad_input_is_refused():
         jf.Wire(*[jf.channel.lossless()] * 3, "none")  # pyright: ignore[reportArgumentType]
 
 
-@pytest.mark.parametrize("rank", [pytest.param(None, marks=pytest.mark.slow), 3])
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [None, 3])
 def test_machines_may_hold_moments(rank, tmp_path, monkeypatch):
     pytest.importorskip("flwr")
     from jaxfed.deploy import exchange

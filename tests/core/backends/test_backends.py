@@ -146,6 +146,7 @@ def test_gradients_equal_those_of_vmap(name):
     assert jnp.abs(by_weights).max() > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_a_client_without_weight_and_the_order_change_nothing():
     clients = draw()
@@ -161,6 +162,7 @@ def test_a_client_without_weight_and_the_order_change_nothing():
     chex.assert_trees_all_close(found.history["objective"], wanted.history["objective"], **TIGHT)
 
 
+@pytest.mark.slow
 def test_auto_takes_blocks_of_many_small_clients_alone(monkeypatch):
     algorithm = jf.pca.Pooled(2)
 
@@ -248,6 +250,7 @@ def test_a_large_chunk_does_not_make_work():
     assert flops(jf.backend.chunked(10_000)) < 1.1 * flops(jf.backend.vmap())
 
 
+@pytest.mark.slow
 def test_chunks_need_less_memory():
     rng = np.random.default_rng(0)
     clients = jf.Clients.from_samples(rng.normal(size=(256, 31, 60)))
@@ -309,6 +312,7 @@ assert run(own, place, jf.backend.shard(local)) != alone
 """
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_what_differs_between_processes_is_refused(environment):
     """Each with its own clients, they used to compute something out of half of both."""
@@ -340,6 +344,7 @@ print(len(local.sharding.device_set), np.allclose(*projectors, atol=1e-4))
 """
 
 
+@pytest.mark.slow
 def test_decompositions_on_several_devices_do_not_wait_for_each_other(environment):
     """Two devices of a processor that each decompose a batch used to hang in almost every run."""
     settings = environment | {"NPROC": "2"}  # as many threads as devices, on every machine
@@ -362,6 +367,7 @@ def explicit(array, *spec):
 ALONG_CLIENTS, ALONG_SAMPLES = ("silos",), (None, "silos")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "spec"),
     [
@@ -393,6 +399,7 @@ def test_samples_on_a_mesh_of_explicit_axes_are_taken(how, spec):
     )
 
 
+@pytest.mark.slow
 def test_explicit_axes_that_others_have_put_on_clients_are_refused():
     clients = jf.Clients.from_samples(np.ones((4, 8, FEATURES)))
     clients = eqx.tree_at(lambda c: c.data.values, clients, explicit(np.ones((4, 8, 6)), "silos"))

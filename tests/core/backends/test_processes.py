@@ -59,6 +59,7 @@ def check_algorithms(folder, count, names):
             )
 
 
+@pytest.mark.slow
 def test_two_processes_equal_one(workers, tmp_path):
     workers("algorithms", 2, QUICK)
     check_algorithms(tmp_path, 2, QUICK)
@@ -189,6 +190,7 @@ def test_what_is_no_cluster_is_refused(monkeypatch):
         processes.initialize()
 
 
+@pytest.mark.slow
 def test_one_process_has_all_of_its_clients(key):
     """The same program runs in one process, on its own devices."""
     rng = np.random.default_rng(0)

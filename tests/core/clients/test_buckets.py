@@ -192,6 +192,7 @@ def test_still_one_all_reduce_a_round():
     assert len(re.findall(r" all-reduce(?:-start)?\(", program)) == 1
 
 
+@pytest.mark.slow
 def test_each_sends_the_smaller_message(x64):
     wide, bucketed = (solve(clients) for clients in both())
     numbers = FEATURES * (FEATURES + 1) // 2 + 2
@@ -241,6 +242,7 @@ def test_runs_from_the_host_resume(tmp_path, x64):
     chex.assert_trees_all_equal(essence(resumed), essence(whole))
 
 
+@pytest.mark.slow
 def test_take_and_restrict(x64):
     wide, clients = both()
     for places in ([9, 1, 0, 4], [5], np.arange(10)[::-1]):

@@ -89,6 +89,7 @@ def test_ids_that_tell_no_clients_apart_are_refused(key):
         jf.sweep(jf.pca.Pooled(1), [clients, twice], rounds=1, keys=key)
 
 
+@pytest.mark.slow
 def test_restrict_keeps_the_first_clients_and_samples(key, x64):
     clients = jf.Clients.from_samples(draw(np.float64), weights=[1, 2, 5])
     some = clients.restrict(clients=2, samples=3)

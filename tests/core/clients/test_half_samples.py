@@ -13,7 +13,6 @@ import jaxfed as jf
 from bench.tables import accelerator_matrix as matrix
 from jaxfed.linalg import Moment
 
-QUICK = {"PerPCA", "SubspaceIteration", "FedAvg"}
 # Its hard threshold keeps or drops whole entries, which a sample's rounding can push across it.
 DISCONTINUOUS = {"TCMF"}
 KINDS = [kind for kind in matrix.CASES if kind.__module__.split(".")[1] != "gcca"]
@@ -39,15 +38,11 @@ def ended(kind, clients, warm):
     return solution.result, solution.history["objective"], solution.state
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("samples", [60, 20], ids=["many samples", "few samples"])
 @pytest.mark.parametrize(
     "kind",
-    [
-        pytest.param(
-            kind, id=kind.__name__, marks=[] if kind.__name__ in QUICK else pytest.mark.slow
-        )
-        for kind in KINDS
-    ],
+    [pytest.param(kind, id=kind.__name__) for kind in KINDS],
 )
 def test_a_run_is_that_of_the_same_samples_in_single_precision(kind, samples):
     clients, warm = clients_of(kind, samples, jnp.bfloat16)
@@ -115,6 +110,7 @@ def test_derivatives_by_them(key):
     assert error <= 1e-2 * jnp.linalg.norm(expected)
 
 
+@pytest.mark.slow
 def test_metrics_and_new_clients_take_them(key):
     x = jax.random.normal(key, (3, 20, 6)).astype(jnp.bfloat16)
     precise = x.astype(jnp.float32)

@@ -152,6 +152,7 @@ def test_pages_are_given_back(tmp_path):
     assert 3 < most < 16  # MiB: two blocks of 4, and what the system maps around them
 
 
+@pytest.mark.slow
 def test_what_was_read_last_is_read_first(x64):
     """There and back again, so that the system's cache is of use."""
     watched = Watched(samples())
@@ -263,6 +264,7 @@ class Lazy(jf.Algorithm):
         return server + uplink, {}
 
 
+@pytest.mark.slow
 def test_nothing_is_read_in_vain(x64):
     watched = Watched(samples())
     clients = jf.Clients.from_source(watched, counts=COUNTS, block_bytes=2 * LARGE)
@@ -289,6 +291,7 @@ def test_a_failure_keeps_the_round_before(x64):
     np.testing.assert_array_equal(error.value.solution.result.shared, np.zeros(FEATURES))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e300])
 @pytest.mark.parametrize("tol", [None, 1e-9])
 @pytest.mark.filterwarnings("error::RuntimeWarning")
@@ -324,6 +327,7 @@ def test_so_does_that_of_every_start(algorithm):
         jf.fit(algorithm, jf.Clients.from_source(arrays), rounds=2, key=jax.random.key(0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["<", ">"])
 @pytest.mark.parametrize("whole", [False, True])
 def test_bytes_in_any_order_are_read(order, whole):
@@ -521,6 +525,7 @@ def test_what_needs_memory_says_so(x64):
         jf.fit(jf.gcca.MaxVar(1), clients, rounds=1, key=key)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bucket", [None, 1.5])
 def test_thin_factors_of_several_blocks_add_up(x64, bucket):
     """Of one block they stay factors, (features, samples); of several they are multiplied out."""

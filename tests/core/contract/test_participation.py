@@ -212,6 +212,7 @@ def test_who_is_drawn_may_have_no_weight(key):
     assert int(run.local.sum()) == drawn.sum()
 
 
+@pytest.mark.slow
 def test_everybody_in_other_words(key, x64):
     """Drawing all is the same as not saying anything."""
     run = jax.jit(lambda p: jf.rollout(perpca(), draw(), rounds=ROUNDS, key=key, participation=p))
@@ -244,6 +245,7 @@ def compiled(caplog):
         found += [r.getMessage() for r in caplog.records if "Compiling" in r.getMessage()]
 
 
+@pytest.mark.slow
 def test_other_participants_compile_nothing(key, caplog):
     clients = draw()
 

@@ -187,13 +187,14 @@ def test_thin_factors_of_one_batch_are_not_multiplied_out(name):
     np.testing.assert_allclose(product, wanted, rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "algorithm",
     [
         jf.pca.Pooled(2),
         jf.pca.OneShot(2, 1, method="projector"),
-        pytest.param(jf.pca.OneShot(2, 1, method="spectrum"), marks=pytest.mark.slow),
-        pytest.param(jf.pca.OneShot(2, 1, method="local_first"), marks=pytest.mark.slow),
+        jf.pca.OneShot(2, 1, method="spectrum"),
+        jf.pca.OneShot(2, 1, method="local_first"),
     ],
     ids=["Pooled", "projector", "spectrum", "local first"],
 )

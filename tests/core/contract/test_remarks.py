@@ -36,6 +36,7 @@ def fitted(arrays, algorithm=None, rounds=60, **options):
 # --- remarks on a result --------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "algorithm", [jf.pca.PerPCA(1, 1), jf.pca.VarProPerPCA(1, 1), jf.pca.OneShot(1, 1)]
 )
@@ -57,6 +58,7 @@ def test_one_client_has_nothing_to_share():
     assert "nothing distinguishes shared from local" in remark
 
 
+@pytest.mark.slow
 def test_local_components_that_are_missing_are_passed_over():
     assert fitted(samples(3, alike=True), jf.pca.Pooled(1), 1).remarks() == ()
     still = [np.ones((4, 6), np.float32)] * 3  # of rank one: all local components complete a basis
@@ -94,6 +96,7 @@ def test_an_objective_that_scatters_does_not_count_as_falling(rounds):
     assert not told(np.full(rounds, np.nan)) and not told(np.zeros(rounds))
 
 
+@pytest.mark.slow
 def test_a_run_whose_steps_are_too_long_says_so():
     long = fitted(samples(5), jf.pca.PerPCA(1, 1, step_size=3.0), 20, warm_start=fitted(samples(5)))
     history = long.history["objective"]
@@ -102,6 +105,7 @@ def test_a_run_whose_steps_are_too_long_says_so():
     assert any(f"rose by {rise:.2g} %" in remark for remark in long.remarks())
 
 
+@pytest.mark.slow
 def test_a_stopping_measure_that_is_large_at_the_limit_says_so():
     arrays = np.random.default_rng(0).normal(size=(5, 8, 6)).astype(np.float32)
     # Its objective rises and falls.
@@ -113,6 +117,7 @@ def test_a_stopping_measure_that_is_large_at_the_limit_says_so():
     assert long.remarks() == ()
 
 
+@pytest.mark.slow
 def test_remarks_are_saved_printed_and_in_the_report(tmp_path, capsys):
     arrays = samples(5, alike=True)
     solution = fitted(arrays, jf.pca.PerPCA(1, 1, step_size=1e-3, start="random"), 20)
@@ -161,6 +166,7 @@ def test_a_client_of_another_scale_is_told_by_its_id(algorithm):
     assert "OneShot(method='projector')" in str(told[0].message)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make",
     [
@@ -196,6 +202,7 @@ def test_who_does_not_dominate_is_not_told_of():
     assert told == []
 
 
+@pytest.mark.slow
 def test_the_command_line_tells_in_one_line(tmp_path, capsys):
     (data := tmp_path / "data").mkdir()
     for i, own in enumerate(of_another_scale()):

@@ -56,6 +56,7 @@ def run(values, adjoint, rounds, tol=None):
     return (drawn(0)[1] * projector).sum(), solution.history
 
 
+@pytest.mark.slow
 def test_checkpointed_runs_are_unrolled_ones():
     def all_of_them(values):
         ways = jf.adjoint.unrolled(), jf.adjoint.checkpointed(2)
@@ -161,6 +162,7 @@ def test_implicit_derivatives():
     assert report.turning[4] > 0.1
 
 
+@pytest.mark.slow
 def test_what_has_no_derivative_is_refused():
     values, _, _ = drawn(0)
     gradient = jax.jit(jax.grad(functools.partial(loss, report=None, throw=True)))
@@ -171,6 +173,7 @@ def test_what_has_no_derivative_is_refused():
         gradient(values, top(drawn(1)[0]), 0.0).block_until_ready()
 
 
+@pytest.mark.slow
 def test_a_refusal_says_what_is_wrong_before_any_stack(caplog):
     values, _, _ = drawn(0)
     gradient = jax.jit(jax.grad(functools.partial(loss, report=None, throw=True)))
@@ -182,6 +185,7 @@ def test_a_refusal_says_what_is_wrong_before_any_stack(caplog):
     assert str(refused.value).endswith(f"ValueError: {said}")
 
 
+@pytest.mark.slow
 def test_a_factorized_system_has_the_same_solution():
     """Of several right-hand sides at once, and backwards."""
     values, _, _ = drawn(0)
@@ -209,6 +213,7 @@ def test_a_factorized_system_has_the_same_solution():
     assert not np.array_equal(found[0][0], found[1][0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("throw", [True, False])
 def test_a_system_that_is_not_solved_is_refused(throw):
     values, _, _ = drawn(0)
@@ -549,6 +554,7 @@ class Turned(jf.Algorithm, jf.adjoint.HasBases):
         return jf.adjoint.Bases(shared=(server,))
 
 
+@pytest.mark.slow
 def test_forward_mode_leaves_out_how_bases_turn(key):
     """What turns them has no solution to move, and would leave the linear system without one."""
     values, weights, direction = drawn(0)
@@ -571,6 +577,7 @@ def test_forward_mode_leaves_out_how_bases_turn(key):
     np.testing.assert_allclose(both, along(reference, values, direction), rtol=1e-7)
 
 
+@pytest.mark.slow
 def test_an_adjoint_is_wanted(key):
     clients = jf.Clients.from_samples(drawn(0)[0])
     with pytest.raises(ValueError, match=r"^adjoint: wanted one of .*adjoint, got 'implicit'"):

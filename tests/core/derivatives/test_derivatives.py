@@ -113,6 +113,7 @@ def test_with_respect_to_the_step_size(name):
     np.testing.assert_allclose(gradient(STEP, values)[0], wanted, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", mostly([*ALGORITHMS, *ONE_SHOT]))
 def test_repeated_eigenvalues_of_the_data_make_no_nan(name):
     for part in compiled(name)[1](STEP, repeated()):

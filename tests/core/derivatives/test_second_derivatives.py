@@ -90,7 +90,6 @@ FUNCTIONS = (
     of_minimum,
     of_fixed_point,
 )
-LONG = (of_turned_eigenvectors, of_minimum, of_fixed_point)
 
 
 def in_a_loop(function):
@@ -117,18 +116,9 @@ def by_all_modes(function, x, first, second):
     return [b(lambda x, a=a: a(function, x, first), x, second) for a, b in ways]
 
 
-@pytest.mark.parametrize(
-    "around",
-    [
-        pytest.param(lambda function: function, id="once"),
-        pytest.param(in_a_loop, id="loop", marks=pytest.mark.slow),
-    ],
-)
-@pytest.mark.parametrize(
-    "function",
-    # A run and its implicit derivative, four times differentiated, compiles for 15 seconds.
-    [pytest.param(f, marks=[pytest.mark.slow] * (f in LONG)) for f in FUNCTIONS],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("around", [lambda function: function, in_a_loop], ids=["once", "loop"])
+@pytest.mark.parametrize("function", FUNCTIONS)
 def test_all_modes_equal_differences_of_first_derivatives(function, around):
     function = around(function)
     # The same whatever ran before, as a minimum may be flat at others.
@@ -187,6 +177,7 @@ def test_third_derivatives_of_eigenvectors_are_refused():
         jax.grad(lambda x: jax.jvp(slope, (x,), (direction,))[1])(x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "function",
     [
@@ -241,6 +232,7 @@ def test_the_hessian_of_a_run_times_a_vector(algorithm):
     chex.assert_trees_all_close(np.vdot(product, first), expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_what_tells_eigenvectors_apart_has_no_second_derivative():
     error, values, first, second = run_of(jf.pca.EmpiricalBayesPCA(2, 0.5))
     with pytest.raises(NotImplementedError, match="empirical Bayes"):

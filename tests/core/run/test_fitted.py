@@ -44,6 +44,7 @@ def solution(model):
     return jf.fit(jf.pca.OneShot(2, 1), clients, rounds=1, key=jax.random.key(0))
 
 
+@pytest.mark.slow
 def test_scores_reconstructions_and_anomalies_are_those_of_the_joint_basis(model):
     samples, result = model
     scores = jf.pca.transform(result, samples)
@@ -286,6 +287,7 @@ VALUES = st.recursive(
 )
 
 
+@pytest.mark.slow
 @hypothesis.settings(max_examples=50, deadline=None, derandomize=True)
 @hypothesis.given(data=st.data())
 def test_whatever_a_header_says_is_refused_or_true(data, solution, tmp_path_factory):

@@ -52,9 +52,8 @@ def test_perpca_gives_the_best_components_beside_the_shared_ones(key, x64, backe
     np.testing.assert_allclose(projectors(np.asarray(local)), wanted, atol=1e-9)
 
 
-@pytest.mark.parametrize(
-    "solver", [pytest.param("gradient", marks=pytest.mark.slow), "eigenvectors"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("solver", ["gradient", "eigenvectors"])
 def test_hierarchical_pca_gives_the_posterior_mode(key, x64, solver):
     """Where the gradient of the log density on the Stiefel manifold is zero, however it got there.
 
@@ -104,6 +103,7 @@ def test_the_learned_spread_shrinks_those_of_few_samples_most(key, x64):
     np.testing.assert_allclose(projectors(again.local), projectors(local), atol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("solver", ["exact", "gradient"])
 def test_maxvar_gives_a_new_view_its_least_squares_map(key, x64, solver):
     rng = np.random.default_rng(0)
@@ -118,6 +118,7 @@ def test_maxvar_gives_a_new_view_its_least_squares_map(key, x64, solver):
     np.testing.assert_allclose(maps[0], wanted, atol=1e-8)
 
 
+@pytest.mark.slow
 def test_networks_are_trained_further_under_their_prior(key):
     model = jf.models.Autoencoder(D, 2, key=key)
     algorithm = jf.generative.AdaptiveAutoencoder(
@@ -150,6 +151,7 @@ def test_networks_are_trained_further_under_their_prior(key):
     assert not np.allclose(jax.tree.leaves(local)[0], jax.tree.leaves(shared)[0])
 
 
+@pytest.mark.slow
 def test_derivatives_by_the_new_clients_samples(key, x64):
     algorithm = jf.pca.PerPCA(2, 1)
     solution = solved(algorithm, jf.Clients.from_samples(draw()), key)
@@ -166,6 +168,7 @@ def test_derivatives_by_the_new_clients_samples(key, x64):
     np.testing.assert_allclose(slope, wanted, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_warm_start_finds_clients_by_their_ids(key, x64):
     everybody = jf.Clients.from_samples(draw(clients=M + 2))
     known = everybody.take(range(M))

@@ -77,12 +77,14 @@ def test_step_sizes_and_their_decay_are_in_the_history(key):
     }
 
 
+@pytest.mark.slow
 def test_the_objective_is_that_of_what_enters_the_round(key, x64):
     history = fit(key, metrics=objective).history
     np.testing.assert_allclose(history["objective"][1:], history["after"][:-1], rtol=1e-12)
     assert history["objective"][-1] < 0.9 * history["objective"][0]
 
 
+@pytest.mark.slow
 def test_metrics_between_their_rounds_are_nan(key, x64):
     often = fit(key, metrics=objective).history["after"]
     seldom = fit(key, metrics=objective, metrics_every=5).history["after"]
@@ -188,12 +190,14 @@ def test_a_tolerance_stops_and_chunks_do_not_matter(key, x64):
     chex.assert_trees_all_close(without.result, whole.result, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_a_tolerance_that_is_never_met_runs_all_rounds(key, x64):
     solution = fit(key, tol=0.0)
     assert solution.rounds == ROUNDS
     chex.assert_trees_all_close(solution.result, fit(key).result, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_the_tolerance_may_be_traced(key):
     rounds = jax.jit(
         jax.vmap(lambda tol: jf.rollout(perpca(), draw(), rounds=200, key=key, tol=tol).rounds)
@@ -234,6 +238,7 @@ def test_early_stopping_does_not_wait_where_nothing_was_measured():
     assert scripted(stopping, [nan, nan, nan, 5, nan, nan, 4, nan, nan, nan, 6, nan, 6]) == 13
 
 
+@pytest.mark.slow
 def test_early_stopping_in_a_run(key, x64):
     """With `best`, the models with the smallest value of the metric are returned, not the last."""
     target, seen = float(fit(key).history["objective"][7]), []
@@ -317,6 +322,7 @@ def test_a_warm_start_from_itself_goes_on(key, x64):
     )
 
 
+@pytest.mark.slow
 def test_a_warm_start_may_come_from_numpy(key):
     start = jf.fit(jf.pca.OneShot(1, 1), draw(), rounds=1, key=key).result
     doubles = jf.Personalized(*(np.asarray(part, np.float64) for part in start))
@@ -376,6 +382,7 @@ def test_the_last_good_state_is_kept(every, key, x64):
     chex.assert_trees_all_close(one.value.solution.history, wanted.history, rtol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", [jf.backend.vmap(), jf.backend.separate()], ids=str)
 def test_a_run_with_a_tolerance_may_diverge_before_its_rounds(backend, key):
     clients = jf.Clients.from_samples(1e30 * draw().data.values)  # their squares are infinite
@@ -384,6 +391,7 @@ def test_a_run_with_a_tolerance_may_diverge_before_its_rounds(backend, key):
     assert one.value.solution.rounds == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk_rounds", [None, 2])
 def test_a_run_that_diverges_may_say_so_in_its_result(chunk_rounds, key):
     algorithm, clients = Bursts(1, 1, step_size=0.05), draw()
@@ -397,6 +405,7 @@ def test_a_run_that_diverges_may_say_so_in_its_result(chunk_rounds, key):
     np.testing.assert_array_equal(traced.failure.clients, solution.failure.clients)
 
 
+@pytest.mark.slow
 def test_the_status_says_how_a_run_ended(key):
     assert fit(key).status == jf.Status.round_limit
     assert fit(key, rounds=500, tol=1e-3).status == jf.Status.converged

@@ -118,6 +118,7 @@ ENDS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ENDS)
 def test_a_finished_run_is_only_read_however_it_ended(tmp_path, how):
     arguments, status = ENDS[how]
@@ -150,6 +151,7 @@ def test_only_the_newest_are_kept(tmp_path, keep):
     assert saved_rounds(tmp_path) == [3, 6, 9, 12][-keep:]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_a_run_on_several_devices_goes_on_bit_for_bit(tmp_path):
     arguments = {"backend": jf.backend.shard(2)}
@@ -264,6 +266,7 @@ def test_another_algorithms_checkpoint_is_refused(finished):
         fit(finished, algorithm=jf.pca.OneShot(1, 2))
 
 
+@pytest.mark.slow
 def test_another_function_of_the_same_name_is_another_run(tmp_path):
     optimizer = optax.sgd(0.1)
 
@@ -288,6 +291,7 @@ def test_another_function_of_the_same_name_is_another_run(tmp_path):
         run(squared)
 
 
+@pytest.mark.slow
 def test_another_metric_of_the_same_name_is_another_run(tmp_path):
     fit(tmp_path, metrics=lambda result: {"m": result.shared.sum()})
     with pytest.raises(ValueError, match="another run: computation differs, by a function"):
@@ -351,6 +355,7 @@ def test_arrays_of_every_type_and_shape_are_read_as_they_were(tmp_path, dtype):
         arrays.write(path, "test", {}, {"x": np.asarray([None])})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
 def test_typed_keys_are_read_as_they_were(tmp_path, impl):
     tree = {"key": jax.random.key(1, impl=impl), "keys": jax.random.split(jax.random.key(2), 3)}
@@ -414,6 +419,7 @@ def test_a_lock_leaves_a_file_of_its_name_as_it_is(tmp_path):
         assert (tmp_path / ".lock").read_text() == "mine"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [4, 9])
 def test_early_stopping_and_the_best_survive_an_interruption(tmp_path, at):
     def measured(result):

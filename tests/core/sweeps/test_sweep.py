@@ -77,6 +77,7 @@ def test_only_what_is_several_has_an_axis():
     )
 
 
+@pytest.mark.slow
 def test_several_floats_move_together_or_stand_still():
     """One hyperparameter of a stacked algorithm may be left common to all."""
     key = jax.random.key(1)
@@ -86,6 +87,7 @@ def test_several_floats_move_together_or_stand_still():
     same(jf.sweep(partly, draw(), keys=key, rounds=ROUNDS), wanted)
 
 
+@pytest.mark.slow
 def test_arguments_reach_every_run():
     key = jax.random.key(2)
     participation, backend = jf.participation.uniform(2), jf.backend.chunked(2)
@@ -109,6 +111,7 @@ def captured(result):
     return {"corner": result.shared[0, 0] ** 2}
 
 
+@pytest.mark.slow
 def test_a_tolerance_ends_each_run_on_its_own():
     key = jax.random.key(0)
     grid = jf.sweep([perpca(s) for s in STEPS], draw(), keys=key, rounds=400, tol=1e-4)
@@ -187,6 +190,7 @@ def test_grids_that_do_not_fit_are_refused():
             jf.sweep(perpca(0.1), draw(), keys=wrong, rounds=2)
 
 
+@pytest.mark.slow
 def test_masks_serve_one_run():
     """Two runs with one key used to have the same masks, which cancel in their difference."""
     clients, key = draw(), jax.random.key(0)
@@ -208,6 +212,7 @@ def test_masks_serve_one_run():
     np.testing.assert_array_equal(swept(power, clients, jax.random.split(key)), [1, 1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", [None, 2])
 def test_a_method_without_own_components(block):
     keys = jax.random.split(jax.random.key(0), 3)
@@ -321,6 +326,7 @@ def test_data_are_arguments_and_a_second_grid_compiles_nothing(caplog):
     assert not any("_block" in message for message in compiled), compiled
 
 
+@pytest.mark.slow
 def test_runs_on_fewer_clients_and_samples_are_one_call():
     """Hyperparameter, numbers of clients and samples, and data set: one compiled function."""
     data = jf.stack([draw(0), draw(1)])
@@ -459,6 +465,7 @@ def test_a_block_that_another_was_copied_to_is_computed_again(kept, tmp_path):
     unchanged(jf.grid(cheap, POINTS, block=4, folder=folder), kept[1])
 
 
+@pytest.mark.slow
 def test_no_changed_bit_of_a_block_goes_unnoticed(kept, tmp_path):
     """Either the block is computed again, or the bit was one that nothing depends on."""
     folder, rng = tmp_path / "grid", np.random.default_rng(0)

@@ -109,6 +109,7 @@ class Foreign(jf.adjoint.Adjoint):
         return Foreign(self.inner.with_report(report))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Foreign, None])
 def test_an_adjoint_from_outside_reports_its_rounds(problem, kind):
     clients, held_out = problem

@@ -112,6 +112,7 @@ def test_lossless_is_the_run_without_channels_to_the_bit():
     np.testing.assert_array_equal(solution.history["objective"], objective)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [jf.pca.PerPCA, jf.pca.OneShot])
 def test_what_loses_nothing_changes_nothing(kind):
     algorithm, clients = kind(1, 1), draw()
@@ -131,6 +132,7 @@ def test_lossless_keeps_every_bit_pattern(key):
         assert np.asarray(got).tobytes() == np.asarray(sent).tobytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["up", "down"])
 def test_memory_at_both_ends(way, x64):
     """Difference coding rounds a little, and only adds up if each end keeps its own memory."""
@@ -268,6 +270,7 @@ def test_bits_follow_the_payload(key):
     np.testing.assert_array_equal(history["bits_down"], 32 * 6 * rounds)
 
 
+@pytest.mark.slow
 def test_bits_stay_exact_beyond_single_precision(key):
     """2^24 bits are soon sent; the count must not stop there."""
     rng = np.random.default_rng(0)
@@ -298,6 +301,7 @@ def test_a_wire_is_made_of_channels(name):
 # --- the exchange before the rounds --------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("channel", "up", "down"),
     [
@@ -331,6 +335,7 @@ def test_a_start_channel_with_memory_is_refused(key):
 # --- differences where some are absent -----------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("channel", [Differences(), jf.channel.difference(jf.channel.top_k(1.0))])
 def test_differences_of_the_present_add_up_to_everybodys_mean(channel, x64):
     """The server has the mean of every client's last message, whoever is absent (EF21-PP)."""

@@ -269,6 +269,7 @@ def test_entropy_coding_is_undone_and_as_short_as_can_be(count, kinds):
         assert written <= known + count * entropy + count * (kinds / 2**12 * 3 + 1e-3) + 16
 
 
+@pytest.mark.slow
 def test_decoding_needs_nothing_but_what_travels(key):
     """What is beyond the words that count is never looked at."""
     channel, x = LOSSY["entropy"](), jax.random.normal(key, (40, 30))
@@ -306,6 +307,7 @@ class Logged(jf.channel.Channel):
         return self.inner.receive(decoded, last)
 
 
+@pytest.mark.slow
 def test_a_run_counts_what_is_written():
     """Messages of changing lengths, both ways; those who are away write none."""
     rng = np.random.default_rng(0)
@@ -360,6 +362,7 @@ def test_unbiased_and_within_the_variance_bound(name, key):
         assert np.abs(values - x).max() <= scale / channel.levels * (1 + 1e-6)
 
 
+@pytest.mark.slow
 def test_zeros_stay_zero_and_the_largest_entry_exact(key):
     for bits in (2, 3, 8):
         channel = jf.channel.quantize(bits)
@@ -432,12 +435,13 @@ def test_error_feedback_loses_nothing_in_the_sum(key):
     chex.assert_trees_all_close(total + memory, messages.sum(0), atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [
         "3 bits",
         "bfloat16",
-        *(pytest.param(x, marks=pytest.mark.slow) for x in ("5 symbols", "top")),
+        *(x for x in ("5 symbols", "top")),
     ],
 )
 def test_runs_with_differences_end_where_lossless_ones_do(name, x64):
@@ -455,6 +459,7 @@ def test_runs_with_differences_end_where_lossless_ones_do(name, x64):
     assert given.history["bits_up"][-1] < 0.6 * wanted.history["bits_up"][-1]
 
 
+@pytest.mark.slow
 def test_without_memory_coarse_messages_do_not_converge():
     algorithm, clients = jf.pca.PerPCA(1, 1), draw()
 
@@ -466,6 +471,7 @@ def test_without_memory_coarse_messages_do_not_converge():
     assert restless(jf.channel.difference(coarse)) < 1e-4
 
 
+@pytest.mark.slow
 def test_differences_start_from_what_arrived_before_the_rounds():
     """Then both ends hold it already, and the first round has nothing new to say."""
 
@@ -603,6 +609,7 @@ def test_bad_settings_are_refused(make, argument):
         make()
 
 
+@pytest.mark.slow
 def test_a_chain_of_a_chain_is_the_longer_chain(key):
     top, coarse, half = jf.channel.top_k(0.5), jf.channel.quantize(8), jf.channel.cast("bfloat16")
     random = jf.channel.random_k(0.7)
@@ -673,6 +680,7 @@ print(len(os.sched_getaffinity(0)), jnp.abs(shared.T @ shared - jnp.eye(2)).max(
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="cores cannot be chosen here")
 def test_a_multiple_of_eight_entries_on_one_core(environment):
     """Empty arrays in the packing used to keep decompositions beside it from being compiled."""

@@ -74,6 +74,7 @@ def test_a_run_with_little_noise_is_nearly_the_run(key):
     assert np.abs(noisy[1] - wanted).max() > 10 * np.abs(noisy[0] - wanted).max()
 
 
+@pytest.mark.slow
 def test_the_start_has_noise_too(key):
     """What is sent before the rounds is clipped and noisy like everything else."""
     algorithm, clients = jf.pca.PerPCA(1, 1, step_size=0.1), draw()
@@ -163,6 +164,7 @@ def test_bad_settings_are_refused(make, argument):
         make()
 
 
+@pytest.mark.slow
 def test_what_shared_noise_cannot_serve_is_refused(key):
     run = functools.partial(jf.fit, rounds=1, key=key)
     power, shared = jf.pca.SubspaceIteration(2), jf.channel.gaussian(1.0, 1.0, clients=CLIENTS)
@@ -283,6 +285,7 @@ def test_what_runs_have_spent(key):
     assert spent(best) == pytest.approx(spent(once))
 
 
+@pytest.mark.slow
 def test_what_several_solutions_count_is_counted_once(key):
     """Those of a chain of warm starts know of each other; runs that are only alike do not."""
     noise = jf.channel.gaussian(5.0, 2.0, clients=CLIENTS)
@@ -326,6 +329,7 @@ def test_who_took_part_counts(key):
         spent(drawn, drawn=True, adjacency="zero_out")
 
 
+@pytest.mark.slow
 def test_what_cannot_be_accounted_for_is_refused(key):
     clients, power = draw(), jf.pca.SubspaceIteration(2)
     run = functools.partial(jf.fit, power, clients, rounds=2, key=key)
@@ -370,6 +374,7 @@ def test_a_noisy_first_message_is_one_message_more():
     assert privacy.epsilon(2.0, 40, **few, first_message=True) > alone
 
 
+@pytest.mark.slow
 def test_what_is_sent_before_the_rounds_has_noise_too(key):
     """The message that the accountant is told of is the one that is sent."""
     algorithm, clients = jf.pca.PerPCA(2, 1, step_size=0.05), draw()

@@ -36,6 +36,7 @@ def test_rows_are_packed_into_the_same_bytes(case, seed):
     np.testing.assert_array_equal(unpacked, codes)
 
 
+@pytest.mark.slow
 @given(
     st.integers(1, 127),
     st.lists(st.integers(1, 24), min_size=1, max_size=3),
@@ -97,6 +98,7 @@ def test_the_derivative_stays_straight_through(key):
     np.testing.assert_array_equal(slope, jnp.ones_like(message))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_what_is_not_finite_ends_the_run(bad, key):
     """As before: rounding to whole numbers does not hide it."""

@@ -212,6 +212,7 @@ def test_a_run_under_masks_is_the_run(x64):
     np.testing.assert_allclose(given.history["bits_up"], wanted, rtol=1e-15)
 
 
+@pytest.mark.slow
 def test_few_bits_are_enough_for_a_sum():
     algorithm, clients = jf.pca.SubspaceIteration(2), draw()
     wanted = solve(algorithm, clients, LOSSLESS)
@@ -293,6 +294,7 @@ def test_what_masks_cannot_serve_is_refused(key):
         masks().encode(key, {"x": jnp.arange(3)}, None)
 
 
+@pytest.mark.slow
 def test_the_start_goes_under_masks_too(x64):
     """Its sums are exact to the rounding, and no masks of it are those of a round."""
     clients, algorithm = draw(np.float64), jf.pca.PerPCA(2, 1, step_size=0.05)
