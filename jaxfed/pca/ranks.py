@@ -129,8 +129,8 @@ def suggest_ranks(
 
     Where it fails:
 
-    * Local directions are assumed to be unrelated between clients. Directions that many but not all
-      clients have count as local up to half of the clients, and as shared above.
+    * Local directions are assumed to be unrelated between clients. A direction that at most half of
+      the clients have counts as local, and one that more of them have as shared.
     * A shared component that is much weaker than local ones, or ranks near the number of features,
       may not be distinguishable from chance, which looks as if there were fewer.
     * A weak component beside strong ones is not found: a pair is what the samples show.

@@ -35,8 +35,8 @@ def backends():
 def test_it_keeps_the_contract():
     clients, _ = draw()
     report = check_algorithm(KMeans(3), clients, backends=backends(), deterministic=True)
-    # Nothing is skipped but what another installation lacks: no channel is refused either.
-    assert report.skipped.keys() <= {"checkpoint"}
+    # Centres are not quadratic in the samples; all else is checked, but for what may not be installed.
+    assert report.skipped.keys() <= {"checkpoint", "samples"}
     assert set(report.checked) | report.skipped.keys() == set(CHECKS)
 
 
