@@ -46,13 +46,13 @@ def perpca_step_limit(
         normal: \(M_2\) of the retraction; by default that of the polar factor.
 
     Source:
-        Shi & Kontar (2024), equations (54) and (63), Lemmas 15 and 16, and Appendix F.1, where
-        \(M_3 = 1/6\).
+        Shi & Kontar (2024), equations (54) and (63), Lemmas 15 and 16, and Appendix F.1, which
+        wants \(3 \|\xi\| \le 1/2\) and so has \(M_3 = 1/6\).
     """
     m1, m2, m3 = tangent, normal, 1 / 6
-    shared = 12 * (m2 + 1) + 88
-    shared = (shared + m1 * (24 * m2 + m1 * (m1 * (m1 + 32) + 254) + 2 * (m2 + 109))) / 8
-    local = m1**4 + 81 * m1**3 / 4 + 13 * m1**2 + (2 * m2 + 5) * m1 + (m2 + 1) / 2
+    c0, c1 = 3 / 2 + 3 * m1 + m1**2 / 4, 1 / 2 + 2 * m1
+    shared = 2 * m1 * (c0 + c1) * c0 + 2 * m1 + m2 * c0 + c0
+    local = 2 * m1 * (c0 + c1) * c1 + m2 * c1 + m1 + c1
     root = rank**0.5
     smooth = 9 * 2**0.5
     by_shared = 2 * root * (m1 + shared) + smooth * ((1 + m2 / 2) ** 2 + 2 * (1 + shared / 2) ** 2)

@@ -2,309 +2,231 @@
 
     python -m bench.tables.theorems [FIGURE]
 
-A line is a setting, swept by `vmap` together with the draws. "bound / measured" is the least and
-the last over rounds, over all draws and their median: below 1, the bound is broken. Slopes are
-means over draws with their standard errors, fitted in logarithms: of sublinear rates to the last
-half of the rounds, of geometric ones while the distance is between 1e-3 and 1e-10. All in double
-precision. FIGURE is the file that the curves are drawn into.
+A row of the first table is a setting, with five draws. "bound / measured" is the least of all
+rounds and draws, and the median over draws at the end: below 1, the bound is broken. Slopes are
+fitted to logarithms, with the standard error of their mean over draws: to the last half of the
+rounds above rounding errors, or for geometric rates while the distance is between 1e-3 and 1e-10, as multiples of the
+claimed one. The second table holds what proofs assume, beside what the runs have. FIGURE is the
+file that the curves are drawn into.
 """
 
 import sys
-from collections.abc import Callable
-from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Key, PyTree
+from jaxtyping import Float
 
 import jaxfed as jf
 from bench.common import machine, table
-from bench.formulas import adept, convergence, stationarity
-from jaxfed.core.round.problem import Problem
-from jaxfed.core.round.rounds import one_round
-from jaxfed.core.round.whole import WHOLE
-from jaxfed.core.run.arguments import problem_of
-from jaxfed.core.run.loop import prepare
-from papers.synthetic import gcca_synthetic, spectrum_synthetic
+from bench.formulas import convergence
+from bench.tables import theorem_runs as runs
+from bench.tables.theorem_runs import Curves
+from jaxfed.plot._figure import canvas, colour, light
+from papers.drawing import legend
 
-Found = TypeVar("Found", bound=PyTree)
-Schedule = Callable[[Problem, Array], Problem]
-
-
-class States(NamedTuple):
-    """States of a run, of the start and after each round."""
-
-    server: PyTree
-    local: PyTree
-    sent: PyTree  # the last messages as the server decoded them, where differences are sent
+PERPCA, HIERARCHICAL, FAPS = "PerPCA, Theorem 8", "hierarchical PCA, Theorem 1", "FAPS, Theorem 8"
+CRITICAL, SUBSPACE, ADEPT = "CuteMaxVar, Theorem 1", "CuteMaxVar, Theorem 3", "ADEPT, Theorem 4.5"
+SINCE = 20  # rounds before the bound under compression starts
 
 
-class Curves(NamedTuple):
-    """What a theorem bounds, and its bound, by setting, draw and place."""
+class Panel(NamedTuple):
+    """One theorem's curves, as they are tabulated and drawn."""
 
-    measured: Float[Array, "settings draws places"]
-    bound: Float[Array, "settings draws places"]
-
-
-def states(
-    algorithm: jf.Algorithm,
-    clients: jf.Clients,
-    rounds: int,
-    key: Key[Array, ""],
-    *,
-    channel: jf.channel.Channel | None = None,
-    start: jf.Personalized | None = None,
-    schedule: Schedule | None = None,
-) -> States:
-    """All states of a run; a schedule changes the problem by the round."""
-    wire, everybody = channel or jf.channel.lossless(), jf.participation.everybody()
-    problem, start = problem_of(
-        algorithm, clients, rounds, key, start, wire, everybody, jf.backend.vmap()
-    )
-    problem, first, _ = prepare(problem, start, rounds)
-
-    def kept(state):
-        return States(state.server, state.local, state.uplink.sender)
-
-    def step(state, _):
-        now = problem if schedule is None else schedule(problem, state.round)
-        state = one_round(now, state, WHOLE)[0]
-        return state, kept(state)
-
-    later = jax.lax.scan(step, first, length=rounds)[1]
-    return jax.tree.map(lambda x, y: jnp.concatenate([x[None], y]), kept(first), later)
-
-
-def swept(one: Callable[..., Found], settings: Any, *draws: PyTree) -> Found:
-    """What is found with each setting and draw in one compiled call, which has one axis of them."""
-    settings, number = jnp.asarray(settings), len(jax.tree.leaves(draws)[0])
-    pairs = jnp.repeat(settings, number, axis=0)
-    tiled = jax.tree.map(lambda x: x[jnp.tile(jnp.arange(number), len(settings))], draws)
-    found = jax.jit(jax.vmap(one))(pairs, *tiled)
-    return jax.tree.map(lambda x: np.asarray(x).reshape(-1, number, *x.shape[1:]), found)
-
-
-def means(squared: Float[Array, " rounds"]) -> Float[Array, " rounds"]:
-    """The mean of the first so many."""
-    return jnp.cumsum(squared) / jnp.arange(1, len(squared) + 1)
-
-
-def keys_of(draws: int) -> Key[Array, " draws"]:
-    return jax.random.split(jax.random.key(0), draws)
-
-
-# --- Shi & Kontar (2024), Theorem 8 --------------------------------------------------------------
-
-STEPS = (0.01, 0.1, 1.0, 3.0)  # as multiples of one over the largest eigenvalue
-
-
-def personalized(draws: int = 5, rounds: int = 2000) -> Curves:
-    """Mean squared violations of the first rounds, by the step size."""
-    law = {"clients": 10, "features": 10, "shared_rank": 2, "local_rank": 2, "samples": 40}
-
-    def drawn(key):
-        return jf.data.perpca_synthetic(key, noise_variance=0.5, dtype=jnp.float64, **law).samples
-
-    def one(multiple, samples, key):
-        moments = samples.mT @ samples / samples.shape[1]
-        step = multiple / jnp.linalg.eigvalsh(moments).max()
-        algorithm = jf.pca.PerPCA(2, 2, step_size=step, start="random")
-        path = states(algorithm, jf.Clients.from_samples(samples), rounds, key)
-        frames = path.server.shared.mT, path.local.mT
-        found = jax.vmap(partial(stationarity.perpca_violation, moments))(*frames)
-        decrease = found.objective[0] - found.objective[1:]
-        bound = convergence.mean_gradient_bound(decrease, step, jnp.arange(1, rounds + 1))
-        return Curves(means(found.squared[:-1]), bound)
-
-    keys = keys_of(draws)
-    return swept(one, STEPS, jnp.stack([drawn(key) for key in keys]), keys)
-
-
-# --- Ozkara, Huang & Diggavi (2023), Theorem 1 ---------------------------------------------------
-
-PRIORS, NOISE, SAMPLES, RANK = (0.01, 0.1, 1.0), 0.5, 20, 2
-
-
-def hierarchical(draws: int = 5, rounds: int = 2000) -> Curves:
-    """Mean squared gradients of the first rounds, by the prior variance."""
-    law = {"clients": 10, "features": 8, "rank": RANK, "samples": SAMPLES}
-
-    def drawn(key):
-        made = jf.data.hierarchical_synthetic(
-            key, prior_variance=0.1, noise_variance=NOISE, dtype=jnp.float64, **law
-        )
-        return made.samples
-
-    def one(prior, samples, key):
-        moments = samples.mT @ samples / SAMPLES
-        largest = jnp.linalg.eigvalsh(moments).max()
-        step = 1 / (SAMPLES * largest / (NOISE * (1 + NOISE)) + 1 / prior)
-        # As printed: bases are not aligned.
-        algorithm = jf.pca.HierarchicalPCA(
-            RANK, NOISE, prior, step_size=step, align=False, start="random"
-        )
-        path = states(algorithm, jf.Clients.from_samples(samples), rounds, key)
-        shared, local = path.server.mT, path.local.mT
-        law = moments, SAMPLES, NOISE, prior
-
-        def violation(shared, local, moved):
-            return stationarity.hierarchical_violation(law[0], shared, local, moved, *law[1:])
-
-        found = jax.vmap(violation)(shared[:-1], local[:-1], local[1:])
-        last = stationarity.hierarchical_objective(law[0], shared[-1], local[-1], *law[1:])
-        decrease = found.objective[0] - jnp.append(found.objective[1:], last)
-        smaller = jnp.minimum(step, prior)  # the shared step size is the prior variance
-        bound = convergence.mean_gradient_bound(decrease, smaller, jnp.arange(1, rounds + 1))
-        return Curves(means(found.squared), bound)
-
-    keys = keys_of(draws)
-    return swept(one, PRIORS, jnp.stack([drawn(key) for key in keys]), keys)
-
-
-# --- Wang, Liu & Zhang (2022), Theorem 8 ---------------------------------------------------------
-
-PENALTIES = (0.15, 1.5, 15.0, np.inf)  # multiples of the clients' norms, at most the least allowed
-
-
-def consensus(draws: int = 5, rounds: int = 3000) -> Curves:
-    """The least squared violation of the first rounds, by the penalty."""
-    rank, law = 2, {"clients": 4, "features": 10, "samples": 50}
-
-    def drawn(key):
-        samples = spectrum_synthetic(key, decay=1.2, dtype=jnp.float64, **law).samples
-        return samples / jnp.linalg.norm(samples)  # so that both terms of the violation count
-
-    def one(multiple, samples, key):
-        matrices = samples.mT @ samples
-        norms, energy = jnp.linalg.norm(matrices, 2, (1, 2)), jnp.trace(matrices.sum(0))
-        tolerance = convergence.consensus_tolerance(len(norms), norms.max() / norms.min()) / 2
-        given = norms, energy, norms, tolerance, 0.0, rank
-        least = convergence.consensus_bound(*given).least_penalty
-        penalty = jnp.minimum(multiple, least / norms.min())
-        algorithm = jf.pca.FAPS(
-            rank,
-            penalty=penalty,
-            penalty_growth=None,
-            local_solver="sufficient_decrease",
-            local_tol=tolerance,
-        )
-        path = states(algorithm, jf.Clients.from_samples(samples), rounds, key)
-        frames = path.server.shared, path.local.x
-        found = jax.vmap(partial(stationarity.consensus_violation, matrices))(*frames)
-        optimum = -jnp.linalg.eigvalsh(matrices.sum(0))[-rank:].sum() / 2
-        given = norms, energy, penalty * norms, tolerance, found.objective[0] - optimum, rank
-        constant = convergence.consensus_bound(*given).constant
-        bound = jnp.where(penalty < least / norms.min(), jnp.nan, constant) / jnp.arange(1, rounds + 1)
-        return Curves(jax.lax.cummin(found.squared[:-1]), bound)
-
-    keys = keys_of(draws)
-    return swept(one, PENALTIES, jnp.stack([drawn(key) for key in keys]), keys)
-
-
-# --- Shrestha & Fu (2023), Theorems 1 and 3 ------------------------------------------------------
-
-COMPONENTS, ENTITIES, BITS = 2, 60, 3
-DECAYS = (0.0, 0.75, 1.0)  # exponents of the step sizes; above 1/2 as Theorem 1 wants them
-NOISES = (0.3, 1.0, 2.0)  # standard deviations
-
-
-def views_of(key: Key[Array, ""], noise: float) -> Float[Array, "views entities d"]:
-    """Three views of two components that they have in common."""
-    law = {"entities": ENTITIES, "features": 8, "latent": COMPONENTS}
-    return jnp.stack([x.astype(float) for x in gcca_synthetic(key, noise=noise, **law).views])
-
-
-def critical_points(draws: int = 5, rounds: int = 3000) -> Curves:
-    """Squared gradients before each round, with SGD, by how fast the steps get short."""
-
-    def one(decay, views, key):
-        def schedule(problem, round):
-            length = (1 + round / 20) ** -decay
-            data = problem.clients.data
-            return eqx.tree_at(
-                lambda p: (p.algorithm.proximal, p.clients.data.curvature),
-                problem,
-                (problem.algorithm.proximal / length, data.curvature / length),
-            )
-
-        algorithm = jf.gcca.MaxVar(COMPONENTS, inner_steps=5, batch_size=20, proximal=0.1)
-        wire = jf.channel.difference(jf.channel.quantize(BITS))
-        clients = jf.gcca.Views.from_arrays(list(views))
-        path = states(algorithm, clients, rounds, key, channel=wire, schedule=schedule)
-        at = path.local.weights, path.server.shared
-        found = jax.vmap(partial(stationarity.correlation_violation, views))(*at)
-        return Curves(found.squared, jnp.full_like(found.squared, jnp.nan))
-
-    keys = keys_of(draws)
-    return swept(one, DECAYS, jnp.stack([views_of(key, 0.6) for key in keys]), keys)
-
-
-class Subspaces(NamedTuple):
-    """Distances to the optimal subspace from some round on, and the ratio beside the gap."""
-
+    theorem: str
     curves: Curves
-    ratio: Float[Array, "settings draws"]  # of the first eigenvalue left out to the last kept
+    settings: Sequence[str]
+    slopes: Float[np.ndarray, "settings draws"] | None
+    claimed: str
+    across: str = "rounds"
+    down: str = ""
+    places: Float[np.ndarray, " places"] | None = None  # by default 1, 2, ...
+    scales: tuple[str, str] = ("log", "log")
 
 
-def subspaces(
-    algorithm: jf.Algorithm,
-    bits: int | None,
-    noises: Any = NOISES,
-    draws: int = 5,
-    rounds: int = 100,
-    since: int = 0,
-) -> Subspaces:
-    """Distances to the optimal subspace, by the noise in the views, which closes the gap.
-
-    The bound starts from the state after `since` rounds, and takes the largest noise from there on.
-    """
-    wire = None if bits is None else jf.channel.difference(jf.channel.quantize(bits))
-
-    def one(noise, key):
-        views = views_of(key, noise)
-        bases = jnp.linalg.svd(views, full_matrices=False)[0]
-        values, vectors = jnp.linalg.eigh((bases @ bases.mT).sum(0))
-        kept, left_out = values[-COMPONENTS], values[-COMPONENTS - 1]
-        clients = jf.gcca.Views.from_arrays(list(views))
-        path = states(algorithm, clients, rounds, key, channel=wire)
-        (sent,) = jax.tree.leaves(path.local.scores if bits is None else path.sent)
-        shared, sent = path.server.shared[since:], sent[since + 1 :]
-        exact = bases @ (bases.mT @ shared[:-1, None])
-        lost = jnp.linalg.norm((sent - exact).sum(1), 2, (1, 2)).max()
-        turned = vectors.T @ shared
-        others, best = turned[:, :-COMPONENTS], turned[:, -COMPONENTS:]
-        tangent = jnp.linalg.norm(others[0] @ jnp.linalg.inv(best[0]), 2)
-        lost = jnp.full(rounds - since, lost)
-        bound = convergence.subspace_distance_bound(tangent, kept, left_out, lost)
-        return Subspaces(
-            Curves(jnp.linalg.norm(others[1:], 2, (1, 2)), bound), left_out / kept
-        )
-
-    return swept(one, noises, keys_of(draws))
+def fitted(
+    x: Float[np.ndarray, "settings draws places"],
+    y: Float[np.ndarray, "settings draws places"],
+    within: Any = True,
+) -> Float[np.ndarray, "settings draws"]:
+    """Slopes of least-squares lines through the points within; NaN where there are fewer than 3."""
+    count = np.sum(within & np.isfinite(y), axis=-1, keepdims=True)
+    weights = np.where(within & np.isfinite(y), 1 / np.maximum(count, 1), 0)
+    y = np.where(weights > 0, y, 0)
+    x = x - np.sum(weights * x, axis=-1, keepdims=True)
+    square = np.sum(weights * x**2, axis=-1)
+    slopes = np.sum(weights * x * y, axis=-1) / np.where(square > 0, square, 1)
+    return np.where(count[..., 0] < 3, np.nan, slopes)
 
 
-# --- ADEPT, Theorem 4.5 --------------------------------------------------------------------------
+def power(
+    values: Float[np.ndarray, "settings draws places"], floor: float = 1e-20
+) -> Float[np.ndarray, "settings draws"]:
+    """Exponents of powers of the round, of the last half of the rounds above rounding errors."""
+    rounds = np.arange(1, values.shape[-1] + 1)
+    last = np.sum(values > floor, axis=-1, keepdims=True)
+    within = (rounds > last / 2) & (rounds <= last)
+    return fitted(np.log(rounds), np.log(np.maximum(values, floor)), within)
 
-SAMPLING = (0.3, 1.0, 3.0)  # variances of a sample mean, as multiples of the true variance
-ASSUMED = np.geomspace(0.03, 30, 40)  # prior variances, as multiples of the true one
+
+def geometric(
+    distances: Float[np.ndarray, "settings draws places"],
+    ratios: Float[np.ndarray, "settings draws"],
+) -> Float[np.ndarray, "settings draws"]:
+    """Fitted rates per round, as multiples of the logarithms of ratios."""
+    rounds = np.arange(distances.shape[-1])
+    between = (distances < 1e-3) & (distances > 1e-10)
+    return fitted(rounds, np.log(distances), between) / np.log(ratios)
 
 
-def gains(draws: int = 5, clients: int = 2000) -> Curves:
-    """The share of the squared error that personalized means save, by the sampling variance."""
-    dimension = 10
+def panels() -> Iterator[Panel]:
+    """Run everything, a theorem at a time."""
+    found = runs.personalized()
+    steps = [f"step {x:g}/λ" for x in runs.STEPS]
+    down = "mean squared gradient"
+    yield Panel(PERPCA, found, steps, power(found.measured), "-1", down=down)
+    found = runs.hierarchical()
+    priors = [f"prior variance {x:g}" for x in runs.PRIORS]
+    yield Panel(HIERARCHICAL, found, priors, power(found.measured), "-1", down=down)
+    found = runs.consensus()
+    penalties = [f"penalty {x:g} |A_i|²" for x in runs.PENALTIES[:-1]] + ["least penalty allowed"]
+    down = "least squared violation"
+    yield Panel(FAPS, found, penalties, power(found.measured), "-1", down=down)
+    found = runs.critical_points()
+    decays = ["constant steps", *(f"steps ~ 1/r^{x:g}" for x in runs.DECAYS[1:])]
+    down = "squared gradient"
+    yield Panel(CRITICAL, found, decays, power(found.measured), "to zero, no rate", down=down)
+    yield distances()
+    found = runs.gains()
+    sampling = [f"sampling variance {x:g} σ*²" for x in runs.SAMPLING]
+    yield Panel(
+        *(ADEPT, found, sampling, None, "none", "assumed / true prior variance", "gain"),
+        places=runs.ASSUMED,
+        scales=("log", "linear"),
+    )
 
-    def one(sampling, key):
-        own, noise = jax.random.normal(key, (2, clients, dimension))
-        means = own + jnp.sqrt(sampling) * noise
 
-        def gain(assumed):
-            found = adept.personalized_means(means, sampling, assumed).local
-            return 1 - jnp.sum((found - own) ** 2) / jnp.sum((means - own) ** 2)
+def distances() -> Panel:
+    """Distances to the optimal subspace: exact messages, compressed ones, and SGD as well."""
+    exact = jf.gcca.MaxVar(runs.COMPONENTS, solver="exact")
+    inexact = jf.gcca.MaxVar(runs.COMPONENTS, inner_steps=10, batch_size=30)
+    some = runs.NOISES[1:2]
+    found = [
+        runs.subspaces(exact, None),
+        runs.subspaces(exact, runs.BITS, some, since=SINCE),
+        runs.subspaces(inexact, runs.BITS, some, since=SINCE),
+    ]
 
-        formula = adept.collaboration_gain(1.0, ASSUMED, sampling)
-        return Curves(jax.vmap(gain)(jnp.asarray(ASSUMED)), formula)
+    def after(x, since):
+        return np.pad(x, ((0, 0), (0, 0), (since, 0)), constant_values=np.nan)
 
-    return swept(one, SAMPLING, keys_of(draws))
+    curves = jax.tree.map(
+        lambda *x: np.concatenate([after(y, x[0].shape[-1] - y.shape[-1]) for y in x]),
+        *(x.curves for x in found),
+    )
+    ratios = np.concatenate([x.ratio for x in found])
+    names = [f"ratio {x:.2f}, exact" for x in np.median(found[0].ratio, axis=1)]
+    names += [f"{names[1][:10]}, {rest}" for rest in ("3 bits", "3 bits and SGD")]
+    slopes = geometric(curves.measured, ratios)
+    down, scales = "sine of the largest angle", ("linear", "log")
+    return Panel(SUBSPACE, curves, names, slopes, "1", down=down, scales=scales)
+
+
+def rows(panel: Panel) -> Iterator[dict[str, object]]:
+    """One row a setting."""
+    measured, bound = panel.curves
+    for i, setting in enumerate(panel.settings):
+        ratio = bound[i] / measured[i]
+        if panel.slopes is None:
+            apart = measured[i] - bound[i]
+            error = apart.std(0, ddof=1) / len(apart) ** 0.5
+            away = np.max(np.abs(apart.mean(0)) / error)
+            least, last = f"formula within {np.abs(apart).max():.3f}", f"{away:.1f} s.e."
+        elif np.isnan(ratio[:, -1]).all():
+            least, last = "none", "none"
+        else:
+            least, last = f"{np.nanmin(ratio):.3g}", f"{np.median(ratio[:, -1]):.3g}"
+        row = {"theorem": panel.theorem, "setting": setting}
+        row |= {"bound / measured, least": least, "at the end": last}
+        slope = "none" if panel.slopes is None else spread(panel.slopes[i])
+        yield row | {"slope": slope, "claimed": panel.claimed}
+
+
+def spread(values: Float[np.ndarray, " draws"]) -> str:
+    """The mean and its standard error."""
+    if np.isnan(values).any():
+        return "none"
+    error = values.std(ddof=1) / len(values) ** 0.5
+    return f"{values.mean():.2f} ± {error:.2f}"
+
+
+def assumptions(faps: Curves) -> Iterator[dict[str, object]]:
+    """What proofs assume, for the problems of the runs, in units that do not depend on them."""
+    limit = float(convergence.perpca_step_limit(1.0, 2))
+    yield {"proof": PERPCA, "assumes": f"step at most {limit:.1g}/λ", "runs": "0.1/λ to 3/λ"}
+    samples = runs.hierarchical_samples(1)[0]
+    moments = samples.mT @ samples / runs.SAMPLES
+    largest = jnp.linalg.eigvalsh(moments).max()
+    for prior in runs.PRIORS:
+        given = largest, runs.SAMPLES, runs.NOISE, prior, runs.RANK
+        rates = convergence.hierarchical_learning_rates(*given)
+        used = runs.hierarchical_step(moments, prior)
+        yield {
+            "proof": f"{HIERARCHICAL}, prior variance {prior:g}",
+            "assumes": f"steps at most {float(rates.local):.1g} and {float(rates.shared):.1g}",
+            "runs": f"{float(used):.1g} and {prior:g}",
+        }
+    alike = jnp.ones(4), 8.0, jnp.ones(4), convergence.consensus_tolerance(4) / 2, 0.0, 2
+    least = float(convergence.consensus_bound(*alike).least_penalty)
+    yield {"proof": FAPS, "assumes": f"penalty at least {least:.3g}", "runs": "0.15 by default"}
+    needed = np.median(faps.bound[-1, :, 0] / faps.measured[-1, :, 0])
+    yield {
+        "proof": FAPS,
+        "assumes": f"{needed:.2g} rounds until the bound is below the start's violation",
+        "runs": f"{faps.bound.shape[-1]} rounds",
+    }
+
+
+def draw(shown: Sequence[Panel], file: Path) -> None:
+    """Medians over draws in solid lines, their bounds dashed."""
+    figure = canvas(None, 12, 7.2)
+    for axes, panel in zip(figure.subplots(2, 3).flat, shown, strict=True):
+        measured, bound = (np.median(x, axis=1) for x in panel.curves)
+        x = np.arange(1, measured.shape[-1] + 1) if panel.places is None else panel.places
+        for i, setting in enumerate(panel.settings):
+            axes.plot(x, smooth(measured[i], panel), color=colour(i), label=setting, linewidth=1.3)
+            axes.plot(x, bound[i], color=colour(i), linestyle="--", linewidth=1)
+        axes.set_xscale(panel.scales[0])
+        axes.set_yscale(panel.scales[1])
+        if panel.scales[1] == "log":
+            axes.set_ylim(bottom=max(1e-16, 0.5 * np.nanmin(measured)))
+        axes.set_title(panel.theorem, fontsize=10)
+        axes.set_xlabel(panel.across, fontsize=9)
+        axes.set_ylabel(panel.down, fontsize=9)
+        light(axes)
+        legend(axes, fontsize=7.5)
+    figure.savefig(file, dpi=110)
+
+
+def smooth(values: Float[np.ndarray, " places"], panel: Panel) -> Float[np.ndarray, " places"]:
+    """With SGD, the mean of the last tenth of the rounds so far."""
+    if panel.theorem != CRITICAL:
+        return values
+    sums = np.concatenate([[0], np.cumsum(values)])
+    end = np.arange(1, len(values) + 1)
+    begin = end - np.maximum(end // 10, 1)
+    return (sums[end] - sums[begin]) / (end - begin)
+
+
+if __name__ == "__main__":
+    jax.config.update("jax_enable_x64", True)
+    shown = list(panels())
+    print(machine())
+    print(table([row for panel in shown for row in rows(panel)]))
+    print()
+    print(table(list(assumptions(shown[2].curves))))
+    if len(sys.argv) > 1:
+        draw(shown, Path(sys.argv[1]))
