@@ -142,7 +142,7 @@ def correlation_violation(
     maps: Float[Array, "views d rank"],
     shared: Float[Array, "entities rank"],
 ) -> Violation:
-    r"""The squared length of the gradient of MAX-VAR GCCA, by maps and representation, and the cost.
+    r"""The squared length of the gradient of MAX-VAR GCCA, and the cost.
 
     By \(Q_j\) it is \(X_j^T (M_j - G) / \sqrt L\) with \(M_j = X_j Q_j / \sqrt L\), and by G the
     part of \(\sum_j M_j\) tangent to the orthonormal matrices.

@@ -98,10 +98,11 @@ STEPS = (0.1, 1.0, 2.0, 3.0)  # as multiples of one over the largest eigenvalue
 
 def personalized(draws: int = 5, rounds: int = 2000) -> Curves:
     """Mean squared violations of the first rounds, by the step size."""
-    law = {"clients": 10, "features": 10, "shared_rank": 2, "local_rank": 2, "samples": 40}
+    law: dict[str, Any] = {"clients": 10, "features": 10, "samples": 40, "noise_variance": 0.5}
+    law |= {"shared_rank": 2, "local_rank": 2, "dtype": jnp.float64}
 
     def drawn(key):
-        return jf.data.perpca_synthetic(key, noise_variance=0.5, dtype=jnp.float64, **law).samples
+        return jf.data.perpca_synthetic(key, **law).samples
 
     def one(multiple, samples, key):
         moments = samples.mT @ samples / samples.shape[1]
@@ -170,10 +171,11 @@ PENALTIES = (0.15, 1.5, 15.0, np.inf)  # multiples of the clients' norms, at mos
 
 def consensus(draws: int = 5, rounds: int = 3000) -> Curves:
     """The least squared violation of the first rounds, by the penalty."""
-    rank, law = 2, {"clients": 4, "features": 10, "samples": 50}
+    law: dict[str, Any] = {"clients": 4, "features": 10, "samples": 50, "dtype": jnp.float64}
+    rank = 2
 
     def drawn(key):
-        samples = spectrum_synthetic(key, decay=1.2, dtype=jnp.float64, **law).samples
+        samples = spectrum_synthetic(key, decay=1.2, **law).samples
         return samples / jnp.linalg.norm(samples)  # so that both terms of the violation count
 
     def one(multiple, samples, key):
@@ -214,8 +216,8 @@ NOISES = (0.3, 1.0, 2.0)  # standard deviations
 
 def views_of(key: Key[Array, ""], noise: float) -> Float[Array, "views entities d"]:
     """Three views of two components that they have in common."""
-    law = {"entities": ENTITIES, "features": 8, "latent": COMPONENTS}
-    return jnp.stack([x.astype(float) for x in gcca_synthetic(key, noise=noise, **law).views])
+    drawn = gcca_synthetic(key, entities=ENTITIES, features=8, latent=COMPONENTS, noise=noise).views
+    return jnp.stack([x.astype(float) for x in drawn])
 
 
 def critical_points(draws: int = 5, rounds: int = 3000) -> Curves:

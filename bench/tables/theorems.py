@@ -5,9 +5,9 @@
 A row of the first table is a setting, with five draws. "bound / measured" is the least of all
 rounds and draws, and the median over draws at the end: below 1, the bound is broken. Slopes are
 fitted to logarithms, with the standard error of their mean over draws: to the last half of the
-rounds above rounding errors, or for geometric rates while the distance is between 1e-3 and 1e-10, as multiples of the
-claimed one. The second table holds what proofs assume, beside what the runs have. FIGURE is the
-file that the curves are drawn into.
+rounds above rounding errors, or for geometric rates while the distance is between 1e-3 and 1e-10,
+as multiples of the claimed one. The second table holds what proofs assume, beside what the runs
+have. FIGURE is the file that the curves are drawn into.
 """
 
 import sys
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import ArrayLike, Float
 
 import jaxfed as jf
 from bench.common import machine, table
@@ -63,9 +63,10 @@ def fitted(
 
 
 def power(
-    values: Float[np.ndarray, "settings draws places"], floor: float = 1e-20
+    measured: Float[ArrayLike, "settings draws places"], floor: float = 1e-20
 ) -> Float[np.ndarray, "settings draws"]:
     """Exponents of powers of the round, of the last half of the rounds above rounding errors."""
+    values = np.asarray(measured)
     rounds = np.arange(1, values.shape[-1] + 1)
     last = np.sum(values > floor, axis=-1, keepdims=True)
     within = (rounds > last / 2) & (rounds <= last)
@@ -149,10 +150,14 @@ def rows(panel: Panel) -> Iterator[dict[str, object]]:
             least, last = "none", "none"
         else:
             least, last = f"{np.nanmin(ratio):.3g}", f"{np.median(ratio[:, -1]):.3g}"
-        row = {"theorem": panel.theorem, "setting": setting}
-        row |= {"bound / measured, least": least, "at the end": last}
-        slope = "none" if panel.slopes is None else spread(panel.slopes[i])
-        yield row | {"slope": slope, "claimed": panel.claimed}
+        yield {
+            "theorem": panel.theorem,
+            "setting": setting,
+            "bound / measured, least": least,
+            "at the end": last,
+            "slope": "none" if panel.slopes is None else spread(panel.slopes[i]),
+            "claimed": panel.claimed,
+        }
 
 
 def spread(values: Float[np.ndarray, " draws"]) -> str:
@@ -208,7 +213,7 @@ def draw(shown: Sequence[Panel], file: Path) -> None:
         axes.set_ylabel(panel.down, fontsize=9)
         light(axes)
         legend(axes, fontsize=7.5)
-    figure.savefig(file, dpi=110)
+    figure.savefig(file, dpi=100)
 
 
 def smooth(values: Float[np.ndarray, " places"], panel: Panel) -> Float[np.ndarray, " places"]:
