@@ -91,6 +91,8 @@ def keys_of(draws: int) -> Key[Array, " draws"]:
     return jax.random.split(jax.random.key(0), draws)
 
 
+RANK = 2  # of each kind of components
+
 # --- Shi & Kontar (2024), Theorem 8 --------------------------------------------------------------
 
 STEPS = (0.1, 1.0, 2.0, 3.0)  # as multiples of one over the largest eigenvalue
@@ -99,7 +101,7 @@ STEPS = (0.1, 1.0, 2.0, 3.0)  # as multiples of one over the largest eigenvalue
 def personalized(draws: int = 5, rounds: int = 2000) -> Curves:
     """Mean squared violations of the first rounds, by the step size."""
     law: dict[str, Any] = {"clients": 10, "features": 10, "samples": 40, "noise_variance": 0.5}
-    law |= {"shared_rank": 2, "local_rank": 2, "dtype": jnp.float64}
+    law |= {"shared_rank": RANK, "local_rank": RANK, "dtype": jnp.float64}
 
     def drawn(key):
         return jf.data.perpca_synthetic(key, **law).samples
@@ -107,7 +109,7 @@ def personalized(draws: int = 5, rounds: int = 2000) -> Curves:
     def one(multiple, samples, key):
         moments = samples.mT @ samples / samples.shape[1]
         step = multiple / jnp.linalg.eigvalsh(moments).max()
-        algorithm = jf.pca.PerPCA(2, 2, step_size=step, start="random")
+        algorithm = jf.pca.PerPCA(RANK, RANK, step_size=step, start="random")
         path = states(algorithm, jf.Clients.from_samples(samples), rounds, key)
         frames = path.server.shared.mT, path.local.mT
         found = jax.vmap(partial(stationarity.perpca_violation, moments))(*frames)
@@ -121,7 +123,7 @@ def personalized(draws: int = 5, rounds: int = 2000) -> Curves:
 
 # --- Ozkara, Huang & Diggavi (2023), Theorem 1 ---------------------------------------------------
 
-PRIORS, NOISE, SAMPLES, RANK = (0.01, 0.1, 1.0), 0.5, 20, 2
+PRIORS, NOISE, SAMPLES = (0.01, 0.1, 1.0), 0.5, 20
 
 
 def hierarchical_samples(draws: int) -> Float[Array, "draws clients samples d"]:
@@ -169,24 +171,39 @@ def hierarchical(draws: int = 5, rounds: int = 2000) -> Curves:
 PENALTIES = (0.15, 1.5, 15.0, np.inf)  # multiples of the clients' norms, at most the least allowed
 
 
+def consensus_samples(draws: int) -> Float[Array, "draws clients samples d"]:
+    """Samples of each draw's clients, of norm one, so that both terms of a violation count."""
+    law: dict[str, Any] = {"clients": 4, "features": 10, "samples": 50, "dtype": jnp.float64}
+    made = [spectrum_synthetic(key, decay=1.2, **law).samples for key in keys_of(draws)]
+    return jnp.stack([samples / jnp.linalg.norm(samples) for samples in made])
+
+
+class Assumption(NamedTuple):
+    """What FAPS's proof assumes of one problem."""
+
+    norms: Float[Array, " clients"]
+    tolerance: Float[Array, ""]  # half of the largest one
+    penalty: Float[Array, ""]  # the least one, as a multiple of the norms
+
+
+def assumed(matrices: Float[Array, "clients d d"]) -> Assumption:
+    """Assumption 6, for penalties that are proportional to the clients' norms."""
+    norms = jnp.linalg.norm(matrices, 2, (1, 2))
+    tolerance = convergence.consensus_tolerance(len(norms), norms.max() / norms.min()) / 2
+    given = norms, jnp.trace(matrices.sum(0)), norms, tolerance, 0.0, RANK
+    least = convergence.consensus_bound(*given).least_penalty
+    return Assumption(norms, tolerance, least / norms.min())
+
+
 def consensus(draws: int = 5, rounds: int = 3000) -> Curves:
     """The least squared violation of the first rounds, by the penalty."""
-    law: dict[str, Any] = {"clients": 4, "features": 10, "samples": 50, "dtype": jnp.float64}
-    rank = 2
-
-    def drawn(key):
-        samples = spectrum_synthetic(key, decay=1.2, **law).samples
-        return samples / jnp.linalg.norm(samples)  # so that both terms of the violation count
 
     def one(multiple, samples, key):
         matrices = samples.mT @ samples
-        norms, energy = jnp.linalg.norm(matrices, 2, (1, 2)), jnp.trace(matrices.sum(0))
-        tolerance = convergence.consensus_tolerance(len(norms), norms.max() / norms.min()) / 2
-        given = norms, energy, norms, tolerance, 0.0, rank
-        least = convergence.consensus_bound(*given).least_penalty
-        penalty = jnp.minimum(multiple, least / norms.min())
+        norms, tolerance, least = assumed(matrices)
+        penalty = jnp.minimum(multiple, least)
         algorithm = jf.pca.FAPS(
-            rank,
+            RANK,
             penalty=penalty,
             penalty_growth=None,
             local_solver="sufficient_decrease",
@@ -195,28 +212,26 @@ def consensus(draws: int = 5, rounds: int = 3000) -> Curves:
         path = states(algorithm, jf.Clients.from_samples(samples), rounds, key)
         frames = path.server.shared, path.local.x
         found = jax.vmap(partial(stationarity.consensus_violation, matrices))(*frames)
-        optimum = -jnp.linalg.eigvalsh(matrices.sum(0))[-rank:].sum() / 2
-        given = norms, energy, penalty * norms, tolerance, found.objective[0] - optimum, rank
+        optimum = -jnp.linalg.eigvalsh(matrices.sum(0))[-RANK:].sum() / 2
+        energy, decrease = jnp.trace(matrices.sum(0)), found.objective[0] - optimum
+        given = norms, energy, penalty * norms, tolerance, decrease, RANK
         constant = convergence.consensus_bound(*given).constant
-        bound = jnp.where(penalty < least / norms.min(), jnp.nan, constant) / jnp.arange(
-            1, rounds + 1
-        )
+        bound = jnp.where(penalty < least, jnp.nan, constant) / jnp.arange(1, rounds + 1)
         return Curves(jax.lax.cummin(found.squared[:-1]), bound)
 
-    keys = keys_of(draws)
-    return swept(one, PENALTIES, jnp.stack([drawn(key) for key in keys]), keys)
+    return swept(one, PENALTIES, consensus_samples(draws), keys_of(draws))
 
 
 # --- Shrestha & Fu (2023), Theorems 1 and 3 ------------------------------------------------------
 
-COMPONENTS, ENTITIES, BITS = 2, 60, 3
+ENTITIES, BITS = 60, 3
 DECAYS = (0.0, 0.75, 1.0)  # exponents of the step sizes; above 1/2 as Theorem 1 wants them
 NOISES = (0.3, 1.0, 2.0)  # standard deviations
 
 
 def views_of(key: Key[Array, ""], noise: float) -> Float[Array, "views entities d"]:
     """Three views of two components that they have in common."""
-    drawn = gcca_synthetic(key, entities=ENTITIES, features=8, latent=COMPONENTS, noise=noise).views
+    drawn = gcca_synthetic(key, entities=ENTITIES, features=8, latent=RANK, noise=noise).views
     return jnp.stack([x.astype(float) for x in drawn])
 
 
@@ -233,7 +248,7 @@ def critical_points(draws: int = 5, rounds: int = 3000) -> Curves:
                 (problem.algorithm.proximal / length, data.curvature / length),
             )
 
-        algorithm = jf.gcca.MaxVar(COMPONENTS, inner_steps=5, batch_size=20, proximal=0.1)
+        algorithm = jf.gcca.MaxVar(RANK, inner_steps=5, batch_size=20, proximal=0.1)
         wire = jf.channel.difference(jf.channel.quantize(BITS))
         clients = jf.gcca.Views.from_arrays(list(views))
         path = states(algorithm, clients, rounds, key, channel=wire, schedule=schedule)
@@ -270,7 +285,7 @@ def subspaces(
         views = views_of(key, noise)
         bases = jnp.linalg.svd(views, full_matrices=False)[0]
         values, vectors = jnp.linalg.eigh((bases @ bases.mT).sum(0))
-        kept, left_out = values[-COMPONENTS], values[-COMPONENTS - 1]
+        kept, left_out = values[-RANK], values[-RANK - 1]
         clients = jf.gcca.Views.from_arrays(list(views))
         path = states(algorithm, clients, rounds, key, channel=wire)
         (sent,) = jax.tree.leaves(path.local.scores if bits is None else path.sent)
@@ -278,7 +293,7 @@ def subspaces(
         exact = bases @ (bases.mT @ shared[:-1, None])
         lost = jnp.linalg.norm((sent - exact).sum(1), 2, (1, 2)).max()
         turned = vectors.T @ shared
-        others, best = turned[:, :-COMPONENTS], turned[:, -COMPONENTS:]
+        others, best = turned[:, :-RANK], turned[:, -RANK:]
         tangent = jnp.linalg.norm(others[0] @ jnp.linalg.inv(best[0]), 2)
         lost = jnp.full(rounds - since, lost)
         bound = convergence.subspace_distance_bound(tangent, kept, left_out, lost)

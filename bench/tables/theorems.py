@@ -74,10 +74,11 @@ def power(
 
 
 def geometric(
-    distances: Float[np.ndarray, "settings draws places"],
-    ratios: Float[np.ndarray, "settings draws"],
+    measured: Float[ArrayLike, "settings draws places"],
+    ratios: Float[ArrayLike, "settings draws"],
 ) -> Float[np.ndarray, "settings draws"]:
     """Fitted rates per round, as multiples of the logarithms of ratios."""
+    distances = np.asarray(measured)
     rounds = np.arange(distances.shape[-1])
     between = (distances < 1e-3) & (distances > 1e-10)
     return fitted(rounds, np.log(distances), between) / np.log(ratios)
@@ -97,7 +98,7 @@ def panels() -> Iterator[Panel]:
     down = "least squared violation"
     yield Panel(FAPS, found, penalties, power(found.measured), "-1", down=down)
     found = runs.critical_points()
-    decays = ["constant steps", *(f"steps ~ 1/r^{x:g}" for x in runs.DECAYS[1:])]
+    decays = ["constant steps", *(f"steps ~ 1/r^{x:g}".removesuffix("^1") for x in runs.DECAYS[1:])]
     down = "squared gradient"
     yield Panel(CRITICAL, found, decays, power(found.measured), "to zero, no rate", down=down)
     yield distances()
@@ -112,8 +113,8 @@ def panels() -> Iterator[Panel]:
 
 def distances() -> Panel:
     """Distances to the optimal subspace: exact messages, compressed ones, and SGD as well."""
-    exact = jf.gcca.MaxVar(runs.COMPONENTS, solver="exact")
-    inexact = jf.gcca.MaxVar(runs.COMPONENTS, inner_steps=10, batch_size=30)
+    exact = jf.gcca.MaxVar(runs.RANK, solver="exact")
+    inexact = jf.gcca.MaxVar(runs.RANK, inner_steps=10, batch_size=30)
     some = runs.NOISES[1:2]
     found = [
         runs.subspaces(exact, None),
@@ -170,7 +171,7 @@ def spread(values: Float[np.ndarray, " draws"]) -> str:
 
 def assumptions(faps: Curves) -> Iterator[dict[str, object]]:
     """What proofs assume, for the problems of the runs, in units that do not depend on them."""
-    limit = float(convergence.perpca_step_limit(1.0, 2))
+    limit = float(convergence.perpca_step_limit(1.0, runs.RANK))
     yield {"proof": PERPCA, "assumes": f"step at most {limit:.1g}/λ", "runs": "0.1/λ to 3/λ"}
     samples = runs.hierarchical_samples(1)[0]
     moments = samples.mT @ samples / runs.SAMPLES
@@ -184,9 +185,9 @@ def assumptions(faps: Curves) -> Iterator[dict[str, object]]:
             "assumes": f"steps at most {float(rates.local):.1g} and {float(rates.shared):.1g}",
             "runs": f"{float(used):.1g} and {prior:g}",
         }
-    alike = jnp.ones(4), 8.0, jnp.ones(4), convergence.consensus_tolerance(4) / 2, 0.0, 2
-    least = float(convergence.consensus_bound(*alike).least_penalty)
-    yield {"proof": FAPS, "assumes": f"penalty at least {least:.3g}", "runs": "0.15 by default"}
+    samples = runs.consensus_samples(1)[0]
+    least = float(runs.assumed(samples.mT @ samples).penalty)
+    yield {"proof": FAPS, "assumes": f"penalty at least {least:.3g} |A_i|²", "runs": "0.15 |A_i|²"}
     needed = np.median(faps.bound[-1, :, 0] / faps.measured[-1, :, 0])
     yield {
         "proof": FAPS,

@@ -1,5 +1,7 @@
 """Convergence theorems: their formulas against NumPy, and their bounds against runs."""
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -20,6 +22,10 @@ def moments_of(rng, clients, features):
 
 def squared(*matrices):
     return sum(np.sum(x**2) for x in matrices)
+
+
+def arrays(*given: np.ndarray) -> list[jax.Array]:
+    return [jnp.asarray(x) for x in given]
 
 
 def symmetric(x):
@@ -173,7 +179,7 @@ def test_violations_of_personalized_pca(x64):
         by_shared += outside @ s @ u / 3
         by_local.append(outside @ s @ own)
         objective -= np.trace(u.T @ s @ u + 0) / 2 + np.trace(own.T @ s @ own) / 2
-    found = stationarity.perpca_violation(moments, u, v)
+    found = stationarity.perpca_violation(*arrays(moments, u, v))
     np.testing.assert_allclose(found.squared, 3 * squared(by_shared) + squared(*by_local))
     np.testing.assert_allclose(found.objective, objective)
 
@@ -200,11 +206,11 @@ def test_violations_of_hierarchical_pca(x64):
         likelihood = n / 2 * (-np.linalg.slogdet(w)[1] + np.trace(w @ moment))
         objectives.append(likelihood + squared(tangent(shared, u)) / (2 * prior))
     by_shared = tangent(shared, by_shared)
-    law = n, s, prior
-    found = stationarity.hierarchical_violation(moments, shared, local, moved, *law)
+    law = n, s, jnp.asarray(prior)
+    found = stationarity.hierarchical_violation(*arrays(moments, shared, local, moved), *law)
     np.testing.assert_allclose(found.squared, squared(by_shared) + squared(*by_local) / 3)
     # Objectives differ by a constant.
-    other = stationarity.hierarchical_objective(moments, shared, moved, *law)
+    other = stationarity.hierarchical_objective(*arrays(moments, shared, moved), *law)
     wanted = []
     for moment, u in zip(moments, moved, strict=True):
         w = inverse(u)
@@ -219,7 +225,7 @@ def test_violations_of_a_consensus(x64):
     product = matrices.sum(0) @ z
     residual = (np.eye(6) - z @ z.T) @ product
     apart = [squared(y @ y.T - z @ z.T) for y in x]
-    found = stationarity.consensus_violation(matrices, z, x)
+    found = stationarity.consensus_violation(*arrays(matrices, z, x))
     np.testing.assert_allclose(found.squared, squared(residual) + np.mean(apart))
     np.testing.assert_allclose(found.objective, -np.trace(z.T @ product) / 2)
 
@@ -230,7 +236,7 @@ def test_violations_of_generalized_cca(x64):
     scores = [x @ q / 3 for x, q in zip(views, maps, strict=True)]
     by_maps = [x.T @ (m - g) / 3 for x, m in zip(views, scores, strict=True)]
     total = sum(scores)
-    found = stationarity.correlation_violation(views, maps, g)
+    found = stationarity.correlation_violation(*arrays(views, maps, g))
     wanted = squared(total - g @ symmetric(g.T @ total), *by_maps)
     np.testing.assert_allclose(found.squared, wanted)
     np.testing.assert_allclose(found.objective, squared(*(m - g for m in scores)) / 2)
@@ -280,7 +286,7 @@ def test_only_steps_that_get_short_end_at_a_critical_point(x64):
 
 @pytest.mark.slow
 def test_distances_fall_at_the_ratio_beside_the_gap(x64):
-    exact = jf.gcca.MaxVar(runs.COMPONENTS, solver="exact")
+    exact = jf.gcca.MaxVar(runs.RANK, solver="exact")
     found = runs.subspaces(exact, None, (0.3, 1.0), draws=2, rounds=60)
     assert np.all(least(found.curves) > 1 - 1e-9)
     np.testing.assert_allclose(theorems.geometric(found.curves.measured, found.ratio), 1, atol=0.05)
