@@ -206,11 +206,11 @@ def test_violations_of_hierarchical_pca(x64):
         likelihood = n / 2 * (-np.linalg.slogdet(w)[1] + np.trace(w @ moment))
         objectives.append(likelihood + squared(tangent(shared, u)) / (2 * prior))
     by_shared = tangent(shared, by_shared)
-    law = n, s, jnp.asarray(prior)
-    found = stationarity.hierarchical_violation(*arrays(moments, shared, local, moved), *law)
+    at, law = arrays(moments, shared, local, moved), (n, s, jnp.asarray(prior))
+    found = stationarity.hierarchical_violation(at[0], at[1], at[2], at[3], *law)
     np.testing.assert_allclose(found.squared, squared(by_shared) + squared(*by_local) / 3)
     # Objectives differ by a constant.
-    other = stationarity.hierarchical_objective(*arrays(moments, shared, moved), *law)
+    other = stationarity.hierarchical_objective(at[0], at[1], at[3], *law)
     wanted = []
     for moment, u in zip(moments, moved, strict=True):
         w = inverse(u)
