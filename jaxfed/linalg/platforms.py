@@ -74,9 +74,17 @@ def per_platform(
                 found = function(*jax.tree.unflatten(tree, arrays), **dict(static))
                 return jax.tree.leaves(found)
 
-            for which in maps:
+            sizes = sizes_of(maps, arrays)
+            if one_map := len(maps) > 2 and len(set(maps)) == 1:
+                # XLA (of jaxlib 0.10 at least) does not compile some loops over three mapped axes.
+                arrays = [
+                    x.reshape(-1, *x.shape[len(maps) :]) if mapped else x
+                    for x, mapped in zip(arrays, maps[0], strict=True)
+                ]
+            for which in maps[:1] if one_map else maps:
                 inner = jax.vmap(inner, in_axes=tuple(0 if x else None for x in which))
-            return inner(*arrays)
+            found = inner(*arrays)
+            return [x.reshape(*sizes, *x.shape[1:]) for x in found] if one_map else found
 
         return result
 

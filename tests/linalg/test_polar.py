@@ -380,3 +380,15 @@ def test_derivatives_of_matrices_near_the_smallest_numbers(function):
 
     np.testing.assert_allclose(1e-25 * slope(1e-25), slope(1.0), rtol=1e-3, atol=1.0)
     assert not slope(1e-36).any()
+
+
+@pytest.mark.parametrize(
+    "each",
+    [polar, pytest.param(jax.grad(lambda w: jnp.sum(polar(w) ** 3)), marks=pytest.mark.slow)],
+    ids=["factors", "derivatives"],
+)
+def test_three_maps_give_what_one_gives(each):
+    w = jnp.asarray(np.random.default_rng(0).normal(size=(3, 2, 4, 5, 2)))
+    several = jax.jit(jax.vmap(jax.vmap(jax.vmap(each)), 1, 1))(w)
+    one = jax.jit(jax.vmap(each))(w.reshape(24, 5, 2))
+    chex.assert_trees_all_close(several, one.reshape(w.shape), rtol=1e-5, atol=1e-6)

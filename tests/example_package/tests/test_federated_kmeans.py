@@ -35,7 +35,7 @@ def backends():
 def test_it_keeps_the_contract():
     clients, _ = draw()
     report = check_algorithm(KMeans(3), clients, backends=backends(), deterministic=True)
-    # Centres are not quadratic in the samples; all else is checked, but for what may not be installed.
+    # Centres are not quadratic in the samples. What a checkpoint needs may not be installed.
     assert report.skipped.keys() <= {"checkpoint", "samples"}
     assert set(report.checked) | report.skipped.keys() == set(CHECKS)
 
