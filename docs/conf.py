@@ -14,12 +14,12 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parents[0] / "bench")]
 
+from jaxfed import Algorithm  # noqa: E402
+
 import drawings  # noqa: E402
 import gallery_pages  # noqa: E402
-from public import MODULES, module_named, public_names, undocumented  # noqa: E402
-
 import papers  # noqa: E402
-from jaxfed import Algorithm  # noqa: E402
+from public import MODULES, module_named, public_names, undocumented  # noqa: E402
 
 # The reference leaves out what estimators inherit from scikit-learn.
 SKLEARN = "BaseEstimator, TransformerMixin, ClassNamePrefixFeaturesOutMixin"
@@ -29,14 +29,25 @@ copyright = "The jaxfed authors"
 release = metadata.version("jaxfed")
 version = release
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "links"]
-exclude_patterns = ["_build", "_generated/targets.md", "_generated/gallery/cards.md"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "links",
+]
+exclude_patterns = [
+    "_build",
+    "_generated/targets.md",
+    "_generated/gallery/cards.md",
+]
 html_theme = "furo"
 html_title = "jaxfed"
 html_static_path = ["_static"]
 html_css_files = ["own.css"]
 html_math_renderer = "mathml"
-pygments_dark_style = "github-dark"  # the default one underlines what is imported
+pygments_dark_style = (
+    "github-dark"  # the default one underlines what is imported
+)
 
 # Mathematics is MathML, which browsers draw by themselves: nothing is fetched from anywhere.
 extensions.append("mathml")
@@ -63,7 +74,9 @@ def write_reference(app) -> None:
     """Write a page for each public module, the drawings, the gallery, and the papers' targets."""
     missing = undocumented()
     if missing:
-        raise ValueError(f"public names without a docstring: {', '.join(missing)}")
+        raise ValueError(
+            f"public names without a docstring: {', '.join(missing)}"
+        )
     source = Path(app.srcdir)
     folder = source / "_generated"
     folder.mkdir(exist_ok=True)
@@ -72,20 +85,32 @@ def write_reference(app) -> None:
     drawings.make(folder / "drawings")
     if (source / "gallery").exists():
         gallery_pages.make(source / "gallery", folder / "gallery")
-    rows = [f"| `{name}` | {papers.description(name)} |" for name in papers.names()]
-    _write(folder / "targets.md", "\n".join(["| target | reproduces |", "| --- | --- |", *rows]))
+    rows = [
+        f"| `{name}` | {papers.description(name)} |" for name in papers.names()
+    ]
+    _write(
+        folder / "targets.md",
+        "\n".join(["| target | reproduces |", "| --- | --- |", *rows]),
+    )
 
 
 def _page(module: str) -> str:
-    about = inspect.cleandoc(module_named(module).__doc__ or "").split("\n\n")[0]
+    about = inspect.cleandoc(module_named(module).__doc__ or "").split("\n\n")[
+        0
+    ]
     lines = [f"# `{module}`", "", " ".join(about.split()), "", "```{eval-rst}"]
     lines += [f".. currentmodule:: {module}", ""]
     for name, found in public_names(module).items():
         if inspect.isclass(found):
             # The contract describes the methods of all algorithms, once.
             own = found is Algorithm or not issubclass(found, Algorithm)
-            lines += [f".. autoclass:: {module}.{name}", *["   :members:"] * own]
-            lines += [f"   :inherited-members: {SKLEARN}"] * (module == "jaxfed.estimators") + [""]
+            lines += [
+                f".. autoclass:: {module}.{name}",
+                *["   :members:"] * own,
+            ]
+            lines += [f"   :inherited-members: {SKLEARN}"] * (
+                module == "jaxfed.estimators"
+            ) + [""]
         elif callable(found):
             lines += [f".. autofunction:: {module}.{name}", ""]
         else:
@@ -101,8 +126,15 @@ def _write(path: Path, text: str) -> None:
 
 def as_rst(app, what, name, object_, options, lines) -> None:
     """Convert a docstring's markup to reStructuredText."""
-    text = re.sub(r"^Create new instance of .*$", "", "\n".join(lines), flags=re.M)  # of tuples
-    text = re.sub(r"\\\((.+?)\\\)", lambda m: f":math:`{' '.join(m[1].split())}`", text, flags=re.S)
+    text = re.sub(
+        r"^Create new instance of .*$", "", "\n".join(lines), flags=re.M
+    )  # of tuples
+    text = re.sub(
+        r"\\\((.+?)\\\)",
+        lambda m: f":math:`{' '.join(m[1].split())}`",
+        text,
+        flags=re.S,
+    )
     # Keep the markup of code, mathematics and emphasis; escape other special characters.
     code, emphasis = (
         r"``[^`]+``|(?::math:)?`[^`]*`|^ *\.\. math::.*$",
@@ -119,13 +151,19 @@ def as_rst(app, what, name, object_, options, lines) -> None:
     lines[:] = "".join(kept).split("\n")
 
 
-def short(app, what, name, object_, options, signature, returned) -> tuple[str | None, str | None]:
+def short(
+    app, what, name, object_, options, signature, returned
+) -> tuple[str | None, str | None]:
     """Write types as the code does, without the modules that define them."""
 
     def shortened(text):
-        text = text and re.sub(r"\b(jax\.)?(jaxlib\.)?_?jax(lib)?\.(_jax\.)?(?=Array)", "", text)
+        text = text and re.sub(
+            r"\b(jax\.)?(jaxlib\.)?_?jax(lib)?\.(_jax\.)?(?=Array)", "", text
+        )
         # Sphinx shows the objects that a wrapped constructor holds, not its source code.
-        text = text and re.sub(r"\(<function.*?>(, <function.*?>)*\)(?=,)", "...", text)
+        text = text and re.sub(
+            r"\(<function.*?>(, <function.*?>)*\)(?=,)", "...", text
+        )
         text = text and re.sub(r"<function (\w+)>", r"\1", text)
         return text and re.sub(r"~(\w+\.)+", "", text)
 
@@ -134,9 +172,17 @@ def short(app, what, name, object_, options, signature, returned) -> tuple[str |
 
 def skip(app, what, name, object_, skipped, options) -> bool | None:
     """Leave out scikit-learn's methods, and the fields of named tuples."""
-    foreign = (getattr(object_, "__module__", None) or "").startswith("sklearn.")
-    field = (getattr(object_, "__doc__", None) or "").startswith("Alias for field number")
-    return True if foreign or field or re.fullmatch("set_.*_request", name) else None
+    foreign = (getattr(object_, "__module__", None) or "").startswith(
+        "sklearn."
+    )
+    field = (getattr(object_, "__doc__", None) or "").startswith(
+        "Alias for field number"
+    )
+    return (
+        True
+        if foreign or field or re.fullmatch("set_.*_request", name)
+        else None
+    )
 
 
 def resolve(app, env, node, contnode):
@@ -147,7 +193,9 @@ def resolve(app, env, node, contnode):
     public = app.public.get(target)
     if public is not None and public != target:
         domain = env.get_domain("py")
-        return domain.resolve_xref(env, node["refdoc"], app.builder, "obj", public, node, contnode)
+        return domain.resolve_xref(
+            env, node["refdoc"], app.builder, "obj", public, node, contnode
+        )
     return contnode if _exists(target, node.get("py:module")) else None
 
 

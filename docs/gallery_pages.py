@@ -11,7 +11,16 @@ from pathlib import Path
 import jaxfed
 
 PAGES = [
-    *("digits", "confidence", "speakers", "schools", "video", "debates", "views", "unseen"),
+    *(
+        "digits",
+        "confidence",
+        "speakers",
+        "schools",
+        "video",
+        "debates",
+        "views",
+        "unseen",
+    ),
     *("sensors", "autoencoders", "denoising"),
 ]
 """In the order of the gallery."""
@@ -40,7 +49,8 @@ def make(pages: Path, folder: Path) -> None:
 
     folder.mkdir(parents=True, exist_ok=True)
     package = b"".join(
-        path.read_bytes() for path in sorted(Path(jaxfed.__file__).parent.rglob("*.py"))
+        path.read_bytes()
+        for path in sorted(Path(jaxfed.__file__).parent.rglob("*.py"))
     )
     shown = [pages / f"{name}.md" for name in PAGES]
     if {page.stem for page in pages.glob("*.md")} != set(PAGES):
@@ -65,7 +75,9 @@ def _cards(pages: list[Path]) -> Iterator[str]:
     yield ":::::{container} cards"
     for page in pages:
         name = page.stem
-        title, about = re.findall(r"\A# (.+?)\n\n(.+?)\n\n", page.read_text(), re.S)[0]
+        title, about = re.findall(
+            r"\A# (.+?)\n\n(.+?)\n\n", page.read_text(), re.S
+        )[0]
         yield f"""::::{{container}} card
 [![{title}](_generated/gallery/{name}.png)](gallery/{name}.md)
 

@@ -16,7 +16,11 @@ SUBMODULES = (
 )
 MODULES = (
     "jaxfed",
-    *(f"jaxfed.{name}" for name, place in jaxfed._PLACES.items() if ":" not in place),
+    *(
+        f"jaxfed.{name}"
+        for name, place in jaxfed._PLACES.items()
+        if ":" not in place
+    ),
     *SUBMODULES,
 )
 
@@ -24,17 +28,33 @@ MODULES = (
 def module_named(name: str) -> Any:
     """A public module, by its dotted name."""
     package, _, last = name.rpartition(".")
-    return getattr(import_module(package), last) if package else import_module(name)
+    return (
+        getattr(import_module(package), last)
+        if package
+        else import_module(name)
+    )
 
 
 def public_names(name: str) -> dict[str, Any]:
     """What a module offers, by name, without modules."""
     module = module_named(name)
     found = {each: getattr(module, each) for each in dir(module)}
-    if name == "jaxfed.contract":  # the rest of it has its place in the reference elsewhere
-        found = {each: found[each] for each in found if not hasattr(jaxfed, each)}
-        found = {each: found[each] for each in found if not hasattr(jaxfed.adjoint, each)}
-    return {each: value for each, value in found.items() if not isinstance(value, ModuleType)}
+    if (
+        name == "jaxfed.contract"
+    ):  # the rest of it has its place in the reference elsewhere
+        found = {
+            each: found[each] for each in found if not hasattr(jaxfed, each)
+        }
+        found = {
+            each: found[each]
+            for each in found
+            if not hasattr(jaxfed.adjoint, each)
+        }
+    return {
+        each: value
+        for each, value in found.items()
+        if not isinstance(value, ModuleType)
+    }
 
 
 def undocumented() -> list[str]:
