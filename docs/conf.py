@@ -4,6 +4,7 @@ Each build writes the reference from the public names. It fails if a public name
 or if a page refers to a name that does not exist.
 """
 
+import html
 import inspect
 import pkgutil
 import re
@@ -11,15 +12,27 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
+from docutils import nodes
+
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parents[0] / "bench")]
 
-from jaxfed import Algorithm  # noqa: E402
-
 import drawings  # noqa: E402
 import gallery_pages  # noqa: E402
+from public import (  # noqa: E402
+    AUTHORS,
+    MODULES,
+    PROVISIONAL,
+    USERS,
+    by_kind,
+    first_sentence,
+    module_named,
+    public_names,
+    undocumented,
+)
+
 import papers  # noqa: E402
-from public import MODULES, module_named, public_names, undocumented  # noqa: E402
+from jaxfed import Algorithm  # noqa: E402
 
 # The reference leaves out what estimators inherit from scikit-learn.
 SKLEARN = "BaseEstimator, TransformerMixin, ClassNamePrefixFeaturesOutMixin"
@@ -29,25 +42,21 @@ copyright = "The jaxfed authors"
 release = metadata.version("jaxfed")
 version = release
 
-extensions = [
-    "myst_parser",
-    "sphinx.ext.autodoc",
-    "sphinx.ext.napoleon",
-    "links",
-]
-exclude_patterns = [
-    "_build",
-    "_generated/targets.md",
-    "_generated/gallery/cards.md",
-]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
+extensions.append("links")
+exclude_patterns = ["_build", "setup.md", "_generated/targets.md", "_generated/modules.md"]
+exclude_patterns.append("_generated/gallery/cards.md")
 html_theme = "furo"
 html_title = "jaxfed"
+html_logo = html_favicon = "_static/logo.svg"
+html_theme_options = {"top_of_page_buttons": []}
 html_static_path = ["_static"]
 html_css_files = ["own.css"]
 html_math_renderer = "mathml"
-pygments_dark_style = (
-    "github-dark"  # the default one underlines what is imported
-)
+copybutton_prompt_text = r">>> |\.\.\. "
+copybutton_prompt_is_regexp = True
+copybutton_selector = "div:not(.highlight-none, .highlight-text) > div.highlight > pre"
+pygments_dark_style = "github-dark"  # the default one underlines what is imported
 
 # Mathematics is MathML, which browsers draw by themselves: nothing is fetched from anywhere.
 extensions.append("mathml")
@@ -74,48 +83,69 @@ def write_reference(app) -> None:
     """Write a page for each public module, the drawings, the gallery, and the papers' targets."""
     missing = undocumented()
     if missing:
-        raise ValueError(
-            f"public names without a docstring: {', '.join(missing)}"
-        )
+        raise ValueError(f"public names without a docstring: {', '.join(missing)}")
     source = Path(app.srcdir)
     folder = source / "_generated"
     folder.mkdir(exist_ok=True)
     for module in MODULES:
-        _write(folder / f"{module}.md", _page(module))
+        groups = USERS if module == "jaxfed" else by_kind(module)
+        _write(folder / f"{module}.md", _page(module, f"`{module}`", groups))
+    _write(folder / "authors.md", _page("jaxfed", "`jaxfed`, for authors of algorithms", AUTHORS))
+    written = {name for part in (USERS, AUTHORS) for names in part.values() for name in names}
+    if written != set(public_names("jaxfed")):
+        raise ValueError(f"public.py: wanted {sorted(public_names('jaxfed'))}, got {written}")
+    _write(folder / "modules.md", _modules())
     drawings.make(folder / "drawings")
     if (source / "gallery").exists():
         gallery_pages.make(source / "gallery", folder / "gallery")
+        gallery_pages.make_picture(source / "index.md", folder / "gallery", "components.png")
+    rows = [f"| `{name}` | {papers.description(name)} |" for name in papers.names()]
+    _write(folder / "targets.md", "\n".join(["| target | reproduces |", "| --- | --- |", *rows]))
+
+
+def _page(module: str, title: str, groups: dict) -> str:
+    """A page of a module: what each name is in a line, then each in full."""
+    names = public_names(module)
+    lines = [f"# {title}", "", first_sentence(module_named(module)), "", _status(module), ""]
+    for group, members in groups.items():
+        lines += [f"| {group} | |", "| --- | --- |"]
+        lines += [
+            f"| {{py:obj}}`{name} <{module}.{name}>` | {_cell(names[name])} |" for name in members
+        ]
+        lines += [""]
+    for group, members in groups.items():
+        lines += [f"## {group}", "", "```{eval-rst}", f".. currentmodule:: {module}", ""]
+        for name in members:
+            lines += _directive(module, name, names[name])
+        lines += ["```", ""]
+    return "\n".join(lines)
+
+
+def _directive(module: str, name: str, found) -> list[str]:
+    if not inspect.isclass(found):
+        return [f".. {'autofunction' if callable(found) else 'py:data'}:: {module}.{name}", ""]
+    # The contract describes the methods of all algorithms, once.
+    own = found is Algorithm or not issubclass(found, Algorithm)
+    lines = [f".. autoclass:: {module}.{name}", *["   :members:"] * own]
+    return lines + [f"   :inherited-members: {SKLEARN}"] * (module == "jaxfed.estimators") + [""]
+
+
+def _cell(found) -> str:
+    return first_sentence(found).replace("|", "\\|")
+
+
+def _status(module: str) -> str:
+    return "[Provisional]{.provisional}" if module in PROVISIONAL else "[Stable]{.stable}"
+
+
+def _modules() -> str:
+    """A table of the modules: what they contain, and how stable they are."""
     rows = [
-        f"| `{name}` | {papers.description(name)} |" for name in papers.names()
+        f"| [`{module}`](../_generated/{module}.md) | {first_sentence(module_named(module))} "
+        f"| {_status(module)} |"
+        for module in MODULES
     ]
-    _write(
-        folder / "targets.md",
-        "\n".join(["| target | reproduces |", "| --- | --- |", *rows]),
-    )
-
-
-def _page(module: str) -> str:
-    about = inspect.cleandoc(module_named(module).__doc__ or "").split("\n\n")[
-        0
-    ]
-    lines = [f"# `{module}`", "", " ".join(about.split()), "", "```{eval-rst}"]
-    lines += [f".. currentmodule:: {module}", ""]
-    for name, found in public_names(module).items():
-        if inspect.isclass(found):
-            # The contract describes the methods of all algorithms, once.
-            own = found is Algorithm or not issubclass(found, Algorithm)
-            lines += [
-                f".. autoclass:: {module}.{name}",
-                *["   :members:"] * own,
-            ]
-            lines += [f"   :inherited-members: {SKLEARN}"] * (
-                module == "jaxfed.estimators"
-            ) + [""]
-        elif callable(found):
-            lines += [f".. autofunction:: {module}.{name}", ""]
-        else:
-            lines += [f".. py:data:: {module}.{name}", ""]
-    return "\n".join([*lines, "```", ""])
+    return "\n".join(["| module | contents | status |", "| --- | --- | --- |", *rows, ""])
 
 
 def _write(path: Path, text: str) -> None:
@@ -126,15 +156,8 @@ def _write(path: Path, text: str) -> None:
 
 def as_rst(app, what, name, object_, options, lines) -> None:
     """Convert a docstring's markup to reStructuredText."""
-    text = re.sub(
-        r"^Create new instance of .*$", "", "\n".join(lines), flags=re.M
-    )  # of tuples
-    text = re.sub(
-        r"\\\((.+?)\\\)",
-        lambda m: f":math:`{' '.join(m[1].split())}`",
-        text,
-        flags=re.S,
-    )
+    text = re.sub(r"^Create new instance of .*$", "", "\n".join(lines), flags=re.M)  # of tuples
+    text = re.sub(r"\\\((.+?)\\\)", lambda m: f":math:`{' '.join(m[1].split())}`", text, flags=re.S)
     # Keep the markup of code, mathematics and emphasis; escape other special characters.
     code, emphasis = (
         r"``[^`]+``|(?::math:)?`[^`]*`|^ *\.\. math::.*$",
@@ -151,19 +174,13 @@ def as_rst(app, what, name, object_, options, lines) -> None:
     lines[:] = "".join(kept).split("\n")
 
 
-def short(
-    app, what, name, object_, options, signature, returned
-) -> tuple[str | None, str | None]:
+def short(app, what, name, object_, options, signature, returned) -> tuple[str | None, str | None]:
     """Write types as the code does, without the modules that define them."""
 
     def shortened(text):
-        text = text and re.sub(
-            r"\b(jax\.)?(jaxlib\.)?_?jax(lib)?\.(_jax\.)?(?=Array)", "", text
-        )
+        text = text and re.sub(r"\b(jax\.)?(jaxlib\.)?_?jax(lib)?\.(_jax\.)?(?=Array)", "", text)
         # Sphinx shows the objects that a wrapped constructor holds, not its source code.
-        text = text and re.sub(
-            r"\(<function.*?>(, <function.*?>)*\)(?=,)", "...", text
-        )
+        text = text and re.sub(r"\(<function.*?>(, <function.*?>)*\)(?=,)", "...", text)
         text = text and re.sub(r"<function (\w+)>", r"\1", text)
         return text and re.sub(r"~(\w+\.)+", "", text)
 
@@ -172,17 +189,9 @@ def short(
 
 def skip(app, what, name, object_, skipped, options) -> bool | None:
     """Leave out scikit-learn's methods, and the fields of named tuples."""
-    foreign = (getattr(object_, "__module__", None) or "").startswith(
-        "sklearn."
-    )
-    field = (getattr(object_, "__doc__", None) or "").startswith(
-        "Alias for field number"
-    )
-    return (
-        True
-        if foreign or field or re.fullmatch("set_.*_request", name)
-        else None
-    )
+    foreign = (getattr(object_, "__module__", None) or "").startswith("sklearn.")
+    field = (getattr(object_, "__doc__", None) or "").startswith("Alias for field number")
+    return True if foreign or field or re.fullmatch("set_.*_request", name) else None
 
 
 def resolve(app, env, node, contnode):
@@ -193,9 +202,7 @@ def resolve(app, env, node, contnode):
     public = app.public.get(target)
     if public is not None and public != target:
         domain = env.get_domain("py")
-        return domain.resolve_xref(
-            env, node["refdoc"], app.builder, "obj", public, node, contnode
-        )
+        return domain.resolve_xref(env, node["refdoc"], app.builder, "obj", public, node, contnode)
     return contnode if _exists(target, node.get("py:module")) else None
 
 
@@ -208,6 +215,14 @@ def _exists(target: str, module: str | None) -> bool:
         return True
     # Array types, and abbreviations in annotations.
     return not target.startswith(("jaxfed", "jf."))
+
+
+def describe(app, pagename, templatename, context, doctree) -> None:
+    """Give search engines the first paragraph of a page."""
+    if doctree is not None and (found := next(doctree.findall(nodes.paragraph), None)):
+        text = html.escape(" ".join(found.astext().split())[:300])
+        context["metatags"] += f'<meta name="description" content="{text}">\n'
+        context["metatags"] += f'<meta property="og:description" content="{text}">\n'
 
 
 def setup(app) -> None:
@@ -223,3 +238,4 @@ def setup(app) -> None:
     app.connect("autodoc-process-signature", short)
     app.connect("autodoc-skip-member", skip)
     app.connect("missing-reference", resolve)
+    app.connect("html-page-context", describe)

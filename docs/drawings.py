@@ -60,10 +60,7 @@ def svg(width, height, about, *parts) -> str:
 
 def federation() -> str:
     """Messages go up, shared components come down, data stay with the clients."""
-    parts = [
-        box(190, 10, 180, 34, SHARED, 0.35),
-        text(280, 32, "server: shared components U"),
-    ]
+    parts = [box(190, 10, 180, 34, SHARED, 0.35), text(280, 32, "server: shared components U")]
     for i, x in enumerate((70, 280, 490)):
         parts += [
             table(x - 36, 130, 4, 8, OWN[i]),
@@ -85,10 +82,7 @@ def beside() -> str:
     for i, x in enumerate((20, 205, 390)):
         parts += [
             *(box(x + 14 * j, 10, 12, 80, SHARED, 0.75) for j in range(3)),
-            *(
-                box(x + 52 + 14 * j, 10, 12, 80, OWN[i], 0.75)
-                for j in range(2)
-            ),
+            *(box(x + 52 + 14 * j, 10, 12, 80, OWN[i], 0.75) for j in range(2)),
             text(x + 20, 108, "U"),
             text(x + 65, 108, f"V{'₁₂₃'[i]}"),
             text(x + 40, 128, f"model of client {i + 1}"),
@@ -106,20 +100,13 @@ def around() -> str:
     ]
     for i, (x, y) in enumerate(((66, 42), (150, 50), (128, 22), (70, 104))):
         side = 1 if x > 110 else -1
-        parts += [
-            dot(x, y, 6, OWN[i]),
-            text(x + 16 * side, y, f"U{'₁₂₃₄'[i]}", 11),
-        ]
+        parts += [dot(x, y, 6, OWN[i]), text(x + 16 * side, y, f"U{'₁₂₃₄'[i]}", 11)]
     parts += [
         text(200, 60, "each client has its own components;", anchor="start"),
         text(200, 80, "a prior, given or learned, sets how", anchor="start"),
-        text(
-            200, 100, "strongly they are drawn to the centre", anchor="start"
-        ),
+        text(200, 100, "strongly they are drawn to the centre", anchor="start"),
     ]
-    return svg(
-        460, 135, "Four clients' components around a common centre", *parts
-    )
+    return svg(460, 135, "Four clients' components around a common centre", *parts)
 
 
 def have() -> str:
@@ -128,16 +115,12 @@ def have() -> str:
     parts = []
     for i, x in enumerate((45, 205)):
         for j in range(3):
-            parts.append(
-                table(x, 10 + 32 * j, 3, 9, OWN[j] if i == 0 else SHARED)
-            )
+            parts.append(table(x, 10 + 32 * j, 3, 9, OWN[j] if i == 0 else SHARED))
         parts.append(text(x + 41, 122, names[i], 11))
     for j in range(3):
         parts.append(table(355 + 32 * j, 10, 10, 3, OWN[j]))
     parts.append(text(400, 122, "many views of the same entities", 11))
-    for j, (x, wide) in enumerate(
-        ((500, 80), (520, 44), (540, 20), (560, 44), (580, 80))
-    ):
+    for j, (x, wide) in enumerate(((500, 80), (520, 44), (540, 20), (560, 44), (580, 80))):
         parts.append(box(x, 55 - wide / 2, 10, wide, OWN[j % 3], 0.6))
     parts.append(text(545, 122, "a network", 11))
     about = "Shared and local parts; one subspace; many views of the same entities; a network"
@@ -147,58 +130,32 @@ def have() -> str:
 def tell() -> str:
     """What a server sees."""
     parts = []
-    for i, name in enumerate(
-        ("single messages", "only their sum", "a sum with noise")
-    ):
+    for i, name in enumerate(("single messages", "only their sum", "a sum with noise")):
         x = 20 + 180 * i
         if i == 0:
-            parts += [
-                box(x + 44 * j, 12, 36, 30, OWN[j], 0.7) for j in range(3)
-            ]
+            parts += [box(x + 44 * j, 12, 36, 30, OWN[j], 0.7) for j in range(3)]
         else:
             parts += [box(x + 22, 12, 80, 30, SHARED, 0.7)]
         if i == 2:
             parts += [
-                dot(
-                    x + 27 + (j * j * 31) % 71,
-                    16 + (j * 29 + j * j) % 23,
-                    2,
-                    "currentColor",
-                )
+                dot(x + 27 + (j * j * 31) % 71, 16 + (j * 29 + j * j) % 23, 2, "currentColor")
                 for j in range(24)
             ]
         parts.append(text(x + 62, 64, name))
-        parts.append(
-            text(
-                x + 62,
-                82,
-                ("lossless, quantize", "secure_sum", "gaussian")[i],
-                11,
-            )
-        )
-    about = (
-        "The server sees single messages, only their sum, or a sum with noise"
-    )
+        parts.append(text(x + 62, 82, ("lossless, quantize", "secure_sum", "gaussian")[i], 11))
+    about = "The server sees single messages, only their sum, or a sum with noise"
     return svg(520, 90, about, *parts)
 
 
 def cost() -> str:
     """Bits per number."""
     parts = []
-    for i, (name, bits) in enumerate(
-        (("lossless", 32), ("quantize(3)", 3), ("sign", 1))
-    ):
+    for i, (name, bits) in enumerate((("lossless", 32), ("quantize(3)", 3), ("sign", 1))):
         y = 8 + 26 * i
         parts += [
             text(95, y + 13, name, anchor="end"),
             *(box(105 + 11 * j, y, 9, 17, SHARED, 0.7) for j in range(bits)),
-            text(
-                114 + 11 * bits,
-                y + 13,
-                f"{bits} bit{'s' * (bits > 1)} per number",
-                11,
-                "start",
-            ),
+            text(114 + 11 * bits, y + 13, f"{bits} bit{'s' * (bits > 1)} per number", 11, "start"),
         ]
     return svg(575, 84, "Bits per number: 32, 3 or 1", *parts)
 
@@ -210,6 +167,4 @@ def make(folder: Path) -> None:
     """Write each drawing into a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     for drawing in ALL:
-        (folder / f"{drawing.__name__}.svg").write_text(
-            drawing(), encoding="utf-8"
-        )
+        (folder / f"{drawing.__name__}.svg").write_text(drawing(), encoding="utf-8")

@@ -8,9 +8,7 @@ from sphinx.transforms.post_transforms import SphinxPostTransform
 from sphinx.util import logging
 from sphinx.util.nodes import make_refnode
 
-_NAME = re.compile(
-    r"^(?:(?:jf|jaxfed)\.(?P<dotted>\w+(?:\.\w+)*)|(?P<bare>[A-Z]\w+))(?=\(|$)"
-)
+_NAME = re.compile(r"^(?:(?:jf|jaxfed)\.(?P<dotted>\w+(?:\.\w+)*)|(?P<bare>[A-Z]\w+))(?=\(|$)")
 _PAST = {"changes"}  # speaks of names that are gone
 
 
@@ -36,20 +34,12 @@ class Names(SphinxPostTransform):
                 logging.getLogger(__name__).warning(
                     "no such name: %s", literal.astext(), location=literal
                 )
-            names = (
-                [dotted]
-                if dotted
-                else list(bare.get(found["bare"], {}).values())
-            )
+            names = [dotted] if dotted else list(bare.get(found["bare"], {}).values())
             if len(names) != 1 or names[0] not in objects or inside:
                 continue
             target = objects[names[0]]
             link = make_refnode(
-                self.app.builder,
-                self.env.docname,
-                target.docname,
-                target.node_id,
-                literal.copy(),
+                self.app.builder, self.env.docname, target.docname, target.node_id, literal.copy()
             )
             link[0].extend(child.copy() for child in literal.children)
             link["classes"].append("name")

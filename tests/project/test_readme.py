@@ -16,7 +16,7 @@ DOCS = ROOT / "docs"
 PAGES = sorted(
     path for path in DOCS.rglob("*.md") if not {"_build", "_generated"} & set(path.parts)
 )
-ALONE = {"estimators", "install"}  # the others go on from the first fit
+SETUP = "{include} ../setup.md"  # shows the first fit; a page without it stands alone
 GALLERY = DOCS / "gallery"  # run when the documentation is built, tests/project/test_docs.py
 
 
@@ -60,7 +60,7 @@ def run(first_fit, tmp_path, monkeypatch, capsys):
 
     def of(name):
         page = DOCS / f"{name}.md"
-        namespace = {} if page.stem in ALONE else dict(first_fit)
+        namespace = dict(first_fit) if SETUP in page.read_text() else {}
         printed = executed(page, namespace, capsys)
         return namespace, lambda part: next(out for code, out in printed.items() if part in code)
 
@@ -200,6 +200,25 @@ def test_every_python_block_of_the_readme_runs(first_fit, tmp_path, monkeypatch,
 
 def test_the_readme_fits_on_a_few_screens():
     assert len(README.read_text().splitlines()) <= 110
+
+
+def test_the_setup_of_pages_is_the_first_fit_without_what_it_prints():
+    """Until the line that begins with `end-before`, and no name of the rest is used elsewhere."""
+    shown = (DOCS / "setup.md").read_text()
+    (end,) = re.findall(r"^:end-before: (.*)$", shown, re.M)
+    (start,) = re.findall(r"^:start-after: \"(.*)\"$", shown, re.M)
+    setup, rest = README.read_text().split(start, 1)[1].lstrip("\n").split(end, 1)
+    assert setup + end + rest.split("```")[0] == blocks(README)[0]
+    assert setup.endswith("shared, local = solution.result  # (64, 10) and (40, 64, 2)\n")
+
+
+PARTS = [page for page in (README, *PAGES) if blocks(page)]
+
+
+@pytest.mark.parametrize("page", PARTS, ids=lambda page: page.name)
+def test_code_is_as_wide_as_a_page_shows(page):
+    for source in blocks(page):
+        assert max(map(len, source.splitlines())) <= 79
 
 
 @pytest.mark.parametrize("page", [README, *PAGES], ids=lambda page: page.name)
