@@ -37,6 +37,9 @@ from jaxfed import Algorithm  # noqa: E402
 # The reference leaves out what estimators inherit from scikit-learn.
 SKLEARN = "BaseEstimator, TransformerMixin, ClassNamePrefixFeaturesOutMixin"
 
+SHOWING = ("start", "gallery", "guides")
+MOST_PAGES = 5  # listed with a public name
+
 project = "jaxfed"
 copyright = "The jaxfed authors"
 release = metadata.version("jaxfed")
@@ -44,7 +47,7 @@ version = release
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 extensions.append("links")
-exclude_patterns = ["_build", "setup.md", "_generated/targets.md", "_generated/modules.md"]
+exclude_patterns = ["_build", "guides/setup.md", "_generated/targets.md", "_generated/modules.md"]
 exclude_patterns.append("_generated/gallery/cards.md")
 html_theme = "furo"
 html_title = "jaxfed"
@@ -52,6 +55,7 @@ html_logo = html_favicon = "_static/logo.svg"
 html_theme_options = {"top_of_page_buttons": []}
 html_static_path = ["_static"]
 html_css_files = ["own.css"]
+html_search_scorer = "_static/scorer.js"
 html_math_renderer = "mathml"
 copybutton_prompt_text = r">>> |\.\.\. "
 copybutton_prompt_is_regexp = True
@@ -107,12 +111,15 @@ def _page(module: str, title: str, groups: dict) -> str:
     """A page of a module: what each name is in a line, then each in full."""
     names = public_names(module)
     lines = [f"# {title}", "", first_sentence(module_named(module)), "", _status(module), ""]
+    if title == f"`{module}`":  # the page to which the module's name leads
+        lines += ["```{eval-rst}", f".. py:module:: {module}", "```", ""]
+    lines += ["| | |", "| --- | --- |"]
     for group, members in groups.items():
-        lines += [f"| {group} | |", "| --- | --- |"]
+        lines += [f"| **{group}** | |"]
         lines += [
             f"| {{py:obj}}`{name} <{module}.{name}>` | {_cell(names[name])} |" for name in members
         ]
-        lines += [""]
+    lines += [""]
     for group, members in groups.items():
         lines += [f"## {group}", "", "```{eval-rst}", f".. currentmodule:: {module}", ""]
         for name in members:
@@ -141,11 +148,11 @@ def _status(module: str) -> str:
 def _modules() -> str:
     """A table of the modules: what they contain, and how stable they are."""
     rows = [
-        f"| [`{module}`](../_generated/{module}.md) | {first_sentence(module_named(module))} "
-        f"| {_status(module)} |"
+        f"| [`{module.replace('jaxfed.', 'jf.')}`](../_generated/{module}.md) "
+        f"| {first_sentence(module_named(module))} {_status(module)} |"
         for module in MODULES
     ]
-    return "\n".join(["| module | contents | status |", "| --- | --- | --- |", *rows, ""])
+    return "\n".join(["| module | contents |", "| --- | --- |", *rows, ""])
 
 
 def _write(path: Path, text: str) -> None:
@@ -154,10 +161,27 @@ def _write(path: Path, text: str) -> None:
         path.write_text(text)
 
 
+def pages_by_name(source: Path) -> dict[str, list[str]]:
+    """The guides and examples whose code or text has a public name, by the name without `jf.`."""
+    found: dict[str, list[str]] = {}
+    for page in sorted(path for part in SHOWING for path in (source / part).glob("*.md")):
+        for name in set(re.findall(r"\bjf\.([A-Za-z_][\w.]*\w)", page.read_text())):
+            found.setdefault(name, []).append(f"/{page.relative_to(source).with_suffix('')}")
+    return found
+
+
+def link_pages(app, what, name, object_, options, lines) -> None:
+    """Add the pages that use a public name to its description."""
+    pages = app.pages_by_name.get(name.removeprefix("jaxfed."), [])
+    if pages:
+        lines += ["", "*See* " + ", ".join(f":doc:`{page}`" for page in pages[:MOST_PAGES]) + "."]
+
+
 def as_rst(app, what, name, object_, options, lines) -> None:
     """Convert a docstring's markup to reStructuredText."""
     text = re.sub(r"^Create new instance of .*$", "", "\n".join(lines), flags=re.M)  # of tuples
     text = re.sub(r"\\\((.+?)\\\)", lambda m: f":math:`{' '.join(m[1].split())}`", text, flags=re.S)
+    text = re.sub(r":(func|class|ref):(?=`)", "", text)  # of what JAX documents
     # Keep the markup of code, mathematics and emphasis; escape other special characters.
     code, emphasis = (
         r"``[^`]+``|(?::math:)?`[^`]*`|^ *\.\. math::.*$",
@@ -170,7 +194,9 @@ def as_rst(app, what, name, object_, options, lines) -> None:
         kept[i] = re.sub(r"(?<=\w)_(?=[\s,.;:)])", r"\\_", kept[i])
     for i in range(1, len(kept), 2):
         if kept[i].startswith("`"):
-            kept[i] = f"``{' '.join(kept[i].strip('`').split())}``\\ "
+            # What follows code in a word is separated by an escaped space, which is not shown.
+            joined = not re.match(r"\s|$", kept[i + 1]) or (kept[i + 1] == "" and i + 2 < len(kept))
+            kept[i] = f"``{' '.join(kept[i].strip('`').split())}``" + "\\ " * joined
     lines[:] = "".join(kept).split("\n")
 
 
@@ -227,6 +253,7 @@ def describe(app, pagename, templatename, context, doctree) -> None:
 
 def setup(app) -> None:
     """Connect the functions above."""
+    app.pages_by_name = pages_by_name(Path(app.srcdir))
     app.public = {
         f"{found.__module__}.{found.__qualname__}": f"{module}.{name}"
         for module in MODULES
@@ -235,6 +262,7 @@ def setup(app) -> None:
     }
     app.connect("builder-inited", write_reference)
     app.connect("autodoc-process-docstring", as_rst, priority=1)
+    app.connect("autodoc-process-docstring", link_pages)
     app.connect("autodoc-process-signature", short)
     app.connect("autodoc-skip-member", skip)
     app.connect("missing-reference", resolve)
