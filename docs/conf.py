@@ -172,7 +172,8 @@ def pages_by_name(source: Path) -> dict[str, list[str]]:
 
 def link_pages(app, what, name, object_, options, lines) -> None:
     """Add the pages that use a public name to its description."""
-    pages = app.pages_by_name.get(name.removeprefix("jaxfed."), [])
+    # A class is described twice: by itself and by its constructor.
+    pages = app.pages_by_name.pop(name.removeprefix("jaxfed."), [])
     if pages:
         lines += ["", "*See* " + ", ".join(f":doc:`{page}`" for page in pages[:MOST_PAGES]) + "."]
 
