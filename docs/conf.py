@@ -4,6 +4,7 @@ Each build writes the reference from the public names. It fails if a public name
 or if a page refers to a name that does not exist.
 """
 
+import html
 import inspect
 import pkgutil
 import re
@@ -11,12 +12,24 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
+from docutils import nodes
+
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parents[0] / "bench")]
 
 import drawings  # noqa: E402
 import gallery_pages  # noqa: E402
-from public import MODULES, module_named, public_names, undocumented  # noqa: E402
+from public import (  # noqa: E402
+    AUTHORS,
+    MODULES,
+    PROVISIONAL,
+    USERS,
+    by_kind,
+    first_sentence,
+    module_named,
+    public_names,
+    undocumented,
+)
 
 import papers  # noqa: E402
 from jaxfed import Algorithm  # noqa: E402
@@ -24,18 +37,29 @@ from jaxfed import Algorithm  # noqa: E402
 # The reference leaves out what estimators inherit from scikit-learn.
 SKLEARN = "BaseEstimator, TransformerMixin, ClassNamePrefixFeaturesOutMixin"
 
+SHOWING = ("start", "gallery", "guides")
+MOST_PAGES = 5  # listed with a public name
+
 project = "jaxfed"
 copyright = "The jaxfed authors"
 release = metadata.version("jaxfed")
 version = release
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "links"]
-exclude_patterns = ["_build", "_generated/targets.md", "_generated/gallery/cards.md"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
+extensions.append("links")
+exclude_patterns = ["_build", "guides/setup.md", "_generated/targets.md", "_generated/modules.md"]
+exclude_patterns.append("_generated/gallery/cards.md")
 html_theme = "furo"
 html_title = "jaxfed"
+html_logo = html_favicon = "_static/logo.svg"
+html_theme_options = {"top_of_page_buttons": []}
 html_static_path = ["_static"]
 html_css_files = ["own.css"]
+html_search_scorer = str(HERE / "_static" / "scorer.js")
 html_math_renderer = "mathml"
+copybutton_prompt_text = r">>> |\.\.\. "
+copybutton_prompt_is_regexp = True
+copybutton_selector = "div:not(.highlight-none, .highlight-text) > div.highlight > pre"
 pygments_dark_style = "github-dark"  # the default one underlines what is imported
 
 # Mathematics is MathML, which browsers draw by themselves: nothing is fetched from anywhere.
@@ -68,29 +92,67 @@ def write_reference(app) -> None:
     folder = source / "_generated"
     folder.mkdir(exist_ok=True)
     for module in MODULES:
-        _write(folder / f"{module}.md", _page(module))
+        groups = USERS if module == "jaxfed" else by_kind(module)
+        _write(folder / f"{module}.md", _page(module, f"`{module}`", groups))
+    _write(folder / "authors.md", _page("jaxfed", "`jaxfed`, for authors of algorithms", AUTHORS))
+    written = {name for part in (USERS, AUTHORS) for names in part.values() for name in names}
+    if written != set(public_names("jaxfed")):
+        raise ValueError(f"public.py: wanted {sorted(public_names('jaxfed'))}, got {written}")
+    _write(folder / "modules.md", _modules())
     drawings.make(folder / "drawings")
     if (source / "gallery").exists():
         gallery_pages.make(source / "gallery", folder / "gallery")
+        gallery_pages.make_picture(source / "index.md", folder / "gallery", "components.png")
     rows = [f"| `{name}` | {papers.description(name)} |" for name in papers.names()]
     _write(folder / "targets.md", "\n".join(["| target | reproduces |", "| --- | --- |", *rows]))
 
 
-def _page(module: str) -> str:
-    about = inspect.cleandoc(module_named(module).__doc__ or "").split("\n\n")[0]
-    lines = [f"# `{module}`", "", " ".join(about.split()), "", "```{eval-rst}"]
-    lines += [f".. currentmodule:: {module}", ""]
-    for name, found in public_names(module).items():
-        if inspect.isclass(found):
-            # The contract describes the methods of all algorithms, once.
-            own = found is Algorithm or not issubclass(found, Algorithm)
-            lines += [f".. autoclass:: {module}.{name}", *["   :members:"] * own]
-            lines += [f"   :inherited-members: {SKLEARN}"] * (module == "jaxfed.estimators") + [""]
-        elif callable(found):
-            lines += [f".. autofunction:: {module}.{name}", ""]
-        else:
-            lines += [f".. py:data:: {module}.{name}", ""]
-    return "\n".join([*lines, "```", ""])
+def _page(module: str, title: str, groups: dict) -> str:
+    """A page of a module: what each name is in a line, then each in full."""
+    names = public_names(module)
+    lines = [f"# {title}", "", first_sentence(module_named(module)), "", _status(module), ""]
+    if title == f"`{module}`":  # the page to which the module's name leads
+        lines += ["```{eval-rst}", f".. py:module:: {module}", "```", ""]
+    lines += ["| | |", "| --- | --- |"]
+    for group, members in groups.items():
+        lines += [f"| **{group}** | |"]
+        lines += [
+            f"| {{py:obj}}`{name} <{module}.{name}>` | {_cell(names[name])} |" for name in members
+        ]
+    lines += [""]
+    for group, members in groups.items():
+        lines += [f"## {group}", "", "```{eval-rst}", f".. currentmodule:: {module}", ""]
+        for name in members:
+            lines += _directive(module, name, names[name])
+        lines += ["```", ""]
+    return "\n".join(lines)
+
+
+def _directive(module: str, name: str, found) -> list[str]:
+    if not inspect.isclass(found):
+        return [f".. {'autofunction' if callable(found) else 'py:data'}:: {module}.{name}", ""]
+    # The contract describes the methods of all algorithms, once.
+    own = found is Algorithm or not issubclass(found, Algorithm)
+    lines = [f".. autoclass:: {module}.{name}", *["   :members:"] * own]
+    return lines + [f"   :inherited-members: {SKLEARN}"] * (module == "jaxfed.estimators") + [""]
+
+
+def _cell(found) -> str:
+    return first_sentence(found).replace("|", "\\|")
+
+
+def _status(module: str) -> str:
+    return "[Provisional]{.provisional}" if module in PROVISIONAL else "[Stable]{.stable}"
+
+
+def _modules() -> str:
+    """A table of the modules: what they contain, and how stable they are."""
+    rows = [
+        f"| [`{module.replace('jaxfed.', 'jf.')}`](../_generated/{module}.md) "
+        f"| {first_sentence(module_named(module))} {_status(module)} |"
+        for module in MODULES
+    ]
+    return "\n".join(["| module | contents |", "| --- | --- |", *rows, ""])
 
 
 def _write(path: Path, text: str) -> None:
@@ -99,10 +161,28 @@ def _write(path: Path, text: str) -> None:
         path.write_text(text)
 
 
+def pages_by_name(source: Path) -> dict[str, list[str]]:
+    """The guides and examples whose code or text has a public name, by the name without `jf.`."""
+    found: dict[str, list[str]] = {}
+    for page in sorted(path for part in SHOWING for path in (source / part).glob("*.md")):
+        for name in set(re.findall(r"\bjf\.([A-Za-z_][\w.]*\w)", page.read_text())):
+            found.setdefault(name, []).append(f"/{page.relative_to(source).with_suffix('')}")
+    return found
+
+
+def link_pages(app, what, name, object_, options, lines) -> None:
+    """Add the pages that use a public name to its description."""
+    # A class is described twice: by itself and by its constructor.
+    pages = app.pages_by_name.pop(name.removeprefix("jaxfed."), [])
+    if pages:
+        lines += ["", "*See* " + ", ".join(f":doc:`{page}`" for page in pages[:MOST_PAGES]) + "."]
+
+
 def as_rst(app, what, name, object_, options, lines) -> None:
     """Convert a docstring's markup to reStructuredText."""
     text = re.sub(r"^Create new instance of .*$", "", "\n".join(lines), flags=re.M)  # of tuples
     text = re.sub(r"\\\((.+?)\\\)", lambda m: f":math:`{' '.join(m[1].split())}`", text, flags=re.S)
+    text = re.sub(r":(func|class|ref):(?=`)", "", text)  # of what JAX documents
     # Keep the markup of code, mathematics and emphasis; escape other special characters.
     code, emphasis = (
         r"``[^`]+``|(?::math:)?`[^`]*`|^ *\.\. math::.*$",
@@ -115,7 +195,9 @@ def as_rst(app, what, name, object_, options, lines) -> None:
         kept[i] = re.sub(r"(?<=\w)_(?=[\s,.;:)])", r"\\_", kept[i])
     for i in range(1, len(kept), 2):
         if kept[i].startswith("`"):
-            kept[i] = f"``{' '.join(kept[i].strip('`').split())}``\\ "
+            # What follows code in a word is separated by an escaped space, which is not shown.
+            joined = not re.match(r"\s|$", kept[i + 1]) or (kept[i + 1] == "" and i + 2 < len(kept))
+            kept[i] = f"``{' '.join(kept[i].strip('`').split())}``" + "\\ " * joined
     lines[:] = "".join(kept).split("\n")
 
 
@@ -162,8 +244,17 @@ def _exists(target: str, module: str | None) -> bool:
     return not target.startswith(("jaxfed", "jf."))
 
 
+def describe(app, pagename, templatename, context, doctree) -> None:
+    """Give search engines the first paragraph of a page."""
+    if doctree is not None and (found := next(doctree.findall(nodes.paragraph), None)):
+        text = html.escape(" ".join(found.astext().split())[:300])
+        context["metatags"] += f'<meta name="description" content="{text}">\n'
+        context["metatags"] += f'<meta property="og:description" content="{text}">\n'
+
+
 def setup(app) -> None:
     """Connect the functions above."""
+    app.pages_by_name = pages_by_name(Path(app.srcdir))
     app.public = {
         f"{found.__module__}.{found.__qualname__}": f"{module}.{name}"
         for module in MODULES
@@ -172,6 +263,8 @@ def setup(app) -> None:
     }
     app.connect("builder-inited", write_reference)
     app.connect("autodoc-process-docstring", as_rst, priority=1)
+    app.connect("autodoc-process-docstring", link_pages)
     app.connect("autodoc-process-signature", short)
     app.connect("autodoc-skip-member", skip)
     app.connect("missing-reference", resolve)
+    app.connect("html-page-context", describe)

@@ -6,7 +6,7 @@ SHARED, OWN = "#4c8dd6", ("#e08a3c", "#57a773", "#b56bc2", "#d65c5c")
 LINE = 'stroke="currentColor" stroke-width="1.2" fill="none"'
 
 
-def text(x, y, words, size=12, anchor="middle") -> str:
+def text(x, y, words, size=13, anchor="middle") -> str:
     return (
         f'<text x="{x}" y="{y}" font-size="{size}" text-anchor="{anchor}" fill="currentColor">'
         f"{words}</text>"
@@ -61,7 +61,7 @@ def svg(width, height, about, *parts) -> str:
 def federation() -> str:
     """Messages go up, shared components come down, data stay with the clients."""
     parts = [box(190, 10, 180, 34, SHARED, 0.35), text(280, 32, "server: shared components U")]
-    for i, x in enumerate((70, 280, 490)):
+    for i, x in enumerate((80, 280, 480)):
         parts += [
             table(x - 36, 130, 4, 8, OWN[i]),
             text(x, 185, f"client {i + 1}: data, local V{'₁₂₃'[i]}"),
@@ -100,7 +100,7 @@ def around() -> str:
     ]
     for i, (x, y) in enumerate(((66, 42), (150, 50), (128, 22), (70, 104))):
         side = 1 if x > 110 else -1
-        parts += [dot(x, y, 6, OWN[i]), text(x + 16 * side, y, f"U{'₁₂₃₄'[i]}", 11)]
+        parts += [dot(x, y, 6, OWN[i]), text(x + 16 * side, y, f"U{'₁₂₃₄'[i]}")]
     parts += [
         text(200, 60, "each client has its own components;", anchor="start"),
         text(200, 80, "a prior, given or learned, sets how", anchor="start"),
@@ -116,13 +116,13 @@ def have() -> str:
     for i, x in enumerate((45, 205)):
         for j in range(3):
             parts.append(table(x, 10 + 32 * j, 3, 9, OWN[j] if i == 0 else SHARED))
-        parts.append(text(x + 41, 122, names[i], 11))
+        parts.append(text(x + 41, 122, names[i], 12))
     for j in range(3):
         parts.append(table(355 + 32 * j, 10, 10, 3, OWN[j]))
-    parts.append(text(400, 122, "many views of the same entities", 11))
+    parts.append(text(400, 122, "many views of the same entities", 12))
     for j, (x, wide) in enumerate(((500, 80), (520, 44), (540, 20), (560, 44), (580, 80))):
         parts.append(box(x, 55 - wide / 2, 10, wide, OWN[j % 3], 0.6))
-    parts.append(text(545, 122, "a network", 11))
+    parts.append(text(545, 122, "a network", 12))
     about = "Shared and local parts; one subspace; many views of the same entities; a network"
     return svg(610, 130, about, *parts)
 
@@ -142,7 +142,7 @@ def tell() -> str:
                 for j in range(24)
             ]
         parts.append(text(x + 62, 64, name))
-        parts.append(text(x + 62, 82, ("lossless, quantize", "secure_sum", "gaussian")[i], 11))
+        parts.append(text(x + 62, 82, ("lossless, quantize", "secure_sum", "gaussian")[i]))
     about = "The server sees single messages, only their sum, or a sum with noise"
     return svg(520, 90, about, *parts)
 
@@ -155,7 +155,7 @@ def cost() -> str:
         parts += [
             text(95, y + 13, name, anchor="end"),
             *(box(105 + 11 * j, y, 9, 17, SHARED, 0.7) for j in range(bits)),
-            text(114 + 11 * bits, y + 13, f"{bits} bit{'s' * (bits > 1)} per number", 11, "start"),
+            text(114 + 11 * bits, y + 13, f"{bits} bit{'s' * (bits > 1)} per number", 12, "start"),
         ]
     return svg(575, 84, "Bits per number: 32, 3 or 1", *parts)
 

@@ -1,4 +1,4 @@
-"""Make the gallery's pictures by running the code that its pages show."""
+"""Make the pictures of the first page and of the gallery by running the code that they show."""
 
 import contextlib
 import hashlib
@@ -17,8 +17,8 @@ PAGES = [
 """In the order of the gallery."""
 
 
-def run(page: Path, folder: Path) -> str:
-    """Run a page's code in a folder, where it saves its picture; return what it printed.
+def run(page: Path, folder: Path, picture: str) -> str:
+    """Run a page's code in a folder, where it saves a picture; return what it printed.
 
     A table under the page's name is copied to the folder first.
     """
@@ -29,32 +29,35 @@ def run(page: Path, folder: Path) -> str:
     with contextlib.chdir(folder), contextlib.redirect_stdout(printed):
         for source in sources:
             exec(compile(source, str(page), "exec"), names)
-    if not (folder / f"{page.stem}.png").exists():
-        raise FileNotFoundError(f"{page}: leaves no {page.stem}.png")
+    if not (folder / picture).exists():
+        raise FileNotFoundError(f"{page}: leaves no {picture}")
     return printed.getvalue()
 
 
 def make(pages: Path, folder: Path) -> None:
-    """Run the pages that are new or changed, and write the cards that link to all pages."""
-    import matplotlib
-
-    folder.mkdir(parents=True, exist_ok=True)
-    package = b"".join(
-        path.read_bytes() for path in sorted(Path(jaxfed.__file__).parent.rglob("*.py"))
-    )
+    """Run the gallery's pages, and write the cards that link to them."""
     shown = [pages / f"{name}.md" for name in PAGES]
     if {page.stem for page in pages.glob("*.md")} != set(PAGES):
         raise ValueError(f"{pages}: wanted the pages {', '.join(PAGES)}")
     for page in shown:
-        name, code = page.stem, "".join(_blocks(page.read_text())).encode()
-        mark = hashlib.sha256(code + package).hexdigest()
-        seal, text = folder / f"{name}.sha256", folder / f"{name}.txt"
-        if seal.exists() and seal.read_text() == mark:
-            continue
-        with matplotlib.rc_context({"backend": "agg"}):
-            text.write_text(run(page, folder))
-        seal.write_text(mark)
+        make_picture(page, folder, f"{page.stem}.png")
     (folder / "cards.md").write_text("\n".join(_cards(shown)))
+
+
+def make_picture(page: Path, folder: Path, picture: str) -> None:
+    """Run a page in a folder unless neither it nor the package has changed since the last time."""
+    import matplotlib
+
+    folder.mkdir(parents=True, exist_ok=True)
+    code = "".join(_blocks(page.read_text())).encode()
+    sources = sorted(Path(jaxfed.__file__).parent.rglob("*.py"))
+    mark = hashlib.sha256(code + b"".join(path.read_bytes() for path in sources)).hexdigest()
+    seal, text = folder / f"{page.stem}.sha256", folder / f"{page.stem}.txt"
+    if seal.exists() and seal.read_text() == mark:
+        return
+    with matplotlib.rc_context({"backend": "agg"}):
+        text.write_text(run(page, folder, picture))
+    seal.write_text(mark)
 
 
 def _blocks(text: str) -> list[str]:

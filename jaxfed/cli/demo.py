@@ -164,21 +164,21 @@ def picture(digits: Digits, solution: Solution, rows: Sequence[dict[str, Any]]) 
     # For each digit, a client that has no other digits.
     owners = [digits.classes.index((digit,)) for digit in range(10)]
     matplotlib = require("matplotlib.figure", extra="plot")
-    figure = matplotlib.Figure(figsize=(11.0, 7.4), layout="constrained")
+    figure = matplotlib.Figure(figsize=(8.5, 6.6), layout="constrained")
     figure.get_layout_engine().set(w_pad=0.06, h_pad=0.06)
     figure.suptitle(
         f"Handwritten digits on {len(digits.train)} clients: what they share, what is their own",
         fontsize=13,
     )
-    upper, middle, lower = figure.subfigures(3, 1, height_ratios=[1.2, 1.2, 4.0])
+    upper, middle, lower = figure.subfigures(3, 1, height_ratios=[1.1, 1.1, 4.0])
     principal = pca.principal_axes(shared, digits.train)
     plot.components({f"{SHARED_RANK} shared components": principal}, IMAGE, figure=upper)
     for digit, part in zip((0, 1, 2, 6, 7), middle.subfigures(1, 5, wspace=0.02), strict=True):
         client = owners[digit]
         principal = pca.principal_axes(local[client], [digits.train[client]])
-        plot.components({f"local, of a client with {digit}s": principal}, IMAGE, figure=part)
+        plot.components({f"local, {digit}s": principal}, IMAGE, figure=part)
 
-    left, right = lower.subfigures(1, 2, width_ratios=[1.6, 1.0], wspace=0.03)
+    left, right = lower.subfigures(1, 2, width_ratios=[1.5, 1.1], wspace=0.03)
     chosen = [owners[digit] for digit in (0, 1, 2, 4, 6, 7)]
     samples, bases = np.stack([digits.held_out[client][0] for client in chosen]), local[chosen]
     plot.separation(
@@ -189,7 +189,7 @@ def picture(digits: Digits, solution: Solution, rows: Sequence[dict[str, Any]]) 
         mean=digits.mean,
         figure=left,
     )
-    left.suptitle("held-out images split into parts", fontsize=9, x=0.01, ha="left")
+    left.suptitle("held-out images split into parts", fontsize=10, x=0.01, ha="left")
     levels = {row["method"]: row["residual, held out"] for row in rows[:-1]}
     plot.convergence(
         {"VarProPerPCA": solution.history["held out"]},

@@ -85,7 +85,7 @@ def angles(confidence: Confidence, *, figure: Any = None, ax: Any = None) -> Any
     _finish(axes, places, names)
     axes.set_xlim(0, max(1.15 * float(bounds.max()), 1e-3))
     for place, bound in zip(places, bounds, strict=True):
-        axes.text(bound, place, f" {bound:.1f}°", va="center", fontsize=7)
+        axes.text(bound, place, f" {bound:.1f}°", va="center", fontsize=8)
     axes.set_xlabel(f"{confidence.level:.0%} bound of the angle (degrees)", fontsize=9)
     return target.returned
 
@@ -157,7 +157,7 @@ def _finish(axes: Any, places: np.ndarray, names: Sequence[str]) -> None:
     """Style a graph with named rows."""
     _figure.light(axes)
     axes.grid(visible=False, axis="y")
-    axes.set_yticks(places, [_figure.verbatim(name) for name in names], fontsize=7)
+    axes.set_yticks(places, [_figure.verbatim(name) for name in names], fontsize=8)
 
 
 def _lines(
@@ -190,7 +190,7 @@ def _images(values: np.ndarray, errors: np.ndarray, names: list[str], figure: An
     end, largest = _figure.limit(values), _figure.limit(errors)
     for column, value, error, name in zip(grid.T, values, errors, names, strict=True):
         _figure.signed_image(column[0], value, end)
-        column[0].set_title(name.replace(", ", "\n"), fontsize=7)
+        column[0].set_title(name.replace(", ", "\n"), fontsize=8)
         look = {"cmap": _figure.INK, "interpolation": _figure.SMOOTH}
         column[1].imshow(error, vmin=0, vmax=largest, **look)
         _figure.bare(column[1])

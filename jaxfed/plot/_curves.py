@@ -79,7 +79,7 @@ def convergence(
         axes.set_ylabel(_figure.verbatim(label or quantities[0]), fontsize=9)
     if len(quantities) + len(levels or ()) > 1:
         # Place it above the axes, where it hides no curve.
-        axes.legend(fontsize=8, frameon=False, ncols=3, loc="lower left", bbox_to_anchor=(0, 1))
+        axes.legend(fontsize=8, frameon=False, ncols=2, loc="lower left", bbox_to_anchor=(0, 1))
     return target.returned
 
 

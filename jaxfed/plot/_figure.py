@@ -96,10 +96,14 @@ def colour_bar(axes: Any, drawn: Any, label: str = "") -> None:
 
 
 def marked(line: Callable[..., Any], places: Mapping[str, float] | None) -> None:
-    """Draw a grey line at each place, with `axes.axhline` or `axes.axvline`."""
+    """Draw a broken line at each place, with `axes.axhline` or `axes.axvline`.
+
+    A first curve has none of their colours.
+    """
     for position, (name, place) in enumerate((places or {}).items()):
         dashes = ("--", "-.", ":")[position % 3]
-        line(place, label=verbatim(name), linestyle=dashes, color=GREY, linewidth=1.0)
+        look = {"linestyle": dashes, "color": colour(position + 1), "linewidth": 1.4}
+        line(place, label=verbatim(name), **look)
 
 
 def signed_image(axes: Any, image: np.ndarray, end: float, **options: Any) -> None:

@@ -77,7 +77,7 @@ def components(
     # Use a subfigure for each group, because a row of axes has no title of its own.
     parts = np.atleast_1d(panel.subfigures(len(images), 1, height_ratios=[r + 0.3 for r in rows]))
     for (name, group), part, number in zip(images.items(), parts, rows, strict=True):
-        part.suptitle(_figure.verbatim(name), fontsize=9, x=0.01, ha="left")
+        part.suptitle(_figure.verbatim(name), fontsize=10, x=0.01, ha="left")
         grid = part.subplots(number, columns, squeeze=False).ravel()
         for axes, image in zip(grid, group, strict=False):
             _figure.signed_image(axes, image, _figure.limit(group))
@@ -169,9 +169,9 @@ def separation(
                 look = {"cmap": _figure.INK, "interpolation": _figure.SMOOTH}
                 axes.imshow(image, vmin=low, vmax=high, **look)
                 _figure.bare(axes)
-        line[0].set_ylabel(label, fontsize=8)
+        line[0].set_ylabel(label, fontsize=10)
     for axes, name in zip(grid[0], names or (), strict=False):
-        axes.set_title(_figure.verbatim(name), fontsize=8)
+        axes.set_title(_figure.verbatim(name), fontsize=10)
     return panel if ax is None else ax
 
 

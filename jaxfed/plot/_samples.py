@@ -9,7 +9,7 @@ from jaxtyping import ArrayLike, Real
 from jaxfed._checks import check_count
 from jaxfed.plot import _figure
 
-_SIZE, _LETTER = 0.5, 0.062  # inches: longer side of an image, width of a letter
+_SIZE, _LETTER = 0.5, 0.08  # inches: longer side of an image, width of a letter
 
 
 class _Row(NamedTuple):
@@ -128,11 +128,11 @@ def _grid(rows: list[_Row], figure: Any, titles: Sequence[str] = ()) -> Any:
         _write(line[0], 1, row.label, "right")
         _write(line[-1], 0, row.note, "left")
     for axes, title in zip(grid[0][1:], titles, strict=False):
-        axes.set_title(_figure.verbatim(title), fontsize=7)
+        axes.set_title(_figure.verbatim(title), fontsize=9)
     return figure
 
 
 def _write(axes: Any, place: float, text: str, align: str) -> None:
-    options = {"ha": align, "va": "center", "transform": axes.transAxes, "fontsize": 7}
+    options = {"ha": align, "va": "center", "transform": axes.transAxes, "fontsize": 9}
     # Keep it out of the layout, which would otherwise shrink the images to make room.
     axes.text(place, 0.5, _figure.verbatim(text), **options).set_in_layout(False)

@@ -16,7 +16,7 @@ class OneByOne(jf.backend.OneDevice):
         self, work: jf.backend.Work, shared: PyTree, own: PyTree
     ) -> tuple[PyTree, PyTree]:
         """Run one client's work in a loop, and reduce what all of them sent."""
-        # Of each client the backward pass finds its own data alone, and computes the rest again.
+        # The backward pass keeps each client's data alone, and computes the rest again.
         work = jax.checkpoint(work)
         sent, kept = jax.lax.map(lambda one: work(shared, one), own)
         return jf.reduction.over_clients(sent), kept
