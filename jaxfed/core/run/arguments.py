@@ -198,11 +198,6 @@ def check_together(problem: Problem, start: Personalized | None, rounds: int) ->
     """
     algorithm, clients, up = problem.algorithm, problem.clients, problem.uplink
     number = problem.participation.number(len(clients))
-    if problem.downlink.private:
-        raise ValueError(
-            "channel: one that hides what clients send is for the uplink alone; wanted another for "
-            "the downlink, such as jf.Wire(channel, lossless())"
-        )
     if problem.first_uplink.cumulative:
         raise ValueError(
             "channel: wanted for the start one without memory at both ends, such as quantize(8), "
