@@ -16,7 +16,12 @@ DOCS = ROOT / "docs"
 PAGES = sorted(
     path for path in DOCS.rglob("*.md") if not {"_build", "_generated"} & set(path.parts)
 )
-ALONE = {"estimators", "install"}  # the others go on from the first fit
+ALONE = {"install"}  # the others go on from the first fit
+# `.ci/tasks.py` runs these, with all their blocks.
+TASKS = {
+    DOCS / task["page"]
+    for task in tomllib.loads((ROOT / ".ci" / "tasks.toml").read_text("utf8"))["task"]
+}
 GALLERY = DOCS / "gallery"  # run when the documentation is built, tests/project/test_docs.py
 
 
@@ -78,27 +83,6 @@ def bits(names, lines):
     assert error == pytest.approx(1, abs=0.02) and share < 0.15
 
 
-def own_channel(names, lines):
-    (share,), (objective,) = lines("Float8"), lines("OneScale")
-    assert 0.2 < float(share.split()[-1]) < 0.35
-    assert float(objective.split()[-1]) == pytest.approx(1, abs=0.01)
-
-
-def machines(names, lines):
-    (ratio,) = lines("secure_sum")
-    assert float(ratio) == pytest.approx(1, abs=1e-4)
-    wire = jf.Wire(jf.channel.secure_sum(40, bits=32, bound=1.0), jf.channel.lossless())
-    options = {"rounds": 20, "key": names["key"], "channel": wire}
-    clipped = jf.fit(jf.pca.SubspaceIteration(5), names["clients"], **options)
-    objectives = [x.history["objective"][-1] for x in (clipped, names["plain"])]
-    assert objectives[0] / objectives[1] == pytest.approx(1.14, abs=0.02)
-
-
-def own_algorithm(names, lines):
-    assert lines("class KMeans") == ["(10, 64)"] and lines("class Standardize") == ["(40, 64)"]
-    assert lines("check_algorithm") == ["('structure', 'participation', 'padding', 'order')"]
-
-
 def devices(names, lines):
     objectives = [float(line) for line in lines("chunked")]
     assert objectives == pytest.approx([objectives[0]] * 4, rel=1e-5)
@@ -107,10 +91,6 @@ def devices(names, lines):
 def own_backend(names, lines):
     one, other = (float(line.split()[1]) for line in lines("Halves"))
     assert one == pytest.approx(other, rel=1e-5)
-
-
-def sweeps(names, lines):
-    assert names["swept"].history["objective"].shape == (3, 10)
 
 
 def models(names, lines):
@@ -125,18 +105,9 @@ def fitted(names, lines):
     assert names["newcomer"].local.shape == (1, 64, 2)
 
 
-def derivatives(names, lines):
-    assert names["report"].residual < 1e-3
-    assert names["tuned"].loss[-1] < names["tuned"].loss[0]
-
-
 def data(names, lines):
     assert lines("from_samples") == ["Clients(3 clients: 8 to 35 samples of 5 features, float32)"]
     assert names["names"] == ["client0", "client1", "client2"]
-
-
-def inside(names, lines):
-    assert names["losses"][-1] < 0.05 < 0.5 < names["losses"][0]
 
 
 def robust(names, lines):
@@ -154,25 +125,19 @@ def streams(names, lines):
 FUNCTIONS = (
     bits,
     consensus,
-    machines,
-    own_algorithm,
     data,
-    derivatives,
     devices,
     fitted,
-    inside,
     models,
     own_backend,
-    own_channel,
     robust,
     streams,
-    sweeps,
 )
 SAID = {f.__name__: f for f in FUNCTIONS}
 # Those that compile much.
 LONG = {
-    *("confidence", "derivatives", "devices", "estimators", "inside", "large", "models"),
-    *("own_channel", "robust", "sharing", "streams", "sweeps", "views"),
+    *("confidence", "devices", "large", "models"),
+    *("robust", "sharing", "streams", "views"),
 }
 SHOWN = [
     pytest.param(
@@ -180,7 +145,7 @@ SHOWN = [
         marks=[pytest.mark.slow] * (page.stem in LONG),
     )
     for page in PAGES
-    if blocks(page) and page.parent != GALLERY
+    if blocks(page) and page.parent != GALLERY and page not in TASKS
 ]
 
 
