@@ -25,7 +25,7 @@ from jaxfed.core.backends import backend
 from jaxfed.core.backends.one_device import vmap
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.common.buckets import each_first
-from jaxfed.core.common.meshes import is_explicit
+from jaxfed.core.common.meshes import check_context, is_explicit
 from jaxfed.core.common.processes import exchanged, is_traced, spans
 from jaxfed.core.contract import calls as contract
 from jaxfed.core.contract import participation
@@ -62,6 +62,7 @@ def problem_of(
     Raises:
         ValueError: names the first unsuitable argument.
     """
+    check_context()
     check_instance("algorithm", algorithm, Algorithm, "a jaxfed algorithm")
     for leaf in jax.tree.leaves(algorithm):
         if not is_number(leaf):
