@@ -23,7 +23,7 @@ from jaxfed.deploy import worker
 from jaxfed.deploy.store import states
 from jaxfed.deploy.worker import IDLE
 
-SUFFIXES = (".npy", ".csv", ".parquet")  # of the files of a site
+TABLES = (".npy", ".csv", ".parquet")  # suffixes of the files in a site's folder
 
 
 def command() -> Command:
@@ -49,7 +49,7 @@ def command() -> Command:
     ]
     trial = [
         option("--app", Path, "the app folder; default: the current one", None),
-        option("--data", Path, "folder with a file or a folder of files for each node"),
+        option("--data", Path, "folder with a .npy file, or a folder of tables, for each node"),
         nodes,
         option("--out", Path, "folder for the results; default: out in the app folder", None),
         option("--timeout", float, "seconds after which to give up the run", 1800, metavar="S"),
@@ -134,8 +134,8 @@ def run_try(arguments: argparse.Namespace) -> None:
     sites = _sites(arguments.data.absolute())
     if len(sites) < arguments.nodes:
         raise ValueError(
-            f"data: wanted a file ({', '.join(SUFFIXES)}) or a folder of files for each of "
-            f"{arguments.nodes} nodes, got {len(sites)} in {arguments.data}"
+            f"data: wanted a .npy file or a folder of tables for each of {arguments.nodes} nodes, "
+            f"got {len(sites)} in {arguments.data}"
         )
     out = (arguments.out or app / "out").absolute()
     if (out / "solution.npz").exists():
@@ -167,15 +167,15 @@ def run_try(arguments: argparse.Namespace) -> None:
 
 
 def _sites(folder: Path) -> list[Path]:
-    """The files of a folder, one for each node; without files, its folders of files."""
+    """The arrays of a folder, one for each node; if there are none, its folders of tables."""
 
-    def files(folder: Path) -> list[Path]:
-        return [path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES]
+    def files(folder: Path, *suffixes: str) -> list[Path]:
+        return [path for path in folder.iterdir() if path.suffix.lower() in suffixes]
 
     if not folder.is_dir():
         raise refuse("data", "a folder", str(folder))
-    folders = [path for path in folder.iterdir() if path.is_dir() and files(path)]
-    return sorted(files(folder) or folders, key=lambda path: natural(path.name))
+    folders = [path for path in folder.iterdir() if path.is_dir() and files(path, *TABLES)]
+    return sorted(files(folder, ".npy") or folders, key=lambda path: natural(path.name))
 
 
 def _last_clipping(log: Path) -> str | None:

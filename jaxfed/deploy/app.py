@@ -44,6 +44,8 @@ out = {out}
 APP = '''\
 """{kind} on separate machines."""
 
+from pathlib import Path
+
 import numpy as np
 
 import jaxfed as jf
@@ -55,8 +57,10 @@ def make_algorithm(config):
 
 
 def make_data(config):
-    """This machine's own client: `data` in its node configuration is its file or folder."""
-    return {holder}([np.concatenate(jf.data.read_folder(config["data"]).samples)])
+    """This machine's own client: `data` in its node configuration, a file or a folder of them."""
+    path = Path(config["data"])
+    tables = jf.data.read_folder(path).samples if path.is_dir() else [np.load(path)]
+    return {holder}([np.concatenate(tables)])
 
 
 channel = {channel}
