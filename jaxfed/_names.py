@@ -58,10 +58,13 @@ def public_names(module: str) -> Callable[[], list[str]]:
 def caller() -> int:
     """The `stacklevel` of a warning that points to the line that called this package."""
     level, frame, package = 1, sys._getframe(1), os.path.dirname(__file__)
-    # Skip context managers used as decorators, and type checkers: they call from their own modules.
+    # Skip context managers used as decorators, type checkers and wrappers of methods: they call
+    # from their own modules.
     while frame.f_back is not None and (
         frame.f_code.co_filename.startswith(package)
-        or frame.f_globals.get("__name__", "").startswith(("contextlib", "jaxtyping"))
+        or frame.f_globals.get("__name__", "").startswith(
+            ("contextlib", "equinox", "jaxtyping", "sklearn")
+        )
     ):
         level, frame = level + 1, frame.f_back
     return level

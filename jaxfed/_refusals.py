@@ -1,6 +1,8 @@
 """The error for a wrong argument, usable without JAX."""
 
+import difflib
 import reprlib
+from collections.abc import Iterable
 
 _BRIEF = reprlib.Repr()
 _BRIEF.maxstring = _BRIEF.maxother = 200
@@ -24,6 +26,12 @@ def shown(given: object) -> str:
         return " ".join(_BRIEF.repr(given).split())
     except ValueError:  # an integer with more digits than Python writes
         return f"{'-' * (given < 0)}2^{given.bit_length()}"  # pyright: ignore
+
+
+def closest(given: str, known: Iterable[str]) -> str:
+    """A hint at the name that was meant, to append to an error; nothing if none is close."""
+    close = difflib.get_close_matches(given, list(known), 1)
+    return f"; did you mean {close[0]}?" if close else ""
 
 
 def refuse(argument: str, wanted: str, given: object) -> ValueError:

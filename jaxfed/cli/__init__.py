@@ -2,18 +2,18 @@
 
 import argparse
 import contextlib
-import difflib
 import importlib
 import os
 import signal
 import sys
 import threading
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from jaxfed import __version__
-from jaxfed.cli._command import Command
+from jaxfed._refusals import closest
+from jaxfed.cli._command import CONFIG, Command
 
 # Listed here so that `jaxfed --help` need not import the commands, and with them JAX.
 SUMMARIES = {
@@ -72,22 +72,39 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         if word in SUMMARIES:
             command = load(word)
             rest = command.with_config(arguments[place + 1 :])
-            parser = parser_of({word: command})
-            parsed, unknown = parser.parse_known_args([*arguments[: place + 1], *rest])
-            if unknown:
-                hint = _closest(unknown[0], command, arguments[place + 1 :])
-                parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
-            return parsed
+            _check_options(command, rest)
+            return parser_of({word: command}).parse_args([*arguments[: place + 1], *rest])
+    _check_name(SUMMARIES, arguments)
     return parser_of({}).parse_args(arguments)
 
 
-def _closest(word: str, command: Command, arguments: Sequence[str]) -> str:
-    """Return a hint at the option of the command, or of its subcommand, that was meant."""
-    for argument in arguments:
-        command = command.commands.get(argument, command)
-    options = [f"--{name}" for name in command.named]
-    close = difflib.get_close_matches(word.partition("=")[0], options, 1)
-    return f"; did you mean {close[0]}?" if close else ""
+def _check_options(command: Command, arguments: Sequence[str]) -> None:
+    """Refuse names of subcommands and options that a command does not have.
+
+    argparse would report a missing option before it reports a misspelt one.
+
+    Raises:
+        ValueError: with the closest name.
+    """
+    if command.commands:
+        name = next((word for word in arguments if word in command.commands), None)
+        if name is None:
+            return _check_name(command.commands, arguments)
+        return _check_options(command.commands[name], arguments)
+    known = ["--help", CONFIG.flag, *(f"--{name}" for name in command.named)]
+    for word in arguments:
+        given = word.partition("=")[0]
+        # argparse accepts the beginning of a name, and negations of some.
+        beginnings = (given, given.replace("--no-", "--", 1))
+        if given[:2] == "--" and not any(option.startswith(beginnings) for option in known):
+            raise ValueError(f"{given}: no such option{closest(given, known)}")
+
+
+def _check_name(known: Collection[str], arguments: Sequence[str]) -> None:
+    """Refuse a first word that is no name, unless it is an option."""
+    if arguments and arguments[0][:1] != "-":
+        (given, *_) = arguments
+        raise ValueError(f"wanted one of {', '.join(known)}, got {given!r}{closest(given, known)}")
 
 
 def load(name: str) -> Command:

@@ -43,6 +43,8 @@ class Command(NamedTuple):
             files: how shtab completes file names.
         """
         if self.commands:
+            if "\n" in self.description:
+                parser.formatter_class = argparse.RawDescriptionHelpFormatter
             below = parser.add_subparsers(metavar=self.metavar, required=True)
             for name, command in self.commands.items():
                 about = command.description

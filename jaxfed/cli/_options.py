@@ -93,8 +93,10 @@ def descriptions(algorithm: Callable[..., Any]) -> dict[str, str]:
     text = inspect.getdoc(getattr(algorithm, "__init__", algorithm)) or ""
     section = re.search(r"^Args:\n(.*?)(?=^\w|\Z)", text, re.M | re.S)
     parts = re.split(r"^    (\w+): ", section[1] if section else "", flags=re.M)[1:]
+    # A command leaves an option out instead of passing None, and has no mathematics.
+    plain = re.compile(r"(; |(?<=\.) )None [^.;]*\.?|\\[()]|\\(?=\w)")
     return {
-        name: " ".join(about.split()).replace("`", "").rstrip(".").replace("%", "%%")
+        name: plain.sub("", " ".join(about.split())).replace("`", "").rstrip(".").replace("%", "%%")
         for name, about in zip(parts[::2], parts[1::2], strict=True)
     }
 

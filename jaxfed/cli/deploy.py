@@ -4,10 +4,13 @@ import argparse
 import ast
 import pkgutil
 import sys
+import time
 import tomllib
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+
+import numpy as np
 
 from jaxfed._checks import refuse
 from jaxfed._optional import require
@@ -15,10 +18,12 @@ from jaxfed.cli._command import Command
 from jaxfed.cli._common import rounds
 from jaxfed.cli._options import option
 from jaxfed.core.store.saved import load
+from jaxfed.data._files import natural
 from jaxfed.deploy import worker
+from jaxfed.deploy.store import states
 from jaxfed.deploy.worker import IDLE
 
-FILE = ".npy"
+TABLES = (".npy", ".csv", ".parquet")  # suffixes of the files in a site's folder
 
 
 def command() -> Command:
@@ -32,10 +37,19 @@ def command() -> Command:
         nodes,
         rounds(20),
         option("--seed", int, "seed of the run", 0),
+        option(
+            "--masks",
+            float,
+            "hide messages under masks that cancel in their sum; the largest magnitude of a number "
+            "in a message, for a mean after multiplication by the client's weight; default: no "
+            "masks",
+            None,
+            metavar="BOUND",
+        ),
     ]
     trial = [
         option("--app", Path, "the app folder; default: the current one", None),
-        option("--data", Path, f"folder with a {FILE} file for each node"),
+        option("--data", Path, "folder with a .npy file, or a folder of tables, for each node"),
         nodes,
         option("--out", Path, "folder for the results; default: out in the app folder", None),
         option("--timeout", float, "seconds after which to give up the run", 1800, metavar="S"),
@@ -92,6 +106,7 @@ def run_new(arguments: argparse.Namespace) -> None:
         clients=arguments.nodes,
         rounds=arguments.rounds,
         key=arguments.seed,
+        masks=arguments.masks,
     )
     print(f"wrote {arguments.folder / 'federation' / 'app.py'}")
     print(f"try it here: jaxfed deploy try --app {arguments.folder} --data DIR")
@@ -116,11 +131,11 @@ def run_try(arguments: argparse.Namespace) -> None:
         raise refuse("app", "a folder that `jaxfed deploy new` wrote", str(app))
     if arguments.nodes < 1:
         raise refuse("nodes", "at least one", arguments.nodes)
-    files = sorted(arguments.data.absolute().glob(f"*{FILE}"))
-    if len(files) < arguments.nodes:
+    sites = _sites(arguments.data.absolute())
+    if len(sites) < arguments.nodes:
         raise ValueError(
-            f"data: wanted a {FILE} file for each of {arguments.nodes} nodes, got {len(files)} in "
-            f"{arguments.data}"
+            f"data: wanted a .npy file or a folder of tables for each of {arguments.nodes} nodes, "
+            f"got {len(sites)} in {arguments.data}"
         )
     out = (arguments.out or app / "out").absolute()
     if (out / "solution.npz").exists():
@@ -130,10 +145,10 @@ def run_try(arguments: argparse.Namespace) -> None:
         {
             "partition-id": number,
             "num-partitions": arguments.nodes,
-            "data": str(file),
+            "data": str(site),
             "folder": str(out / "nodes"),
         }
-        for number, file in enumerate(files[: arguments.nodes])
+        for number, site in enumerate(sites[: arguments.nodes])
     ]
     with TemporaryDirectory(prefix="jaxfed-") as folder:
         print(f"starts a SuperLink and {len(configs)} SuperNodes", flush=True)
@@ -142,10 +157,32 @@ def run_try(arguments: argparse.Namespace) -> None:
             run = local.begin(app, {"out": str(out)})
             rounds = _Rounds(out / "server")
             local.wait(run, out / "solution.npz", arguments.timeout, rounds)
+            clipped = [_last_clipping(local.log(f"node-{i}")) for i in range(len(configs))]
     print(load(out / "solution.npz").summary())
     print(f"the shared model: {out / 'solution.npz'}")
     for path in sorted((out / "nodes").glob("*/client-*/result.npz")):
         print(f"the model of {path.parent.name}: {path}")
+    for line in filter(None, clipped):
+        print(f"{line}; the result is worse, so choose a larger bound")
+
+
+def _sites(folder: Path) -> list[Path]:
+    """The arrays of a folder, one for each node; if there are none, its folders of tables."""
+
+    def files(folder: Path, *suffixes: str) -> list[Path]:
+        return [path for path in folder.iterdir() if path.suffix.lower() in suffixes]
+
+    if not folder.is_dir():
+        raise refuse("data", "a folder", str(folder))
+    folders = [path for path in folder.iterdir() if path.is_dir() and files(path, *TABLES)]
+    return sorted(files(folder, ".npy") or folders, key=lambda path: natural(path.name))
+
+
+def _last_clipping(log: Path) -> str | None:
+    """The last line of a node's log that says that its message was clipped."""
+    lines = log.read_text("utf8", errors="replace").splitlines()
+    found = [line for line in lines if "masks: client" in line]
+    return found[-1][found[-1].index("masks: client") :] if found else None
 
 
 def run_worker(arguments: argparse.Namespace) -> None:
@@ -181,13 +218,30 @@ def _check_app(folder: Path) -> None:
 
 
 class _Rounds:
-    """Prints the rounds that a server has saved, each once."""
+    """Prints the rounds that a server has saved, each once, and when the last may end."""
 
     def __init__(self, folder: Path):
-        self._folder, self._shown = folder, -1
+        self._store, self._shown = states(folder), -1
+        self._times: dict[int, float] = {}  # when rounds were first seen
 
     def __call__(self) -> None:
-        done = max((int(path.stem) for path in self._folder.glob("[0-9]*.npz")), default=-1)
-        if done > self._shown:
-            self._shown = done
-            print(f"round {done}" if done else "first messages", flush=True)
+        done = max(self._store.numbers(), default=-1)
+        if done <= self._shown:
+            return
+        self._shown, self._times[done] = done, time.monotonic()
+        if not done:
+            print("first messages", flush=True)
+            return
+        saved = self._store.load(done)
+        assert saved is not None  # the newest stays
+        rounds, objective = saved.header["run"]["rounds"], saved.arrays["history objective"][-1]
+        words = [f"round {done} of {rounds}"]
+        if not np.isnan(objective):  # as under masks
+            words.append(f"objective {objective:.6g}")
+        first = min(self._times)
+        if done > first:
+            seconds = (self._times[done] - self._times[first]) / (done - first)
+            words.append(f"{seconds:.1f} s a round")
+            if done < rounds:
+                words.append(f"about {seconds * (rounds - done):.0f} s left")
+        print(", ".join(words), flush=True)

@@ -17,7 +17,7 @@ SHAPES = [
 ]
 TOPOLOGY = (
     "slice of TPUs such as v5e:4x4, one chip such as v5e, h100, h100:8, or cpu for the CPU of this "
-    "machine"
+    "machine; TPUs and h100 need pip install 'jaxfed[aot]'"
 )
 PLANNED = {**ALGORITHMS, "inmf": Entry(nmf.INMF)}
 MACHINE = [

@@ -74,8 +74,9 @@ def command() -> Command:
         },
     )
     return Command(
-        "Sweep an algorithm's settings, numbers of samples and clients, and seeds. The same "
-        "command resumes an interrupted sweep.",
+        "Sweep settings, numbers of samples and clients, and seeds. The same command resumes an "
+        "interrupted sweep. For algorithms without a command here, write a function for jf.grid in "
+        "Python.",
         commands={"hierarchical": hierarchical},
     )
 

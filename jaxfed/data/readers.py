@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import Float, Shaped
 
 from jaxfed._checks import check_name, check_texts
+from jaxfed._refusals import closest
 from jaxfed.data._arrays import ARRAYS, as_samples, load_numpy, load_one, of_one_type
 from jaxfed.data._files import (
     MAX_BYTES,
@@ -312,6 +313,7 @@ def _by_client(path: Path, client_column: str, max_bytes: int, masked: bool) -> 
     if names.count(client_column) != 1:
         raise ValueError(
             f"{path}: wanted one column {client_column!r}, the columns are {listing(names, 20)}"
+            f"{closest(client_column, names)}"
         )
     place = names.index(client_column)
     # As strings, because numbers and names may both label clients.

@@ -10,6 +10,7 @@ from jaxfed import gcca, generative, pca, preprocess
 from jaxfed._checks import refuse
 from jaxfed.core.common.files import replacing
 from jaxfed.core.contract.algorithm import Algorithm
+from jaxfed.core.wire.secure import secure_sum
 
 PROJECT = """\
 [build-system]
@@ -43,6 +44,8 @@ out = {out}
 APP = '''\
 """{kind} on separate machines."""
 
+from pathlib import Path
+
 import numpy as np
 
 import jaxfed as jf
@@ -54,12 +57,17 @@ def make_algorithm(config):
 
 
 def make_data(config):
-    """This machine's own client: `data` in its node configuration is its file."""
-    return {holder}([np.load(config["data"])])
+    """This machine's own client: `data` in its node configuration, a file or a folder of them."""
+    path = Path(config["data"])
+    tables = jf.data.read_folder(path).samples if path.is_dir() else [np.load(path)]
+    return {holder}([np.concatenate(tables)])
 
 
-client = jf.deploy.flower.client_app(make_algorithm, make_data)
-server = jf.deploy.flower.server_app(make_algorithm, clients={number}, rounds={rounds}, key={key})
+channel = {channel}
+client = jf.deploy.flower.client_app(make_algorithm, make_data, channel=channel)
+server = jf.deploy.flower.server_app(
+    make_algorithm, clients={number}, rounds={rounds}, key={key}, channel=channel
+)
 '''
 
 CLIENT = '''\
@@ -70,6 +78,7 @@ import jaxfed as jf
 client = jf.deploy.worker.client_app("federation.app:client")
 '''
 
+BITS = 32  # of each number under masks
 FAMILIES = {"pca": pca, "gcca": gcca, "generative": generative, "preprocess": preprocess}
 
 
@@ -81,6 +90,7 @@ def write_app(
     clients: int,
     rounds: int,
     key: int,
+    masks: float | None = None,
 ) -> None:
     """Write an app folder.
 
@@ -91,6 +101,7 @@ def write_app(
         clients: number of clients.
         rounds: number of rounds.
         key: the seed of the run's key.
+        masks: bound of masked messages, see `jaxfed.channel.secure_sum`; None for no masks.
 
     Raises:
         ValueError: if the name or settings are unsuitable, or the folder is not empty.
@@ -120,6 +131,11 @@ def write_app(
             "other than numbers and text, such as a network"
         )
     kind(**settings)  # refuses unsuitable values
+    channel = "jf.channel.lossless()"
+    if masks is not None:
+        secure_sum(clients, bits=BITS, bound=masks)  # as above
+        masked = f"jf.channel.secure_sum({clients}, bits={BITS}, bound={masks!r})"
+        channel = f"jf.Wire({masked}, jf.channel.lossless())"
     if folder.exists() and any(folder.iterdir()):
         raise refuse("folder", "an empty or missing folder", str(folder))
     app = APP.format(
@@ -128,6 +144,7 @@ def write_app(
         number=clients,
         rounds=rounds,
         key=key,
+        channel=channel,
         settings=", ".join(f"{name}={value!r}" for name, value in settings.items()),
         holder="jf.gcca.Views.from_arrays" if family == "gcca" else "jf.Clients.from_samples",
     )

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 import math
 import os
 from collections.abc import Mapping
@@ -43,6 +44,7 @@ from jaxfed.deploy.run import Run, description, problem_of_run, programs_for
 from jaxfed.deploy.shapes import shapes_of
 from jaxfed.deploy.store import states
 
+LOG = logging.getLogger("jaxfed.deploy")
 # This machine's memory in bytes; unknown on Windows.
 MEMORY = (
     os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else math.inf
@@ -246,6 +248,12 @@ class _NodeRun:
         """Return what is sent, and whether the channel hides it."""
         if not isinstance(way, MaskedChannel):
             return payload, way.private
+        # Only this machine's log says so: the server would learn more than the sum.
+        if clipped := way.clipped(payload):
+            LOG.warning(
+                "masks: client %d clipped %d of %d numbers of its message to the channel's bound",
+                self.node.id, clipped, len(way.numbers(payload)),
+            )  # fmt: skip
         givers = asked.words["givers"]
         encrypted = asked.parts[-len(givers) :]
         return self.masks(asked).masked(way, payload, givers, encrypted), True

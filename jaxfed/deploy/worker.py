@@ -148,7 +148,9 @@ def _ask(run: Mapping[str, Any], asked: Packet, idle: float) -> Packet:
         with gone, _started(run["node_config"], idle) as connection:
             for part in (json.dumps(run).encode(), asked.head.encode(), asked.body):
                 connection.send_bytes(part)
-            kind, head, body = (connection.recv_bytes() for _ in range(3))
+            kind, head, body, warned = (connection.recv_bytes() for _ in range(4))
+            for line in json.loads(warned):  # the log of a SuperNode is read more often
+                LOG.warning("%s", line)
             if kind == b"ValueError":
                 raise ValueError(head.decode())
             if kind:
@@ -215,7 +217,9 @@ def _answer_all(listener: socket.socket) -> Connection | None:
             if run is None or run != wanted:
                 return connection
             head, body = connection.recv_bytes().decode(), connection.recv_bytes()
-            for part in _answer_one(run, head, body):
+            with _warnings() as warned:
+                answer = _answer_one(run, head, body)
+            for part in (*answer, json.dumps(warned).encode()):
                 connection.send_bytes(part)
         connection.close()
 
@@ -230,6 +234,23 @@ def _answer_one(run: Mapping[str, Any], head: str, body: bytes) -> tuple[bytes, 
     except Exception as error:
         LOG.exception("no answer")
         return type(error).__name__.encode(), str(error).encode(), b""
+
+
+@contextmanager
+def _warnings() -> Iterator[list[str]]:
+    """Collect the warnings that are logged meanwhile; they stay in the log."""
+    found: list[str] = []
+
+    def note(record: logging.LogRecord) -> bool:
+        if record.levelno == logging.WARNING:
+            found.append(record.getMessage())
+        return True
+
+    LOG.addFilter(note)
+    try:
+        yield found
+    finally:
+        LOG.removeFilter(note)
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 import abc
 from collections.abc import Callable
-from typing import Any, NamedTuple, Self, TypeAlias, final
+from typing import Any, Self, TypeAlias, final
 
 import jax
 import numpy as np
@@ -19,7 +19,7 @@ from jaxfed.core.run.fit import fit
 from jaxfed.core.run.solution import Solution
 from jaxfed.estimators._arrays import checked, checked_labels, checked_samples
 from jaxfed.estimators._completion import Completion, check_impute
-from jaxfed.estimators._groups import Group, Known, groups_of, other_type, warn
+from jaxfed.estimators._groups import Group, Known, Parted, groups_of, other_type, warn, warn_of_new
 from jaxfed.estimators._normal import Learned, Normal, noise_outside, principal
 from jaxfed.estimators._stream import check_forgetting, summary, taken_in
 from jaxfed.preprocess import Impute
@@ -28,14 +28,6 @@ from jaxfed.preprocess import Impute
 ArrayOrFrame: TypeAlias = Any
 Table = Float[np.ndarray, "n d"]
 Basis = Float[np.ndarray, "d _r"]
-
-
-class Parted(NamedTuple):
-    """Centred samples, and the client each belongs to."""
-
-    X: Table  # NaN for missing entries
-    completed: Table
-    groups: list[Group]
 
 
 class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator, abc.ABC):
@@ -150,8 +142,8 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
 
         Local components differ between clients, so local scores are comparable only within one
         client. For a client that was not in `fit`, local components are learned from the given
-        samples. Without `groups`, local scores are zero, unless there was only one client in `fit`;
-        a warning is raised if clients have local components.
+        samples, with a warning. Without `groups`, local scores are zero, unless there was only one
+        client in `fit`; a warning is raised if clients have local components.
 
         Args:
             X: samples as rows, `(n, d)`.
@@ -164,6 +156,8 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
             ValueError: if samples or groups are invalid.
         """
         _, X, parts = self._parted(X, groups)
+        if self.local_components_.shape[1] > 0:
+            warn_of_new(groups, parts, self.groups_)
         scores = np.zeros((len(X), self._n_features_out), X.dtype)
         for rows, law in parts:
             basis = (self._new_law(X[rows]) if law is None else law).basis
@@ -242,12 +236,19 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         return found
 
     @final
-    def score(self, X: ArrayOrFrame, y: object = None, groups: ArrayOrFrame | None = None) -> float:
+    def score(
+        self,
+        X: ArrayOrFrame,
+        y: object = None,
+        groups: ArrayOrFrame | None = None,
+        sample_weight: ArrayOrFrame | None = None,
+    ) -> float:
         """Compute the mean of `score_samples`, to be maximized in a search over ranks.
 
-        Reconstruction error is not suitable: it decreases with every component.
+        `sample_weight`, `(n,)`, weights the mean. Reconstruction error is not suitable: it
+        decreases with every component.
         """
-        return float(np.mean(self.score_samples(X, groups)))
+        return float(np.average(self.score_samples(X, groups), weights=sample_weight))
 
     @final
     def personalize(self, X: ArrayOrFrame, groups: ArrayOrFrame) -> Self:

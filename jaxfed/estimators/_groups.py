@@ -5,11 +5,13 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Float, Int
 
 from jaxfed._names import caller
 from jaxfed.estimators._arrays import checked_labels
 from jaxfed.estimators._normal import Normal
+
+LISTED = 5  # clients in a warning
 
 
 class Group(NamedTuple):
@@ -17,6 +19,14 @@ class Group(NamedTuple):
 
     rows: Int[np.ndarray, " n"]
     law: Normal | None
+
+
+class Parted(NamedTuple):
+    """Centred samples, and the client each belongs to."""
+
+    X: Float[np.ndarray, "n d"]  # NaN for missing entries
+    completed: Float[np.ndarray, "n d"]
+    groups: list[Group]
 
 
 class Known(NamedTuple):
@@ -44,6 +54,23 @@ def groups_of(X: np.ndarray, groups: Any, known: Known) -> list[Group]:
         warnings.warn(message, stacklevel=caller())
     laws = dict(zip(known.labels, known.laws, strict=True))
     return [Group(np.flatnonzero(places == i), laws.get(label)) for i, label in enumerate(labels)]
+
+
+def warn_of_new(groups: Any, parts: Sequence[Group], known: np.ndarray) -> None:
+    """Warn that local components of new clients are learned from the samples at hand.
+
+    If all labels are of another type than in `fit`, `groups_of` has already warned.
+    """
+    labels = np.asarray(groups)
+    new = [part.rows for part in parts if part.law is None]
+    if new and not other_type(known, labels):
+        shown = ", ".join(f"{labels[rows[0]]} ({len(rows)} samples)" for rows in new[:LISTED])
+        more = f" and {len(new) - LISTED} more" * (len(new) > LISTED)
+        warnings.warn(
+            f"groups: {shown}{more} not in fit; local components come from these samples alone. "
+            "personalize(X, groups) learns and keeps them",
+            stacklevel=caller(),
+        )
 
 
 def other_type(known: np.ndarray, labels: np.ndarray) -> str:

@@ -3,6 +3,7 @@
 Authors of algorithms import from here; users do not need it.
 """
 
+import warnings
 from collections.abc import Callable
 from typing import Literal
 
@@ -12,8 +13,10 @@ from jax import lax
 from jax.core import Tracer
 from jaxtyping import Array, Float, Key
 
+from jaxfed._names import caller
 from jaxfed.contract import ClientsLike, Personalized, check_instance
 from jaxfed.core.clients.clients import Clients
+from jaxfed.core.clients.samples import Rows as SampleRows
 from jaxfed.core.clients.samples import Samples, other_data
 from jaxfed.core.common.printing import is_known
 from jaxfed.core.common.processes import finite
@@ -79,6 +82,26 @@ def check_room(names: str, total: int, clients: ClientsLike) -> None:
     if total > clients.features:
         raise ValueError(
             f"{names}: {total} orthonormal components do not fit into {clients.features} features"
+        )
+
+
+def warn_of_few(local_rank: int, clients: ClientsLike) -> None:
+    """Warn if the local components alone can reproduce all samples of a client.
+
+    Such a client says nothing about shared components. Moments, whose numbers of samples may be
+    unknown, and clients without values are passed over.
+    """
+    counts = [part.count for part in clients.parts if isinstance(part, SampleRows)]
+    if not all(map(is_known, counts)):
+        return
+    fewest = min((int(np.min(x)) for x in counts), default=local_rank + 1)
+    if fewest <= local_rank:
+        warnings.warn(
+            f"clients: wanted more samples of each client than the {local_rank} local components, "
+            f"got a client with {fewest}, which its local components reproduce whatever is shared. "
+            "Learn fewer local components, or use an algorithm with a prior, such as "
+            "jaxfed.pca.AdaptivePCA",
+            stacklevel=caller(),
         )
 
 

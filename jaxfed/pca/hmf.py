@@ -40,6 +40,7 @@ from jaxfed.pca.components import (
     first_shared,
     moment_message,
     retract,
+    warn_of_few,
 )
 
 Scalar = Float[Array, ""]
@@ -157,6 +158,7 @@ class HMF(Algorithm, HasBases, HasRemarks):
         """Raise a `ValueError` if the data, the ranks or the warm start do not fit."""
         samples.check_rows(clients)
         check_room("shared_rank + local_rank", self.shared_rank + self.local_rank, clients)
+        warn_of_few(self.local_rank, clients)
         check_start(start, clients, self.shared_rank, self.local_rank)
 
     def prepare(self, data: samples.Rows, client_id, rounds) -> Member:

@@ -25,6 +25,7 @@ from jaxfed.pca.components import (
     moment_received,
     top_components,
     uncaptured,
+    warn_of_few,
 )
 
 METHODS = ("projector", "median", "spectrum", "local_first")
@@ -156,6 +157,7 @@ class OneShot(OneExchange, HasRemarks):
     def check(self, clients, start) -> None:
         """Raise a `ValueError` if the ranks do not fit."""
         check_fits("shared_rank + local_rank", self.shared_rank + self.local_rank, clients)
+        warn_of_few(self.local_rank, clients)
 
     def prepare(self, data, client_id, rounds):
         """Return the client's second moment."""

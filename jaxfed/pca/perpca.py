@@ -49,6 +49,7 @@ from jaxfed.pca.components import (
     multiplied,
     retract,
     uncaptured,
+    warn_of_few,
 )
 from jaxfed.pca.shrinkage import shrink
 
@@ -193,6 +194,7 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
     def check(self, clients, start) -> None:
         """Raise a `ValueError` if the ranks or the warm start do not fit."""
         check_fits("shared_rank + local_rank", self.shared_rank + self._width, clients)
+        warn_of_few(self._width, clients)
         if isinstance(self.local_rank, tuple):
             ranks = len(self.local_rank)
             if ranks != len(clients):

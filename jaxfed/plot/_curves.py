@@ -70,6 +70,7 @@ def convergence(
         axes.plot(places[known], values[known], style, **look)
     _figure.marked(axes.axhline, levels)
     _figure.light(axes)
+    _figure.without_zoom(axes)
     if bits:
         _bits(axes.twinx(), curves["bits_up"])
     if against == "rounds":

@@ -83,6 +83,15 @@ def light(axes: Any) -> None:
     axes.grid(axis="y", linewidth=0.4, alpha=0.5)
 
 
+def without_zoom(axes: Any) -> None:
+    """Show at least a thousandth of the values' size, so that rounding looks flat."""
+    low, high = axes.get_ylim()
+    least = 1e-3 * max(abs(low), abs(high))
+    if high - low < least:
+        middle = (low + high) / 2
+        axes.set_ylim(middle - least / 2, middle + least / 2)
+
+
 def colour(position: int) -> str:
     """The colour of the curve or class at this position; colours repeat after eight."""
     return COLOURS[position % len(COLOURS)]

@@ -1,6 +1,7 @@
 """Commands beside `jaxfed fit`, and what all have: help, options from files, completion, tables."""
 
 import contextlib
+import importlib
 import inspect
 import io
 import itertools
@@ -11,7 +12,6 @@ import signal
 import subprocess
 import sys
 import time
-import tomllib
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ import pytest
 import jaxfed as jf
 from jaxfed.cli import SUMMARIES, _report, load, main, parse
 from jaxfed.cli._options import descriptions
-from jaxfed.cli.fit import pca
+from jaxfed.cli.fit import GROUPS, pca
 from jaxfed.core.common.files import locked
 from jaxfed.core.store import saved
 from tests.cli.command_line import fit, loaded, refused, run, value, written
@@ -262,109 +262,6 @@ def test_what_cannot_be_personalized_is_said(learned, tmp_path, capsys):
     assert not (tmp_path / "out").exists()
 
 
-# --- deploy --------------------------------------------------------------------------------------
-
-
-def test_deploy_writes_an_app_that_flower_takes(tmp_path, capsys):
-    flwr = pytest.importorskip("flwr.supercore.object_ref")
-    app = tmp_path / "app"
-    settings = ["--set", "shared_rank=2", "local_rank=1", "variant=polar"]
-    command = ["deploy", "new", str(app), "--algorithm", "PerPCA"]
-    assert main([*command, *settings, "--rounds", "7"]) == 0
-    assert "federation/app.py" in capsys.readouterr().out
-    for component in ("app:server", "app:client", "client:client"):
-        assert flwr.validate(f"federation.{component}", project_dir=app)[0]
-    names = {}
-    exec((app / "federation" / "app.py").read_text(), names)
-    made = names["make_algorithm"]({})
-    assert made.shared_rank == 2 and made.variant == "polar"
-    np.save(tmp_path / "own.npy", np.ones((4, 6), np.float32))
-    assert len(names["make_data"]({"data": str(tmp_path / "own.npy")})) == 1
-    assert "empty" in refused(capsys, main([*command, *settings]))
-    command[2] = str(tmp_path / "other")
-    assert "local_rank=VALUE" in refused(capsys, main([*command, "--set", "shared_rank=2"]))
-    assert "one of" in refused(capsys, main([*command, "--set", "rank=2"]))
-    command[-1] = "kmeans"
-    assert "algorithm: wanted one of" in refused(capsys, main(command))
-    trial = ["deploy", "try", "--app", str(app), "--data", str(tmp_path)]
-    assert "file for each of 3 nodes, got 1" in refused(capsys, main(trial))
-
-
-@pytest.fixture
-def app(tmp_path, capsys, monkeypatch):
-    """An app folder, data for one node, and the command that tries it as far as Flower."""
-    local = pytest.importorskip("jaxfed.deploy.local")
-
-    def start(*arguments):
-        raise ValueError("Flower starts")
-
-    def forget():
-        for name in [name for name in sys.modules if name.split(".")[0] == "federation"]:
-            del sys.modules[name]
-
-    monkeypatch.setattr(local, "Local", start)
-    folder = tmp_path / "app"
-    main(["deploy", "new", str(folder), "--algorithm", "pooled", "--set", "rank=2"])
-    np.save(tmp_path / "own.npy", np.ones((4, 6), np.float32))
-    capsys.readouterr()
-    path = list(sys.path)
-
-    def trial():
-        code = main(
-            ["deploy", "try", "--app", str(folder), "--data", str(tmp_path), "--nodes", "1"]
-        )
-        forget()
-        assert sys.path == path
-        return code, capsys.readouterr().err
-
-    forget()
-    return folder, trial
-
-
-@pytest.mark.parametrize(
-    ("file", "old", "new", "words"),
-    [
-        (
-            "federation/app.py",
-            "make_data)",
-            "make_data, channel=jf.channel.no_such())",
-            "AttributeError: module 'jaxfed.channel' has no attribute 'no_such'",
-        ),
-        ("federation/app.py", "import numpy", "import nowhere", "No module named 'nowhere'"),
-        ("federation/app.py", "server =", "service =", "no attribute 'server'"),
-        ("federation/app.py", "client =", "patron =", "no attribute 'client'"),
-        ("federation/app.py", "def ", "deaf ", "SyntaxError: invalid syntax"),
-        ("pyproject.toml", "serverapp =", "serverap =", "KeyError: 'serverapp'"),
-        ("pyproject.toml", "[tool.flwr.app.components]", "[components]", "KeyError: 'components'"),
-    ],
-    ids=("argument", "module", "server", "client", "syntax", "component", "table"),
-)
-def test_deploy_imports_an_app_before_it_starts_flower(app, file, old, new, words):
-    folder, trial = app
-    path = folder / file
-    path.write_text(path.read_text().replace(old, new))
-    code, said = trial()
-    assert code == 2 and f"app: wanted one that can be imported, got {folder}" in said
-    assert words in said and "Flower starts" not in said
-
-
-def test_deploy_starts_flower_for_an_app_that_can_be_imported(app):
-    code, said = app[1]()
-    assert code == 2 and "Flower starts" in said
-
-
-def test_an_app_holds_no_path_of_the_machine_that_wrote_it(tmp_path, app, monkeypatch):
-    (tmp_path / "new").mkdir()
-    monkeypatch.chdir(tmp_path / "new")
-    assert main(["deploy", "new", ".", "--algorithm", "pooled", "--set", "rank=2"]) == 0
-    for folder in (app[0], tmp_path / "new"):
-        for path in (folder / "pyproject.toml", folder / "federation" / "app.py"):
-            assert str(tmp_path) not in path.read_text()
-        with (folder / "pyproject.toml").open("rb") as file:
-            out = tomllib.load(file)["tool"]["flwr"]["app"]["config"]["out"]
-        assert out == f"{folder.name}/out"
-
-
 # --- --config --------------------------------------------------------------------------------
 
 
@@ -586,6 +483,43 @@ def test_help_is_there_at_once():
 COMMANDS = [[], *([name] for name in SUMMARIES), ["fit", "perpca"], ["deploy", "worker"]]
 
 
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (["fot"], "transform, got 'fot'; did you mean fit?"),
+        (["fit", "perpcaa", "--rank", "2"], "got 'perpcaa'; did you mean perpca?"),
+        (
+            ["deploy", "wroker"],
+            "wanted one of new, try, worker, got 'wroker'; did you mean worker?",
+        ),
+        (["demo", "--sed", "1"], "--sed: no such option; did you mean --seed?"),
+        (["info", "x", "--nonsense"], "--nonsense: no such option"),
+    ],
+)
+def test_the_closest_name_is_suggested(command, words, capsys):
+    assert refused(capsys, main(command)).endswith(words)
+
+
+def test_help_lists_algorithms_in_groups(capsys):
+    assert sorted(name for names in GROUPS.values() for name in names) == sorted(
+        importlib.import_module("jaxfed.cli.fit").command().commands
+    )
+    with pytest.raises(SystemExit):
+        main(["fit", "--help"])
+    assert "\nOne subspace for all clients: block-lanczos, " in capsys.readouterr().out
+
+
+def test_help_shows_neither_python_nor_mathematics(described):
+    texts = [
+        option.keywords["help"]
+        for command in described.values()
+        for group in command.options.values()
+        for option in group
+    ]
+    assert len(texts) > 100
+    assert not [text for text in texts if re.search(r"\bNone\b|\\|`", text)]
+
+
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_help(command, capsys):
     with pytest.raises(SystemExit) as stop:
@@ -594,7 +528,7 @@ def test_help(command, capsys):
     assert " ".join(["usage: jaxfed", *command]) in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("command", [[], ["unknown"], ["fit"], ["fit", "perpca"], ["demo", "-x"]])
+@pytest.mark.parametrize("command", [[], ["fit"], ["fit", "perpca"], ["demo", "-x"]])
 def test_wrong_usage(command, capsys):
     with pytest.raises(SystemExit) as stop:
         main(command)

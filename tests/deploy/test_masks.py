@@ -1,6 +1,7 @@
 """What hides messages on separate machines: masks by key agreement, drop-out, noise."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -104,6 +105,34 @@ def test_the_server_sees_sums_alone(tmp_path, unmasked, caplog):
     bare.run(1)
     received = b"".join(bare.grid.seen)
     assert sent and all(plain in received for plain in sent)
+
+
+def test_a_client_says_on_its_own_machine_that_its_message_is_clipped(tmp_path, caplog):
+    clients = draw_samples()
+    wire = jf.Wire(jf.channel.secure_sum(5, bits=BITS, bound=1e-6), jf.channel.lossless())
+    federation = Federation(tmp_path / "low", ALGORITHM, clients, channel=wire)
+    answers = []
+    federation.grid.trouble = lambda node, message, answer: answers.append(answer) or [answer]
+    federation.run(1)
+    warned = [line for line in caplog.messages if "clipped" in line]
+    assert sorted(warned) == [
+        f"masks: client {i} clipped 12 of 12 numbers of its message to the channel's bound"
+        for i in range(5)
+    ]
+    said = [packet_of(answer).words for answer in answers]
+    assert all(words.keys() <= {"kind", "id", "round", "broken"} for words in said[-5:])
+    caplog.clear()
+    Federation(tmp_path / "high", ALGORITHM, clients, channel=HIDDEN).run(1)
+    assert "clipped" not in caplog.text
+
+
+@pytest.mark.parametrize("bits", [12, 32])
+def test_numbers_at_the_bound_are_counted(bits):
+    channel = jf.channel.secure_sum(3, bits=bits, bound=1.0).unmasked()
+    context = jf.channel.Context(jnp.int32(0), jnp.float32(0.5), jax.random.key(7), jnp.int32(1))
+    message = jnp.asarray([0.3, -2.5, 1.9, 5.0, -1.0])  # halved by the weight
+    payload, _ = channel.bind(context).encode(jax.random.key(0), message, None)
+    assert channel.clipped(payload) == 2
 
 
 def test_every_weighted_part_is_a_mean_over_those_who_are_left():

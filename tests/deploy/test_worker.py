@@ -30,6 +30,7 @@ pytestmark = pytest.mark.skipif(not hasattr(socket, "AF_UNIX"), reason="no Unix 
 
 # Stands for an app: tells who answers, and does what a message says.
 APP = """
+import logging
 import os
 import time
 from pathlib import Path
@@ -45,6 +46,8 @@ def answer(asked, run, run_config, node_config):
         os.kill(os.getpid(), 9)
     if "raises" in words:
         raise {"ValueError": ValueError, "OSError": OSError}[words["raises"]]("as it was told")
+    if "warns" in words:
+        logging.getLogger("jaxfed.deploy").warning(words["warns"])
     begin = time.monotonic()
     time.sleep(words.get("takes", 0))
     found = {"process": os.getpid(), "edition": 1, "begin": begin, "end": time.monotonic()}
@@ -115,10 +118,11 @@ def machine(tmp_path, request, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_worker_outlives_the_process_that_started_it(machine):
+def test_a_worker_outlives_the_process_that_started_it(machine, caplog):
     """It answers with other processes' words and bytes, and ends when it is told to."""
-    first = machine.ask(parts=[b"some", b"", bytes(10**6)], kind="hello")
+    first = machine.ask(parts=[b"some", b"", bytes(10**6)], kind="hello", warns="as told")
     assert first["process"] != os.getpid() and first["kind"] == "hello"
+    assert caplog.messages == ["as told"]  # in the log of the SuperNode, too
     assert machine.ask()["process"] == first["process"]
     worker.end(machine.config)
     assert not (machine.place / "socket").exists()

@@ -93,12 +93,17 @@ def test_a_new_client_is_personalized(data, fitted):
     new = rng.normal(size=(N, 2)) @ fitted.components_ + rng.normal(size=(N, 2)) @ own.T
     new += fitted.mean_
     labels = np.full(N, 9)
-    scores = fitted.transform(new, groups=labels)
+    said = rf"^groups: 9 \({N} samples\) not in fit; .*personalize\(X, groups\)"
+    with pytest.warns(UserWarning, match=said) as caught:
+        scores = fitted.transform(new, groups=labels)
+    assert caught[0].filename == __file__
     assert np.abs(scores[:, 2:]).max() > 0.5
     with pytest.raises(ValueError, match=r"groups: .*9.* was not in fit"):
         fitted.inverse_transform(scores, groups=labels)
     known = pickle.loads(pickle.dumps(fitted)).personalize(new, groups=labels)
-    restored = known.inverse_transform(known.transform(new, labels), groups=labels)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        restored = known.inverse_transform(known.transform(new, labels), groups=labels)
     np.testing.assert_allclose(restored, new, atol=1e-4)
     assert known.local_components_.shape == (M + 1, 2, D)
     assert fitted.local_components_.shape == (M, 2, D)
@@ -174,6 +179,27 @@ def test_it_works_in_a_pipeline_and_names_its_columns(data):
     assert list(pipe[-1].feature_names_in_) == list(frame.columns)
 
 
+def test_a_search_over_a_pipeline_passes_groups_on(data):
+    """Pipelines pass a `sample_weight` on to the last step's `score`, even where there is none."""
+    X, groups, _ = data
+    with sklearn.config_context(enable_metadata_routing=True):
+        model = estimators.FederatedPCA(1, rounds=5, random_state=0)
+        model.set_fit_request(groups=True).set_score_request(groups=True)
+        pipe = make_pipeline(StandardScaler(), model.set_transform_request(groups=True))
+        search = GridSearchCV(pipe, {"federatedpca__n_components": [1, 2]}, cv=GroupKFold(2))
+        search.fit(X, groups=groups)
+    assert np.isfinite(search.cv_results_["mean_test_score"]).all()
+
+
+def test_a_score_weights_its_samples(data, fitted):
+    X, groups, _ = data
+    each = fitted.score_samples(X, groups)
+    weights = np.arange(len(X)) % 3
+    found = fitted.score(X, groups=groups, sample_weight=weights)
+    assert found == pytest.approx(each @ weights / weights.sum(), rel=1e-12)
+    assert fitted.score(X, groups=groups) == pytest.approx(each.mean(), rel=1e-12)
+
+
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
@@ -247,7 +273,7 @@ def test_samples_whose_clients_are_not_told_say_so(data, fitted, ask):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         getattr(fitted, ask)(X, groups=groups)
-        getattr(fitted, ask)(X, groups=groups + M)
+        fitted.score(X, groups=groups + M)  # as in a search that holds out whole clients
 
 
 def test_labels_of_another_type_are_of_nobody_known_and_say_so(data, fitted):
@@ -255,7 +281,8 @@ def test_labels_of_another_type_are_of_nobody_known_and_say_so(data, fitted):
     names = [str(label) for label in groups]
     with pytest.warns(UserWarning, match=r"^groups: wanted numbers, as in fit, got names"):
         scores = fitted.transform(X, groups=names)
-    np.testing.assert_allclose(scores, fitted.transform(X, groups + M))
+    with pytest.warns(UserWarning, match=r"^groups: 4 \(30 samples\), .* not in fit"):
+        np.testing.assert_allclose(scores, fitted.transform(X, groups + M))
     with pytest.raises(ValueError, match=r"^groups: wanted numbers, as in fit, got names"):
         fitted.personalize(X, groups=names)
     by_name = estimators.FederatedPCA(1, rounds=2).fit(X, groups=np.array(names, object))

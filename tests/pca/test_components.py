@@ -1,6 +1,7 @@
 """Components to begin with, which take products alone."""
 
 import functools
+import warnings
 
 import chex
 import jax
@@ -169,3 +170,29 @@ def test_alike_clients_share_what_comes_after_the_local_components():
     solution = jf.fit(jf.pca.VarProPerPCA(2, 2), clients, rounds=30, key=jax.random.key(0))
     best = np.linalg.eigvalsh(matrix)[:-4].sum()
     np.testing.assert_allclose(solution.history["objective"][-1], best, rtol=1e-3)
+
+
+PERSONALIZED = (
+    *(kind(1, 2) for kind in (jf.pca.PerPCA, jf.pca.VarProPerPCA, jf.pca.OneShot, jf.pca.HMF)),
+    jf.pca.TCMF(1, 2, 0.5),
+)
+
+
+@pytest.mark.parametrize("algorithm", PERSONALIZED, ids=lambda algorithm: type(algorithm).__name__)
+def test_clients_that_local_components_reproduce_are_warned_of(algorithm):
+    few = jf.Clients.from_samples([falling(n).astype(np.float32) for n in (2, 9)])
+    with pytest.warns(UserWarning, match=r"^clients: .* 2 local components, got a client with 2"):
+        algorithm.check(few, None)
+    enough = jf.Clients.from_samples([falling(n).astype(np.float32) for n in (3, 9)])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        algorithm.check(enough, None)
+        jax.jit(lambda clients: algorithm.check(clients, None))(few)  # no values
+        jf.pca.HierarchicalPCA(2, 0.5, 0.1).check(few, None)
+
+
+def test_the_warning_points_to_the_users_line():
+    few = jf.Clients.from_samples(np.ones((2, 1, 3), np.float32))
+    with pytest.warns(UserWarning, match="got a client with 1") as caught:
+        jf.fit(jf.pca.OneShot(1, 1), few, rounds=1, key=jax.random.key(0))
+    assert caught[0].filename == __file__

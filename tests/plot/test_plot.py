@@ -160,6 +160,15 @@ def test_convergence_draws_the_history_and_what_it_is_compared_with():
     np.testing.assert_array_equal(curve.get_xdata(), [8, 24])
 
 
+def test_convergence_does_not_magnify_rounding():
+    rounding = 1e-8 * np.random.default_rng(0).normal(size=50)
+    low, high = plot.convergence({"objective": 0.5 + rounding}).axes[0].get_ylim()
+    assert high - low == pytest.approx(5e-4, rel=0.01) and low < 0.5 < high
+    falls = 0.5 + 0.1 * 0.5 ** np.arange(50)
+    low, high = plot.convergence({"objective": falls}).axes[0].get_ylim()
+    assert high - low == pytest.approx(0.1 * 1.1, rel=0.01)
+
+
 def test_clusters_draw_every_client_in_the_colour_of_its_group():
     points = np.random.default_rng(0).normal(size=(12, 2))
     labels = np.arange(12) % 11

@@ -4,8 +4,32 @@ Each module describes the commands of one family of algorithms, reads their data
 solutions. They all use the run in `_run`.
 """
 
+import textwrap
+
 from jaxfed.cli._command import Command
 from jaxfed.cli.fit import autoencoder, diffusion, nmf, pca, views
+
+GROUPS = {
+    "Shared and local components": (
+        "perpca",
+        "perpca-gradient",
+        "hmf",
+        "tcmf",
+        "pertucker",
+        "oneshot",
+    ),
+    "Non-negative shared and local components": ("inmf",),
+    "Local components under a common prior": ("hierarchical", "adaptive", "empirical-bayes"),
+    "One subspace for all clients": ("block-lanczos", "subspace-iteration", "local-power", "faps"),
+    "Views of the same entities": ("gcca", "mvlsa", "deep-gcca", "ajive"),
+    "Networks": ("autoencoder", "diffusion"),
+    "For comparison, each client alone or all together": (
+        "local",
+        "pooled",
+        "local-probabilistic",
+        "global-probabilistic",
+    ),
+}
 
 
 def command() -> Command:
@@ -18,4 +42,10 @@ def command() -> Command:
     commands = {}
     for family in (pca, nmf, views, autoencoder, diffusion):
         commands |= family.commands()
-    return Command(about, commands=commands)
+    groups = [
+        textwrap.fill(f"{title}: {', '.join(names)}", 79, subsequent_indent="  ")
+        for title, names in GROUPS.items()
+    ]
+    text = "\n".join([textwrap.fill(about, 79), "", *groups])
+    ordered = {name: commands.pop(name) for names in GROUPS.values() for name in names}
+    return Command(text, commands={**ordered, **commands})

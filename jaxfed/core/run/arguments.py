@@ -25,7 +25,7 @@ from jaxfed.core.backends import backend
 from jaxfed.core.backends.one_device import vmap
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.common.buckets import each_first
-from jaxfed.core.common.meshes import is_explicit
+from jaxfed.core.common.meshes import check_context, is_explicit
 from jaxfed.core.common.processes import exchanged, is_traced, spans
 from jaxfed.core.contract import calls as contract
 from jaxfed.core.contract import participation
@@ -62,6 +62,7 @@ def problem_of(
     Raises:
         ValueError: names the first unsuitable argument.
     """
+    check_context()
     check_instance("algorithm", algorithm, Algorithm, "a jaxfed algorithm")
     for leaf in jax.tree.leaves(algorithm):
         if not is_number(leaf):
@@ -198,11 +199,6 @@ def check_together(problem: Problem, start: Personalized | None, rounds: int) ->
     """
     algorithm, clients, up = problem.algorithm, problem.clients, problem.uplink
     number = problem.participation.number(len(clients))
-    if problem.downlink.private:
-        raise ValueError(
-            "channel: one that hides what clients send is for the uplink alone; wanted another for "
-            "the downlink, such as jf.Wire(channel, lossless())"
-        )
     if problem.first_uplink.cumulative:
         raise ValueError(
             "channel: wanted for the start one without memory at both ends, such as quantize(8), "

@@ -28,6 +28,10 @@ class MaskedChannel(Channel):
         """All numbers of a payload."""
 
     @abc.abstractmethod
+    def clipped(self, payload: PyTree) -> int:
+        """How many entries of a payload without masks are at the bound, so probably clipped."""
+
+    @abc.abstractmethod
     def with_numbers(self, payload: PyTree, numbers: UInt32[np.ndarray, " n"]) -> PyTree:
         """The payload with its numbers replaced."""
 

@@ -139,6 +139,11 @@ class _SecureSum(MaskedChannel):
         found = [unpack_wide(jnp.asarray(x.packed), x.size, self.bits) for x in parts]
         return np.concatenate([np.asarray(x, np.uint32) for x in found])
 
+    def clipped(self, payload):
+        left = np.uint32(32 - self.bits)
+        whole = (self.numbers(payload) << left).view(np.int32) >> left.astype(np.int32)
+        return int(np.count_nonzero(np.abs(whole) >= self.levels))
+
     def with_numbers(self, payload, numbers):
         parts, structure = jax.tree.flatten(payload, is_leaf=_is_packed)
         ends = np.cumsum([part.size for part in parts])

@@ -61,10 +61,14 @@ def checked_wire(channel: Channel | Wire) -> Wire:
     """The wire for a `channel` argument: one channel serves both directions.
 
     Raises:
-        ValueError: if it is neither a channel nor a wire.
+        ValueError: if it is neither a channel nor a wire, or hides messages of the server.
     """
-    if isinstance(channel, Channel):
-        return Wire(channel, channel)
-    if not isinstance(channel, Wire):
+    wire = Wire(channel, channel) if isinstance(channel, Channel) else channel
+    if not isinstance(wire, Wire):
         raise refuse("channel", "a channel, or jf.Wire(up, down) of two", channel)
-    return channel
+    if wire.down.private:
+        raise ValueError(
+            "channel: one that hides what clients send is for the uplink alone; wanted another for "
+            "the downlink, such as jf.Wire(channel, lossless())"
+        )
+    return wire
