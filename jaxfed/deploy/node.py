@@ -252,8 +252,10 @@ class _NodeRun:
         if clipped := way.clipped(payload):
             LOG.warning(
                 "masks: client %d clipped %d of %d numbers of its message to the channel's bound",
-                self.node.id, clipped, len(way.numbers(payload)),
-            )  # fmt: skip
+                self.node.id,
+                clipped,
+                len(way.numbers(payload)),
+            )
         givers = asked.words["givers"]
         encrypted = asked.parts[-len(givers) :]
         return self.masks(asked).masked(way, payload, givers, encrypted), True

@@ -158,7 +158,8 @@ def test_code_is_as_wide_as_a_page_shows(page):
 @pytest.mark.parametrize("page", [README, *PAGES], ids=lambda page: page.name)
 def test_links_lead_somewhere(page):
     for link in re.findall(r"\]\((?!http)([^)#]+)(?:#[^)]*)?\)", page.read_text()):
-        assert (page.parent / link).exists(), link
+        # The documentation's build checks links to pages that it writes.
+        assert "/_generated/" in link or (page.parent / link).exists(), link
 
 
 def test_every_extra_has_its_line():
