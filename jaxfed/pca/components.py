@@ -94,7 +94,7 @@ def warn_of_few(local_rank: int, clients: ClientsLike) -> None:
     counts = [part.count for part in clients.parts if isinstance(part, SampleRows)]
     if not all(map(is_known, counts)):
         return
-    fewest = min((int(np.min(x)) for x in counts), default=local_rank + 1)
+    fewest = min((int(np.asarray(x).min()) for x in counts), default=local_rank + 1)
     if fewest <= local_rank:
         warnings.warn(
             f"clients: wanted more samples of each client than the {local_rank} local components, "

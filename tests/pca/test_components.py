@@ -188,6 +188,7 @@ def test_clients_that_local_components_reproduce_are_warned_of(algorithm):
         warnings.simplefilter("error")
         algorithm.check(enough, None)
         jax.jit(lambda clients: algorithm.check(clients, None))(few)  # no values
+        jax.jit(lambda: algorithm.check(enough, None))()
         jf.pca.HierarchicalPCA(2, 0.5, 0.1).check(few, None)
 
 
