@@ -185,11 +185,13 @@ PAGE = ROOT / "docs" / "guides" / "machines.md"
 
 
 def test_the_page_of_the_documentation(tmp_path, environment, clients):
-    """Its commands, word for word, but that all machines are this one."""
+    """Its commands on real machines, word for word, but that all machines are this one."""
     for i, config in enumerate(configs(tmp_path, clients)):
         Path(config["data"]).rename(tmp_path / f"data-{i}.npy")
     lines = []
     for source in blocks(PAGE, "bash"):
+        if source.startswith("pip") or "--masks" in source:
+            continue  # `.ci/tasks.py` runs these
         source = source.replace("\\\n", " ")
         for line in source.splitlines():
             if line.startswith(("flower-superlink", "flower-supernode")):
