@@ -331,8 +331,8 @@ def check_views(
 ) -> None:
     """Raise a `ValueError` for clients without views, or more components than entities.
 
-    If given, `dense` and `complete` begin the message that refuses sparse views and views that lack
-    entities, such as "networks need".
+    Given `dense`, the beginning of a message such as "networks need", it refuses sparse views with
+    that message; given `complete`, views that lack entities.
     """
     data = clients.data if isinstance(clients, Clients) else clients
     if isinstance(clients, Clients) and not clients.layout.in_memory:

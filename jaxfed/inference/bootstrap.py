@@ -102,10 +102,10 @@ class Bootstrap(eqx.Module):
         Args:
             level: share of data sets whose interval should contain the truth.
             kind: `"normal"`, the estimate minus its bias over resamples, plus or minus the standard
-                error times quantiles of Student's t with one degree of freedom less than were
-                drawn again; `"logit"`, the same for the logarithm of the odds of shares between 0
-                and 1; `"percentile"`, quantiles of the resamples, which count bias twice, but suit
-                what has no normal distribution.
+                error times a quantile of Student's t; its degrees of freedom are the number of
+                samples (or clients) that were resampled, minus 1. `"logit"` is the same for the
+                logarithm of the odds of shares between 0 and 1. `"percentile"` takes quantiles of
+                the resamples; it counts bias twice, but suits statistics that are not normal.
 
         Raises:
             ValueError: if the level is not between 0 and 1 or the kind is unknown.
