@@ -15,8 +15,7 @@ from papers.report import Found, Labels, ahead
 from papers.runs import Seeds
 
 CONDITIONS = (10, 100, 1000)
-PRINTED = {problems.POWER: problems.power, problems.PRINTED: problems.printed}
-METHODS: Mapping[str, Callable[[int], Algorithm]] = PRINTED | {problems.FIVE: FAPS}
+METHODS: Mapping[str, Callable[[int], Algorithm]] = problems.PAPERS | {problems.FIVE: FAPS}
 _TO = (1e-3, 3e-4, 1e-4)  # KKT violations
 
 
@@ -27,7 +26,7 @@ def _rounds(violation: float) -> str:
 def full(seeds: Seeds, *, clients: int = 128, rounds: int = 200) -> Found:
     """The printed size and methods, of one draw of data and start for three seeds."""
     few = problems.few_of(seeds)
-    found = run(few, features=1000, clients=clients, rounds=rounds, methods=PRINTED)
+    found = run(few, features=1000, clients=clients, rounds=rounds, methods=problems.PAPERS)
     ends: dict[Labels, Any] = {}
     for condition in CONDITIONS:
         printed, power = (
