@@ -26,7 +26,9 @@ def _rounds(violation: float) -> str:
 def full(seeds: Seeds, *, clients: int = 128, rounds: int = 200) -> Found:
     """The printed size and methods, of one draw of data and start for three seeds."""
     few = problems.few_of(seeds)
-    found = run(few, features=1000, clients=clients, rounds=rounds, methods=problems.PAPERS)
+    found = run(
+        few, features=1000, clients=clients, rounds=rounds, methods=problems.PAPERS, in_turn=True
+    )
     ends: dict[Labels, Any] = {}
     for condition in CONDITIONS:
         printed, power = (
@@ -46,6 +48,7 @@ def run(
     conditions: Sequence[int] = CONDITIONS,
     rounds: int = 600,
     methods: Mapping[str, Callable[[int], Algorithm]] = METHODS,
+    in_turn: bool = False,
 ) -> Found:
     """All curves, without a stopping rule; a client has a quarter more samples than features."""
     sizes = (features * 5 // 4,) * clients
@@ -53,10 +56,11 @@ def run(
     with jax.enable_x64(True):
         for condition in conditions:
             values = problems.arithmetic(features, condition)
-            found[condition, problems.SSI] = problems.alone(10, values, seeds, rounds, None).curve
+            alone = problems.alone(10, values, seeds, rounds, None, in_turn=in_turn)
+            found[condition, problems.SSI] = alone.curve
             data = problems.drawn(seeds, sizes, values)
             for name, make in methods.items():
-                runs = problems.on(data, make(10), values, seeds, rounds, None)
+                runs = problems.on(data, make(10), values, seeds, rounds, None, in_turn=in_turn)
                 found[condition, name] = runs.curve
     measured: dict[Labels, Any] = {}
     for (condition, name), curve in found.items():
