@@ -84,7 +84,9 @@ def rounds(runs: Grid) -> Found:
         titles = [(f"varying {group}", "setting", problems.ROUNDS) for group in groups]
         for (group, settings), axes in zip(groups.items(), graphs(titles, 3.6), strict=True):
             for i, method in enumerate(METHODS):
-                heights = [np.median(runs[group, s, method].rounds) for s in settings]
+                # Of the starts that all methods have.
+                count = len(runs[group, settings[0], problems.PRINTED].rounds)
+                heights = [np.median(runs[group, s, method].rounds[:count]) for s in settings]
                 axes.plot(heights, marker="o", markersize=4, color=colour(i), label=method)
             axes.set_xticks(range(len(settings)), settings, fontsize=6, rotation=20)
             axes.set_yscale("log")
