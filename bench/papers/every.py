@@ -121,7 +121,9 @@ def run_together(
         "seeds": len(seeds),
     }
     if done.returncode:
-        alike |= {"failed": done.stderr.strip().splitlines()[-1:]}
+        # A process that was killed says nothing.
+        status = f"exit status {done.returncode}"
+        alike |= {"failed": done.stderr.strip().splitlines()[-1:] or [status]}
         return dict.fromkeys(names, alike)
     return {name: alike | read_result(folder_of(name, out)) for name in names}
 

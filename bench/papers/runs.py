@@ -12,6 +12,7 @@ from jax.tree_util import Partial
 from jaxtyping import Array, Key
 
 from jaxfed import Algorithm, Clients, Personalized, Solution, rollout
+from jaxfed import backend as backends
 from jaxfed import channel as channels
 
 
@@ -68,7 +69,7 @@ class Seeds:
         return list(jax.vmap(lambda key: jax.random.split(key, parts))(self.keys()).T)
 
 
-@partial(jax.jit, static_argnames=("rounds", "every", "channel", "one_for_all"))
+@partial(jax.jit, static_argnames=("rounds", "every", "channel", "one_for_all", "in_turn"))
 def runs(
     algorithm: Algorithm,
     clients: Clients,
@@ -82,6 +83,7 @@ def runs(
     every: int = 1,
     channel: channels.Channel = channels.lossless(),  # noqa: B008
     one_for_all: bool = False,
+    in_turn: bool = False,
 ) -> Solution:
     """One run per data set, start and key, which all carry a leading axis.
 
@@ -98,6 +100,8 @@ def runs(
         every: rounds from one measurement to the next.
         channel: of the messages.
         one_for_all: `clients` are one data set for all runs, without the leading axis.
+        in_turn: one run after the other, and in each one client after the other, so that no run and
+            no client waits for the slowest; for problems that fill a processor one by one.
 
     Returns:
         The solutions, stacked.
@@ -117,8 +121,12 @@ def runs(
             channel=channel,
             metrics=None if measure is None else metrics,
             metrics_every=every,
+            backend=backends.chunked(1) if in_turn else backends.vmap(),
         )
 
+    if in_turn:
+        each = None if one_for_all else clients, keys, start, given
+        return jax.lax.map(lambda run: one(clients if one_for_all else run[0], *run[1:]), each)
     return jax.vmap(one, (None if one_for_all else 0, 0, 0, 0))(clients, keys, start, given)
 
 

@@ -12,7 +12,7 @@ import papers
 from jaxfed import Personalized
 from jaxfed.cli import main
 from jaxfed.pca import FAPS, SubspaceIteration
-from papers.faps import _problems, figure4
+from papers.faps import _grid, _problems, figure4
 from papers.runs import Seeds
 
 
@@ -51,7 +51,7 @@ def test_negligible_eigenvalues_change_nothing(key, x64):
     """Beside the whole problem, from the same start and of the same numbers."""
     rank, whole = 2, _problems.geometric(40, 1.4)
     few = _problems.shortened(whole, rank)
-    assert len(few) == 23
+    assert len(few) == 13
     keys = jax.random.split(key, 3)
     drawn = jax.vmap(lambda k: jax.random.uniform(k, (40, rank), minval=-1, maxval=1))(keys)
     starts = _problems.starts_in(keys, 40, few, rank)
@@ -70,6 +70,40 @@ def test_negligible_eigenvalues_change_nothing(key, x64):
     for one, other in rounds.values():
         assert (one < 199).all()
         np.testing.assert_allclose(one, other, atol=1)
+
+
+@pytest.mark.slow
+def test_section_5_4_small(x64):
+    """Of smaller problems, in the order of the settings, with data that settings share."""
+    settings = {
+        ("p", "two"): _grid.Setting(60, 320, 2, 1.2),
+        ("ratio", "steep"): _grid.Setting(60, 320, 2, 1.5),
+        ("p", "four"): _grid.Setting(60, 320, 4, 1.2),
+    }
+    runs = _grid.grid(Seeds(1), settings=settings, clients=8, rounds=300)
+    assert list(runs) == [(*labels, name) for labels in settings for name in _grid.METHODS]
+    for (*labels, name), run in runs.items():
+        assert len(run.rounds) == (_problems.STARTS if name == _problems.SSI else 1)
+        assert (run.rounds < 299).all() and (run.error < 1e-6).all()
+        # A product a round, and one for each local step.
+        assert (run.products >= (2 if name == _problems.PRINTED else 1) * run.rounds).all()
+        assert labels[1] != "steep" or np.median(run.rounds) < 40
+    drawn = _grid.rounds(runs)
+    assert drawn.figures["figure2"]().axes[0].get_title() == "varying p"
+
+
+@pytest.mark.slow
+def test_runs_in_turn_are_those_at_once(key, x64):
+    """Of methods that do not amplify rounding, which the order of clients' sums changes."""
+    values = _problems.geometric(20, 1.2)
+    data = _problems.drawn(Seeds(2), (30, 25), values)
+    for algorithm in (SubspaceIteration(3), _problems.power(3)):
+        once, turn = (
+            _problems.on(data, algorithm, values, Seeds(2), 200, in_turn=in_turn)
+            for in_turn in (False, True)
+        )
+        np.testing.assert_array_equal(once.rounds, turn.rounds)
+        np.testing.assert_allclose(once.kkt, turn.kkt, rtol=1e-6)
 
 
 @pytest.mark.slow

@@ -241,6 +241,13 @@ def test_targets_of_one_experiment_run_in_one_process(runs, tmp_path):
         assert record["0"][name]["which"][-1] == "3: 3, accepted [1, 2]"
 
 
+def test_a_process_that_is_killed_has_failed(monkeypatch, tmp_path):
+    killed = SimpleNamespace(returncode=-9, stderr="")
+    monkeypatch.setattr(every.subprocess, "run", lambda *_, **__: killed)
+    record = every.run_all(Seeds(1), tmp_path, data=None, names=["perpca/figure9"], budget=None)
+    assert record["0"]["perpca/figure9"]["failed"] == ["exit status -9"]
+
+
 def test_what_time_is_left_for_is_run(runs, tmp_path):
     every.run_all(Seeds(1), tmp_path, data=None, names=["perpca/figure9"], budget=0.0)
     assert runs == []

@@ -12,7 +12,7 @@ from xarray import Dataset
 import jaxfed as jf
 import papers
 from papers.adept import _diffusion, diffusion
-from papers.faps import _problems
+from papers.faps import _grid, _problems
 from papers.faps import steps as faps_steps
 from papers.gcca import _linear, figure6
 from papers.hierarchical import _laws, figure1b
@@ -208,12 +208,14 @@ def test_half_as_many_rounds_again_differ_in_figure4(monkeypatch, factor):
 
     names = {"LocalPower": _problems.POWER, "FAPS": _problems.FIVE}
     monkeypatch.setattr(_problems, "arithmetic", lambda features, condition: condition)
-    monkeypatch.setattr(_problems, "alone", lambda rank, values, *_: outcome(_problems.SSI, values))
+    monkeypatch.setattr(
+        _problems, "alone", lambda rank, values, *_, in_turn: outcome(_problems.SSI, values)
+    )
     monkeypatch.setattr(_problems, "drawn", lambda *_: None)
     monkeypatch.setattr(
         _problems,
         "on",
-        lambda _, algorithm, values, *__: outcome(
+        lambda _, algorithm, values, *__, in_turn: outcome(
             _problems.PRINTED
             if getattr(algorithm, "local_solver", "") == "relative_change"
             else names[type(algorithm).__name__],
@@ -225,6 +227,23 @@ def test_half_as_many_rounds_again_differ_in_figure4(monkeypatch, factor):
     wanted = set(known) if factor != 1 else set()
     assert found <= wanted and len(found) >= 0.9 * len(wanted)
     assert {labels[:2] for labels in found} == {labels[:2] for labels in wanted}
+
+
+@pytest.mark.parametrize("factor", [1, 0.5, 1.5])
+def test_half_as_many_rounds_again_differ_in_figure2(factor):
+    """Subspace iteration in the reference's rounds, or half of them more; the others in as many."""
+    target = papers.find("faps/figure2")
+    runs = {}
+    for (group, setting, _, quantity), known in target.reference.items():
+        assert quantity == _problems.ROUNDS
+        rounds = np.full(20, factor * known.middle)
+        for method in _grid.METHODS:
+            runs[group, setting, method] = SimpleNamespace(rounds=rounds, products=rounds)
+    assert set(runs) == {(*labels, method) for labels in _grid.SETTINGS for method in _grid.METHODS}
+    found = differing(target(Seeds(1), made={target.experiment: runs}))
+    wanted = set(target.reference) if factor != 1 else set()
+    assert {labels for labels in found if labels[0] != "claim"} == wanted
+    assert len(found - wanted) == 8  # as many are not fewer
 
 
 def test_as_many_rounds_are_no_fewer():

@@ -1,83 +1,109 @@
 """Section 5.4 of Wang, Liu & Zhang (2022): synthetic problems of other sizes and spectra."""
 
-from functools import partial
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from jaxfed.pca import FAPS
+from jaxfed.pca import SubspaceIteration
 from jaxfed.plot._figure import colour
 from papers.drawing import graphs, legend
 from papers.faps import _problems as problems
+from papers.intervals import at_least
 from papers.report import Found, Labels, cells
 from papers.runs import Seeds
 
-RATIOS = {f"ratio 1 + 10^-{x}": 1 + 10**-x for x in (1, 1.5, 2, 2.5)}
+ROUNDS = 3000  # at most, as printed
+FIRST = 7 + 3 + 1  # products of LocalPower's first rounds with a client's matrix beyond one each
 
-SAME = "2000 to 5000", "160000 to 256000"  # n and m, on which subspace iteration does not depend
 
+class Setting(NamedTuple):
+    """The sizes and the spectrum of a problem."""
+
+    features: int
+    samples: int  # of all clients together
+    rank: int
+    ratio: float  # of a singular value to the next
+
+
+SETTINGS = (
+    {("n", f"n = {n}"): Setting(n, 128_000, 20, 1.01) for n in (2000, 3000, 4000, 5000)}
+    | {("m", f"m = {m}"): Setting(2000, m, 10, 1.01) for m in (160_000, 192_000, 224_000, 256_000)}
+    | {("p", f"p = {p}"): Setting(1000, 128_000, p, 1.01) for p in (10, 20, 30, 40)}
+    | {
+        ("ratio", f"ratio 1 + 10^-{x}"): Setting(1000, 256_000, 10, 1 + 10**-x)
+        for x in (1, 1.5, 2, 2.5)
+    }
+)
+
+METHODS = (problems.SSI, *problems.PAPERS)
 Grid = dict[tuple[str, str, str], problems.Outcomes]  # by group, setting and method
 
 
 @jax.enable_x64(True)
-def grid(seeds: Seeds) -> Grid:
-    """Outcomes of section 5.4."""
-    runs: Grid = {}
-    slow = problems.geometric(300, 1.01)
-    for p in (10, 20, 30, 40):
-        runs["p", f"p = {p}", problems.SSI] = problems.alone(p, slow, seeds, 700)
-    runs["n", SAME[0], problems.SSI] = runs["p", "p = 20", problems.SSI]
-    runs["m", SAME[1], problems.SSI] = runs["p", "p = 10", problems.SSI]
-    for name, ratio in RATIOS.items():
-        values = problems.geometric(600 if ratio < 1.01 else 300, ratio)
-        runs["ratio", name, problems.SSI] = problems.alone(
-            10, values, seeds, 2000 if ratio < 1.01 else 700
-        )
+def grid(
+    seeds: Seeds,
+    *,
+    settings: Mapping[tuple[str, str], Setting] = SETTINGS,
+    clients: int = 128,
+    rounds: int = ROUNDS,
+) -> Grid:
+    """Outcomes of section 5.4: of every start of subspace iteration, and the first of the others.
 
-    few, even, scaled = problems.few_of(seeds), (1000,) * 8, problems.geometric(250, 1.01)
-    for method, make in (
-        (problems.POWER, problems.power),
-        (problems.PRINTED, problems.printed),
-        (problems.FIVE, FAPS),
-    ):
-        run = partial(problems.together, seeds=few, rounds=600)
-        runs["p", "p = 10", method] = run(make(10), scaled, even)
-        runs["p", "p = 20", method] = runs["n", SAME[0], method] = run(make(20), scaled, even)
-        runs["m", SAME[1], method] = run(make(10), scaled, (1625,) * 8)
-        for name, ratio in list(RATIOS.items())[:2]:
-            runs["ratio", name, method] = run(make(10), problems.geometric(250, ratio), even)
-    return runs
+    Settings of the same samples and spectrum have the same data.
+    """
+    runs: Grid = {}
+    data: dict[tuple[int, float], list[tuple[Labels, int, problems.Large]]] = {}
+    for part, (labels, (features, samples, rank, ratio)) in enumerate(settings.items()):
+        problem = problems.large(seeds, problems.geometric(features, ratio), rank, part)
+        runs[*labels, problems.SSI] = problems.as_printed(SubspaceIteration(rank), problem, rounds)
+        data.setdefault((samples, ratio), []).append((labels, rank, problem))
+    for (samples, _), members in data.items():
+        parts = problems.parts_of(seeds, clients, samples, members[0][2].values)
+        for labels, rank, problem in members:
+            for method, make in problems.PAPERS.items():
+                runs[*labels, method] = problems.as_printed(make(rank), problem, rounds, parts)
+    return {(*labels, m): runs[*labels, m] for labels in settings for m in METHODS}
 
 
 def rounds(runs: Grid) -> Found:
-    """Figure 2: rounds by group and setting."""
-    ordered = sorted(runs, key=lambda labels: "nmpr".index(labels[0][0]))
-    measured = {(*labels, problems.ROUNDS): runs[labels].rounds for labels in ordered}
+    """Figure 2: rounds, and products in the place of seconds, by group and setting."""
+    measured: dict[Labels, Any] = {}
+    for labels, run in runs.items():
+        measured[*labels, problems.ROUNDS] = run.rounds
+        more = FIRST if labels[2] == problems.POWER else 0
+        measured[*labels, problems.PRODUCTS] = run.products + more
+    groups: dict[str, list[str]] = {}
+    for group, setting, method in runs:
+        if method == problems.SSI:
+            groups.setdefault(group, []).append(setting)
 
     def draw() -> Any:
-        groups = list(dict.fromkeys(labels[0] for labels in runs))
-        titles = [(f"varying {group}", "setting", problems.ROUNDS) for group in groups]
         figure = None
-        for group, axes in zip(groups, graphs(titles, 3.6), strict=True):
-            settings = list(dict.fromkeys(s for g, s, _ in runs if g == group))
-            for i, method in enumerate(
-                (problems.SSI, problems.POWER, problems.PRINTED, problems.FIVE)
-            ):
-                points = [
-                    (settings.index(s), np.median(run.rounds))
-                    for (g, s, m), run in runs.items()
-                    if (g, m) == (group, method)
-                ]
-                x, y = zip(*points, strict=True)
-                axes.plot(x, y, marker="o", markersize=4, color=colour(i), label=method)
+        titles = [(f"varying {group}", "setting", problems.ROUNDS) for group in groups]
+        for (group, settings), axes in zip(groups.items(), graphs(titles, 3.6), strict=True):
+            for i, method in enumerate(METHODS):
+                # Of the starts that all methods have.
+                count = len(runs[group, settings[0], problems.PRINTED].rounds)
+                heights = [np.median(runs[group, s, method].rounds[:count]) for s in settings]
+                axes.plot(heights, marker="o", markersize=4, color=colour(i), label=method)
             axes.set_xticks(range(len(settings)), settings, fontsize=6, rotation=20)
             axes.set_yscale("log")
             figure = axes.figure
         legend(axes)  # pyright: ignore[reportPossiblyUnbound]
         return figure
 
-    return Found(cells(measured, by="median"), figures={"figure2": draw})
+    claims = {}
+    for group, settings in groups.items():
+        for rival in (problems.SSI, problems.POWER):
+            margins = []
+            for setting in settings:
+                ours = runs[group, setting, problems.PRINTED].rounds
+                margins.append(runs[group, setting, rival].rounds[: len(ours)] - ours)
+            text = f"varying {group}, {problems.PRINTED} takes fewer rounds than {rival}, by"
+            claims[text] = np.min(margins, axis=0), at_least(1)
+    return Found(cells(measured, by="median"), figures={"figure2": draw}, claims=claims)
 
 
 def errors(runs: Grid) -> Found:

@@ -26,7 +26,7 @@ from papers.report import Cell, Labels
 from papers.runs import Seeds, runs
 
 STARTS = 20  # of subspace iteration, at least
-NEGLIGIBLE = 1e-6  # an eigenvalue of the pooled matrix beside the largest one
+NEGLIGIBLE = 1e-3  # an eigenvalue of the pooled matrix beside the largest one
 TOLERANCE = 1e-10  # of rule (27)
 ACCURATE = 2e-6  # the scaled KKT violation that the paper reports
 
@@ -35,6 +35,7 @@ PRINTED, FIVE, TEN = "FAPS as printed", "FAPS, 5 local steps", "FAPS, 10 local s
 ROUNDS, TO_KKT = "rounds by rule (27)", f"rounds to KKT {ACCURATE:g}"
 KKT, ERROR = "scaled KKT violation", "relative error"
 SHARE = "rounds, subspace iteration = 1"  # by rule (27), from the same start
+PRODUCTS = "products with a client's matrix"  # which take most of the time
 
 
 def geometric(features: int, ratio: float) -> Float[Array, " n"]:
@@ -45,13 +46,18 @@ def arithmetic(features: int, condition: float) -> Float[Array, " n"]:
     return jnp.linspace(1.0, 1 / condition, features)
 
 
+def kept_of(values: Float[Array, " n"]) -> Float[Array, " k"]:
+    """The singular values whose square is not negligible."""
+    return values[values**2 > NEGLIGIBLE * values[0] ** 2]
+
+
 def shortened(values: Float[Array, " n"], rank: int) -> Float[Array, " k"]:
     """The singular values of a smaller problem that runs cannot tell from this one.
 
     Singular values of negligible square become zeros. All methods leave that space at once, but for
     what their start has there: as many directions as the rank hold that, see `starts_in`.
     """
-    kept = values[values**2 > NEGLIGIBLE * values[0] ** 2]
+    kept = kept_of(values)
     return jnp.concatenate([kept, jnp.zeros(min(rank, len(values) - len(kept)))])
 
 
@@ -62,6 +68,8 @@ def starts_in(
 
     def start(key):
         drawn = jax.random.uniform(key, (features, rank), values.dtype, -1, 1)
+        if len(values) == features:
+            return drawn
         kept = len(values) - rank
         # The others turned into the first of them: they have the same inner products.
         return jnp.concatenate([drawn[:kept], jnp.linalg.qr(drawn[kept:], "r")])
@@ -99,6 +107,7 @@ class Outcomes(NamedTuple):
     kkt: np.ndarray  # at the end
     error: np.ndarray  # relative, of the singular values at the end
     curve: np.ndarray  # KKT violation, (runs, rounds)
+    products: np.ndarray  # of a client's matrix with a basis, a mean over clients
 
 
 def _violation(whole, result):
@@ -121,6 +130,8 @@ def solved(
     rounds: int,
     tol: float | None = TOLERANCE,
     start: Personalized | None = None,
+    *,
+    in_turn: bool = False,
 ) -> Outcomes:
     """Run an algorithm for all keys in one compiled call, on one problem or on one for each key."""
     alike = matrices.ndim == 3
@@ -135,10 +146,11 @@ def solved(
         tol=tol,
         measure=Partial(_violation, whole),
         one_for_all=alike,
+        in_turn=in_turn,
     )
     rank = algorithm.rank  # pyright: ignore[reportAttributeAccessIssue]
     kkt, error = _errors(whole, solution.result.shared, values[:rank])
-    curve = solution.history["kkt"]
+    curve, steps = solution.history["kkt"], solution.history.get("local_steps")
     first = np.asarray(metrics.rounds_to_accuracy(curve, ACCURATE))
     return Outcomes(
         # The round that tells the objective of Z^(k) is the one after round k.
@@ -147,6 +159,7 @@ def solved(
         kkt=np.asarray(kkt),
         error=np.asarray(error),
         curve=np.asarray(curve),
+        products=np.asarray(solution.rounds) + (0 if steps is None else np.nansum(steps, axis=1)),
     )
 
 
@@ -172,12 +185,14 @@ def alone(
     rounds: int,
     tol: float | None = TOLERANCE,
     *,
-    part: int = 0,
+    in_turn: bool = False,
 ) -> Outcomes:
     """Subspace iteration on the equivalent problem of one client and no rotation."""
     pooled = jnp.diag(values**2)
-    keys = starts_of(seeds).keys(part)
-    return solved(SubspaceIteration(rank), pooled[None], pooled, values, keys, rounds, tol)
+    keys = starts_of(seeds).keys(0)
+    return solved(
+        SubspaceIteration(rank), pooled[None], pooled, values, keys, rounds, tol, in_turn=in_turn
+    )
 
 
 def drawn(
@@ -194,9 +209,12 @@ def on(
     seeds: Seeds,
     rounds: int,
     tol: float | None = TOLERANCE,
+    *,
+    in_turn: bool = False,
 ) -> Outcomes:
     """An algorithm on drawn data."""
-    return solved(algorithm, matrices, jnp.diag(values**2), values, seeds.keys(0), rounds, tol)
+    pooled, keys = jnp.diag(values**2), seeds.keys(0)
+    return solved(algorithm, matrices, pooled, values, keys, rounds, tol, in_turn=in_turn)
 
 
 def together(
@@ -208,6 +226,53 @@ def together(
 ) -> Outcomes:
     """An algorithm on data that are drawn for it."""
     return on(drawn(seeds, sizes, values), algorithm, values, seeds, rounds)
+
+
+class Large(NamedTuple):
+    """A problem of printed size without what is negligible, and random starts."""
+
+    values: Float[Array, " k"]
+    starts: Personalized
+    keys: Key[Array, " runs"]
+
+
+def large(seeds: Seeds, values: Float[Array, " n"], rank: int, part: int = 0) -> Large:
+    """A problem of these singular values with as many starts as subspace iteration takes."""
+    keys, kept = starts_of(seeds).keys(part), shortened(values, rank)
+    return Large(kept, starts_in(keys, len(values), kept, rank), keys)
+
+
+def parts_of(
+    seeds: Seeds, clients: int, samples: int, values: Float[Array, " n"]
+) -> Float[Array, "runs d k k"]:
+    """Clients of equally many samples for each of few seeds, without negligible features."""
+    sizes = (samples // clients,) * clients
+    return drawn(few_of(seeds), sizes, kept_of(values))
+
+
+def as_printed(
+    algorithm: Algorithm,
+    problem: Large,
+    rounds: int,
+    parts: Float[Array, "runs d k k"] | None = None,
+) -> Outcomes:
+    """An algorithm from every start on all samples together, or from the first ones on parts."""
+    pooled = jnp.diag(problem.values**2)
+    matrices, count = pooled[None], len(problem.keys)
+    if parts is not None:
+        width = [(0, 0), (0, 0), *[(0, len(pooled) - parts.shape[-1])] * 2]
+        matrices, count = jnp.pad(parts, width), len(parts)
+    first = Personalized(problem.starts.shared[:count], None)
+    return solved(
+        algorithm,
+        matrices,
+        pooled,
+        problem.values,
+        problem.keys[:count],
+        rounds,
+        start=first,
+        in_turn=True,
+    )
 
 
 def fewer(rounds: Any, rival: Any, printed: float, rival_printed: float) -> Cell:
@@ -222,6 +287,9 @@ def power(rank: int) -> LocalPower:
 
 def printed(rank: int) -> FAPS:
     return FAPS(rank, local_solver="relative_change")
+
+
+PAPERS = {POWER: power, PRINTED: printed}  # the methods to which the split matters
 
 
 def put(measured: dict[Labels, Any], runs: Outcomes, *labels: Any, beside: Any = None) -> None:

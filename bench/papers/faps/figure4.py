@@ -15,8 +15,7 @@ from papers.report import Found, Labels, ahead
 from papers.runs import Seeds
 
 CONDITIONS = (10, 100, 1000)
-PRINTED = {problems.POWER: problems.power, problems.PRINTED: problems.printed}
-METHODS: Mapping[str, Callable[[int], Algorithm]] = PRINTED | {problems.FIVE: FAPS}
+METHODS: Mapping[str, Callable[[int], Algorithm]] = problems.PAPERS | {problems.FIVE: FAPS}
 _TO = (1e-3, 3e-4, 1e-4)  # KKT violations
 
 
@@ -27,7 +26,9 @@ def _rounds(violation: float) -> str:
 def full(seeds: Seeds, *, clients: int = 128, rounds: int = 200) -> Found:
     """The printed size and methods, of one draw of data and start for three seeds."""
     few = problems.few_of(seeds)
-    found = run(few, features=1000, clients=clients, rounds=rounds, methods=PRINTED)
+    found = run(
+        few, features=1000, clients=clients, rounds=rounds, methods=problems.PAPERS, in_turn=True
+    )
     ends: dict[Labels, Any] = {}
     for condition in CONDITIONS:
         printed, power = (
@@ -47,6 +48,7 @@ def run(
     conditions: Sequence[int] = CONDITIONS,
     rounds: int = 600,
     methods: Mapping[str, Callable[[int], Algorithm]] = METHODS,
+    in_turn: bool = False,
 ) -> Found:
     """All curves, without a stopping rule; a client has a quarter more samples than features."""
     sizes = (features * 5 // 4,) * clients
@@ -54,10 +56,11 @@ def run(
     with jax.enable_x64(True):
         for condition in conditions:
             values = problems.arithmetic(features, condition)
-            found[condition, problems.SSI] = problems.alone(10, values, seeds, rounds, None).curve
+            alone = problems.alone(10, values, seeds, rounds, None, in_turn=in_turn)
+            found[condition, problems.SSI] = alone.curve
             data = problems.drawn(seeds, sizes, values)
             for name, make in methods.items():
-                runs = problems.on(data, make(10), values, seeds, rounds, None)
+                runs = problems.on(data, make(10), values, seeds, rounds, None, in_turn=in_turn)
                 found[condition, name] = runs.curve
     measured: dict[Labels, Any] = {}
     for (condition, name), curve in found.items():
