@@ -89,9 +89,9 @@ def write(app, channel):
     """An app of one round."""
     write_app(app, "SubspaceIteration", {"rank": 2}, clients=CLIENTS, rounds=1, key=3)
     code = app / "federation" / "app.py"
-    text = code.read_text().replace("make_data)\n", "make_data, channel=CHANNEL)\n")
-    text = text.replace("key=3)", "key=3, channel=CHANNEL)")
-    code.write_text(text.replace("client = ", f"CHANNEL = {channel}\nclient = "))
+    before = "\nchannel = jf.channel.lossless()\n"
+    assert before in (text := code.read_text())
+    code.write_text(text.replace(before, f"\nchannel = {channel}\n"))
 
 
 @pytest.mark.slow
