@@ -115,7 +115,8 @@ def test_a_killed_node_and_a_killed_server(tmp_path, environment, clients):
     settings = {"shared_rank": 2, "local_rank": 2, "step_size": 0.05}
     write_app(app, "PerPCA", settings, clients=CLIENTS, rounds=6, key=0)
     code = app / "federation" / "app.py"
-    assert "key=0," in (text := code.read_text())
+    text = code.read_text()
+    assert "key=0," in text
     code.write_text(text.replace("key=0,", "key=0, deadline=150,"))
     environment |= {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "programs")}
     states = app / "out" / "server"

@@ -90,7 +90,8 @@ def write(app, channel):
     write_app(app, "SubspaceIteration", {"rank": 2}, clients=CLIENTS, rounds=1, key=3)
     code = app / "federation" / "app.py"
     before = "\nchannel = jf.channel.lossless()\n"
-    assert before in (text := code.read_text())
+    text = code.read_text()
+    assert before in text
     code.write_text(text.replace(before, f"\nchannel = {channel}\n"))
 
 
