@@ -50,8 +50,9 @@ def test_they_are_those_of_the_pooled_rows(center, scale):
     found = solve(Standardize(center, scale), jf.Clients.from_samples(arrays)).result
     mean, deviation = expected(arrays, center, scale)
     np.testing.assert_allclose(found.local.mean, mean, rtol=1e-6)
-    # About a mean that is not the client's own, the rounding of that mean counts.
-    rtol = 1e-5 if (center, scale) == ("common", "energy") else 1e-6
+    # About a mean that is not the client's own, the rounding of that mean counts; in the scales of
+    # single clients, that of squares, whose order of addition JAX versions choose (5e-6 by 0.12).
+    rtol = 1e-5 if (center, scale) == ("common", "energy") or scale == "own" else 1e-6
     np.testing.assert_allclose(found.local.scale, deviation, rtol=rtol)
     if found.shared is not None:
         wanted = mean[0], deviation[0]
