@@ -52,7 +52,7 @@ def kept_of(values: Float[Array, " n"]) -> Float[Array, " k"]:
 
 
 def shortened(values: Float[Array, " n"], rank: int) -> Float[Array, " k"]:
-    """The singular values of a smaller problem that runs cannot tell from this one.
+    """The singular values of a smaller problem, alike for all methods but FAPS as printed.
 
     Singular values of negligible square become zeros. All methods leave that space at once, but for
     what their start has there: as many directions as the rank hold that, see `starts_in`.
