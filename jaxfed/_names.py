@@ -1,7 +1,8 @@
-"""Namespaces that import on demand and list only public names, and the caller of a warning."""
+"""Names of modules, of the caller of a warning, and in natural order."""
 
 import os
 import pkgutil
+import re
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -68,3 +69,9 @@ def caller() -> int:
     ):
         level, frame = level + 1, frame.f_back
     return level
+
+
+def natural(name: str) -> list[tuple[int, str]]:
+    """Sort key that compares runs of digits as numbers."""
+    parts = re.split(r"([0-9]+)", name)
+    return [(int(part) if k % 2 else -1, part) for k, part in enumerate(parts)]

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 
 from jaxfed._checks import refuse
+from jaxfed._names import natural
 from jaxfed._optional import require
 from jaxfed.cli._command import Command
 from jaxfed.cli._common import rounds
 from jaxfed.cli._options import option
 from jaxfed.core.store.saved import load
-from jaxfed.data._files import natural
 from jaxfed.deploy import worker
 from jaxfed.deploy.store import states
 from jaxfed.deploy.worker import IDLE

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from jaxfed.data._files import check_archive, existing, listing, natural, reading
+from jaxfed._names import natural
+from jaxfed.data._files import check_archive, existing, listing, reading
 
 ARRAYS = (".npy", ".npz")
 

@@ -2,13 +2,13 @@
 
 import gzip
 import os
-import re
 import zipfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from jaxfed._checks import check_whole, checked_path
+from jaxfed._names import natural
 
 StrPath = str | os.PathLike[str]
 
@@ -64,12 +64,6 @@ def files_in(folder: Path, suffixes: tuple[str, ...] | None = None) -> list[Path
 def files_of(path: Path, suffixes: tuple[str, ...] | None = None) -> list[Path]:
     """The files of a folder, as in `files_in`, or the one file itself."""
     return files_in(path, suffixes) if path.is_dir() else [existing(path)]
-
-
-def natural(name: str) -> list[tuple[int, str]]:
-    """Sort key that compares runs of digits as numbers."""
-    parts = re.split(r"([0-9]+)", name)
-    return [(int(part) if k % 2 else -1, part) for k, part in enumerate(parts)]
 
 
 def stems(files: list[Path]) -> list[str]:

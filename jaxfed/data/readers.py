@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import Float, Shaped
 
 from jaxfed._checks import check_name, check_texts
+from jaxfed._names import natural
 from jaxfed._refusals import closest
 from jaxfed.data._arrays import ARRAYS, as_samples, load_numpy, load_one, of_one_type
 from jaxfed.data._files import (
@@ -27,7 +28,6 @@ from jaxfed.data._files import (
     files_in,
     files_of,
     listing,
-    natural,
     stems,
 )
 from jaxfed.data._pictures import PICTURES, read_pictures

@@ -6,9 +6,10 @@ import numpy as np
 import scipy.sparse
 
 from jaxfed._checks import check_name, check_text, checked_path, refuse
+from jaxfed._names import natural
 from jaxfed._optional import require
 from jaxfed.data._arrays import as_samples, of_one_type
-from jaxfed.data._files import existing, natural, reading
+from jaxfed.data._files import existing, reading
 from jaxfed.data.readers import ClientTables
 
 

@@ -133,7 +133,7 @@ def write_app(
     kind(**settings)  # refuses unsuitable values
     channel = "jf.channel.lossless()"
     if masks is not None:
-        secure_sum(clients, bits=BITS, bound=masks)  # as above
+        secure_sum(clients, bits=BITS, bound=masks)  # refuses an unsuitable bound
         masked = f"jf.channel.secure_sum({clients}, bits={BITS}, bound={masks!r})"
         channel = f"jf.Wire({masked}, jf.channel.lossless())"
     if folder.exists() and any(folder.iterdir()):

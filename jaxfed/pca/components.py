@@ -88,14 +88,15 @@ def check_room(names: str, total: int, clients: ClientsLike) -> None:
 def warn_of_few(local_rank: int, clients: ClientsLike) -> None:
     """Warn if the local components alone can reproduce all samples of a client.
 
-    Such a client says nothing about shared components. Moments, whose numbers of samples may be
-    unknown, and clients without values are passed over.
+    Such a client says nothing about shared components. Clients without samples, and those that hold
+    moments, whose numbers of samples may be unknown, are passed over.
     """
     counts = [part.count for part in clients.parts if isinstance(part, SampleRows)]
     if not all(map(is_known, counts)):
         return
-    fewest = min((int(np.asarray(x).min()) for x in counts), default=local_rank + 1)
-    if fewest <= local_rank:
+    present = np.concatenate([np.ravel(x) for x in map(np.asarray, counts)] or [np.zeros(0)])
+    present = present[present > 0]
+    if len(present) and (fewest := int(present.min())) <= local_rank:
         warnings.warn(
             f"clients: wanted more samples of each client than the {local_rank} local components, "
             f"got a client with {fewest}, which its local components reproduce whatever is shared. "

@@ -194,7 +194,6 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
     def check(self, clients, start) -> None:
         """Raise a `ValueError` if the ranks or the warm start do not fit."""
         check_fits("shared_rank + local_rank", self.shared_rank + self._width, clients)
-        warn_of_few(self._width, clients)
         if isinstance(self.local_rank, tuple):
             ranks = len(self.local_rank)
             if ranks != len(clients):
@@ -204,6 +203,7 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
                     f"local_rank: the {ranks} ranks are those of the ids 0 to {ranks - 1}, "
                     f"got clients with ids up to {np.asarray(clients.ids).max()}"
                 )
+        warn_of_few(int(np.min(self.local_rank)), clients)
         check_start(start, clients, self.shared_rank, self._width)
 
     def prepare(self, data, client_id, rounds):

@@ -4,6 +4,7 @@ import functools
 import warnings
 
 import chex
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -190,6 +191,8 @@ def test_clients_that_local_components_reproduce_are_warned_of(algorithm):
         jax.jit(lambda clients: algorithm.check(clients, None))(few)  # no values
         jax.jit(lambda: algorithm.check(enough, None))()
         jf.pca.HierarchicalPCA(2, 0.5, 0.1).check(few, None)
+        algorithm.check(eqx.tree_at(lambda x: x.data.count, few, jnp.asarray([0.0, 9.0])), None)
+        jf.pca.PerPCA(1, (1, 2)).check(few, None)  # the first has two samples and one component
 
 
 def test_the_warning_points_to_the_users_line():
