@@ -116,8 +116,10 @@ class AJIVE(Algorithm, DifferentiatedThrough, HasRemarks):
     view, up to the view's signal rank. The first left singular vectors of all bases side by side
     are the joint scores. In the round, each client reports which of these directions its view
     lacks: those whose loadings are at most as long as the view's threshold, midway between the
-    singular values of signal and noise. Directions that some view lacks are dropped. The rest of a
-    view, \((I - V V^T) X_i\), is individual where its singular values exceed the same threshold.
+    singular values of signal and noise. Directions that some view lacks are dropped, and so are
+    those in which the views agree no more than a single one does with itself (singular value 1).
+    The rest of a view, \((I - V V^T) X_i\), is individual where its singular values exceed the
+    same threshold.
     One round (`rounds=1`) with all clients is enough; further rounds change nothing.
 
     `solution.result.shared` is a `Joint`, `solution.result.local` the `ViewParts` of all views,
@@ -193,8 +195,13 @@ class AJIVE(Algorithm, DifferentiatedThrough, HasRemarks):
 
     def server_init(self, key, first: Float[Array, "views entities width"], like, start) -> Joint:
         """Return the directions nearest to all views' signals."""
-        left, singular, _ = svd(side_by_side(first))
-        return Joint(left[:, : self.rank], singular[: self.rank])
+        bases = side_by_side(first)
+        left, singular, _ = svd(bases)
+        # A direction of one view alone has the value 1. Several such directions may be mixed: every
+        # view would find itself in them.
+        rounding = jnp.finfo(singular.dtype).eps * max(bases.shape) * singular[0]
+        kept = (singular > 1 + rounding) | (len(first) == 1)
+        return Joint((left * kept)[:, : self.rank], (singular * kept)[: self.rank])
 
     def downlink(self, server: Joint) -> Scores:
         """Return the joint scores."""
@@ -250,5 +257,5 @@ class AJIVE(Algorithm, DifferentiatedThrough, HasRemarks):
             return ()
         return (
             f"Some view lacks {dropped} of the {self.rank} joint directions, which were dropped: "
-            "their loadings were within its noise.",
+            "their loadings were within its noise, or no two views agree in them.",
         )

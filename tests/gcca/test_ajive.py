@@ -206,6 +206,18 @@ def test_views_of_fewer_directions_than_their_rank(dtype, key, x64):
         np.testing.assert_allclose(individual, own, atol=10 * tolerance)
 
 
+def test_directions_of_single_views_are_not_joint_however_the_decomposition_mixes_them(key):
+    bases = jnp.split(jnp.eye(8)[:, [0, 1, 2, 0, 3, 4]], 2, axis=1)  # the first one is common
+    shared = AJIVE(3, 3).server_init(key, jnp.stack(bases), None, None)
+    np.testing.assert_allclose(shared.singular_values, [2**0.5, 0, 0], rtol=1e-6)
+    np.testing.assert_allclose(jnp.abs(shared.scores), jnp.eye(8)[:, :1] * [1, 0, 0], atol=1e-6)
+
+
+def test_the_directions_of_one_view_are_joint(key):
+    shared = AJIVE(2, 2).server_init(key, jnp.eye(5)[None, :, :2], None, None)
+    np.testing.assert_allclose(shared.singular_values, [1, 1], rtol=1e-6)
+
+
 def test_a_view_of_zeros_shares_nothing(key):
     arrays = [x.astype(np.float32) for x in oracle.draw(0)]
     result = solve(AJIVE(2, 3), views_of([*arrays, np.zeros((20, 4), np.float32)]))
