@@ -210,7 +210,7 @@ def test_directions_of_single_views_are_not_joint_however_the_decomposition_mixe
     bases = jnp.split(jnp.eye(8)[:, [0, 1, 2, 0, 3, 4]], 2, axis=1)  # the first one is common
     shared = AJIVE(3, 3).server_init(key, jnp.stack(bases), None, None)
     np.testing.assert_allclose(shared.singular_values, [2**0.5, 0, 0], rtol=1e-6)
-    np.testing.assert_allclose(jnp.abs(shared.scores), jnp.eye(8)[:, :1] * [1, 0, 0], atol=1e-6)
+    np.testing.assert_allclose(jnp.abs(shared.scores), np.eye(8)[:, :1] * [1, 0, 0], atol=1e-6)
 
 
 def test_the_directions_of_one_view_are_joint(key):
