@@ -646,6 +646,7 @@ def parametrized(names, quick=TYPICAL):
 first_example = parametrized(FIRST.values())
 settings_example = parametrized(GOOD)
 every_example = parametrized(GOOD, GOOD)
+quick_first_example = parametrized(GOOD, FIRST.values())
 
 
 def draw_samples(seed=0):

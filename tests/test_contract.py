@@ -26,6 +26,7 @@ from tests.examples import (
     every_example,
     family,
     first_example,
+    quick_first_example,
     settings_example,
 )
 
@@ -157,7 +158,7 @@ def test_sizes(name):
     assert run_checks(name, SIZES).skipped.keys() == refused
 
 
-@every_example
+@quick_first_example
 def test_messages_cost_what_they_should(name, key, x64):
     make, (first, up, down) = GOOD[name]
     algorithm = make(CLIENTS)

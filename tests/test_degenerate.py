@@ -110,6 +110,7 @@ def test_a_few_hundred_cases_of_the_campaign(name):
     assert not {fault: rows[cases.argmax()] for fault, cases in found.items() if cases.any()}
 
 
+@pytest.mark.slow
 def test_a_warm_start_whose_parts_overlap():
     """What the shared components took of local ones used to be completed by those themselves."""
     rng = np.random.default_rng(0)
@@ -126,6 +127,7 @@ def test_a_warm_start_whose_parts_overlap():
         assert (run.history["objective"] >= least * (1 - 1e-4)).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [1e-15, 1e-9, 1e12])
 def test_variable_projection_at_every_scale(scale, key):
     """Squares of its gradients used to vanish or overflow, and with them its progress.
@@ -233,6 +235,7 @@ def test_derivatives_of_data_of_every_size(name, key):
             np.testing.assert_allclose(one, middle, atol=0.02 * np.abs(middle).max())
 
 
+@pytest.mark.slow
 def test_rank_one_and_rank_two_data(key):
     direction = np.ones((FEATURES, 1)) / np.sqrt(FEATURES)
     scores = np.random.default_rng(0).normal(size=(CLIENTS, SAMPLES, 1))

@@ -27,6 +27,7 @@ def test_synthetic_samples_are_of_their_decoders():
         np.testing.assert_allclose(inside, rest, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ratio", [20.0, 0.0])
 def test_noise_is_what_the_ratio_says(ratio):
     draw = table1._synthetic(jax.random.key(1), ratio, 50)

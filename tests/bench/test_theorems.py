@@ -89,6 +89,7 @@ def consensus_problem(rng, penalty):
     return matrices, norms, penalty * norms
 
 
+@pytest.mark.slow
 def test_the_constant_of_faps(x64):
     matrices, a, beta = consensus_problem(np.random.default_rng(1), 2000.0)
     energy, d, p, delta, decrease, c1 = np.trace(matrices.sum(0)), 4, 2, 0.05, 0.3, 0.5
@@ -169,6 +170,7 @@ def test_no_orthogonal_iteration_is_farther_than_the_bound(x64):
 # --- violations ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_violations_of_personalized_pca(x64):
     rng = np.random.default_rng(4)
     moments, u, v = moments_of(rng, 3, 6), frame(rng, 6, 2), rng.normal(size=(3, 6, 1))
@@ -230,6 +232,7 @@ def test_violations_of_a_consensus(x64):
     np.testing.assert_allclose(found.objective, -np.trace(z.T @ product) / 2)
 
 
+@pytest.mark.slow
 def test_violations_of_generalized_cca(x64):
     rng = np.random.default_rng(7)
     views, maps, g = rng.normal(size=(3, 9, 4)), rng.normal(size=(3, 4, 2)), frame(rng, 9, 2)

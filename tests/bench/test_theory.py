@@ -27,6 +27,7 @@ def missed(message, levels, contraction):
     return total / np.sum(message**2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bits", [2, 3, 5])
 def test_fact_1_holds_for_any_message(bits, x64):
     levels, rng = 2 ** (bits - 1) - 1, np.random.default_rng(0)
@@ -55,6 +56,7 @@ def test_fact_2_bounds_what_is_missed(bits, x64):
     np.testing.assert_allclose(exact, bound * 49 / 50, rtol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("bits", "contraction"), [(2, 2.0), (3, 1.0)])
 def test_what_is_missed_is_what_the_channel_misses(key, bits, contraction):
     channel = jf.channel.quantize(bits, contraction=contraction)

@@ -58,6 +58,7 @@ def test_demo_compares_the_methods_on_held_out_images(demo):
     assert (folder / "demo.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_the_readme_shows_what_the_demo_prints(demo):
     readme = (ROOT / "README.md").read_text()
     for row in loaded(demo[0])[1]["table"]:
@@ -241,6 +242,7 @@ def test_new_clients_get_components_of_their_own(learned, tmp_path, capsys):
     assert jf.load(tmp_path / "two" / "result.npz").result.local.shape == (1, 6, 2)
 
 
+@pytest.mark.slow
 def test_what_cannot_be_personalized_is_said(learned, tmp_path, capsys):
     with np.load(learned / "fit" / "result.npz") as stored:
         arrays = dict(stored)

@@ -173,6 +173,7 @@ def test_non_negative_components_and_loadings(data, tmp_path, capsys):
     assert "samples without negative numbers" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_what_was_learned_is_shown_and_used(data, tmp_path, capsys):
     units = ["--center", "--scale", "energy"]
     assert fit("oneshot", data, tmp_path / "fit", *RANKS, "--held-out", "0", *units) == 0
@@ -879,6 +880,7 @@ def test_numbers_that_overflow_are_told_in_one_line(tmp_path, capsys):
     assert "the objective is" in line and "in round 1" in line
 
 
+@pytest.mark.slow
 def test_a_missing_package_is_told_in_one_line(data, tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     line = refused(capsys, fit("perpca", data, tmp_path / "out", *RANKS))

@@ -57,6 +57,7 @@ def test_components_are_learned_of_the_completed_moments(data, learned):
     assert "components" in (learned / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_new_rows_are_completed_as_those_of_the_fit(data, learned, tmp_path, capsys):
     command = ["transform", str(learned), "--data", str(data), "--out"]
     assert main([*command, str(tmp_path / "scores")]) == 0

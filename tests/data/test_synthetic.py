@@ -90,6 +90,7 @@ def test_random_groups_share_a_subspace(key):
     assert jnp.sum((projection(data.local[0]) - projection(data.local[1])) ** 2) > 0.1
 
 
+@pytest.mark.slow
 def test_second_moments_are_those_of_the_law(key):
     data = perpca_synthetic(
         key,
@@ -170,6 +171,7 @@ def test_double_precision_is_kept(x64):
     assert small(jax.random.key(0)).samples.dtype == jnp.float32
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PERPCA_SETTINGS)
 def test_published_settings_can_be_drawn(key, name):
     setting = PERPCA_SETTINGS[name]
@@ -236,6 +238,7 @@ def test_impossible_settings_are_refused(key, changes, message):
         small(key, **changes)
 
 
+@pytest.mark.slow
 def test_images_are_a_low_rank_background_and_sparse_blobs(key):
     video = image_sequence_synthetic(key)
     assert video.frames.shape == (20, 32, 48)

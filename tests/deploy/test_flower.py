@@ -8,10 +8,10 @@ from jaxfed.core.round import client
 
 pytest.importorskip("flwr")
 from tests.deploy.federation import Federation, check_equal
-from tests.examples import CLIENTS, GOOD, draw_samples, family, first_example
+from tests.examples import CLIENTS, FIRST, GOOD, draw_samples, family, parametrized
 
 
-@first_example
+@parametrized(FIRST.values(), {"PerPCA-tangent"})
 def test_every_algorithm_is_bit_equal_to_fit(name, tmp_path):
     algorithm = GOOD[name].make(CLIENTS)
     clients = family(algorithm).draw()

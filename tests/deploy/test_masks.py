@@ -73,6 +73,7 @@ def test_agreed_secrets_are_those_of_two():
         masks.decrypt(agreed, encrypted[:-5] + b"AAAA=")
 
 
+@pytest.mark.slow
 def test_the_server_sees_sums_alone(tmp_path, unmasked, caplog):
     caplog.set_level("INFO", "jaxfed.deploy")
     clients = draw_samples()
@@ -107,6 +108,7 @@ def test_the_server_sees_sums_alone(tmp_path, unmasked, caplog):
     assert sent and all(plain in received for plain in sent)
 
 
+@pytest.mark.slow
 def test_a_client_says_on_its_own_machine_that_its_message_is_clipped(tmp_path, caplog):
     clients = draw_samples()
     wire = jf.Wire(jf.channel.secure_sum(5, bits=BITS, bound=1e-6), jf.channel.lossless())
@@ -126,6 +128,7 @@ def test_a_client_says_on_its_own_machine_that_its_message_is_clipped(tmp_path, 
     assert "clipped" not in caplog.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bits", [12, 32])
 def test_numbers_at_the_bound_are_counted(bits):
     channel = jf.channel.secure_sum(3, bits=bits, bound=1.0).unmasked()

@@ -45,6 +45,7 @@ def fitted(data):
     )
 
 
+@pytest.mark.slow
 def test_components_are_those_of_the_truth(data, fitted):
     shared = data[2]
     assert fitted.components_.shape == (2, D) and fitted.local_components_.shape == (M, 2, D)
@@ -111,6 +112,7 @@ def test_a_new_client_is_personalized(data, fitted):
     np.testing.assert_allclose(known.transform(X, groups), fitted.transform(X, groups))
 
 
+@pytest.mark.slow
 def test_a_single_client_is_scored_as_scikit_learn_scores_it(data):
     X = data[0][:N]
     ours = estimators.FederatedPCA(2, rounds=10).fit(X, groups=np.zeros(len(X)))
@@ -179,6 +181,7 @@ def test_it_works_in_a_pipeline_and_names_its_columns(data):
     assert list(pipe[-1].feature_names_in_) == list(frame.columns)
 
 
+@pytest.mark.slow
 def test_a_search_over_a_pipeline_passes_groups_on(data):
     """Pipelines pass a `sample_weight` on to the last step's `score`, even where there is none."""
     X, groups, _ = data
@@ -263,6 +266,7 @@ def test_a_fit_that_is_not_told_of_clients_says_so(data):
         model.fit(X, groups=groups).transform(X)  # nothing is any client's own
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ask", ["transform", "score"])
 def test_samples_whose_clients_are_not_told_say_so(data, fitted, ask):
     X, groups, _ = data
@@ -276,6 +280,7 @@ def test_samples_whose_clients_are_not_told_say_so(data, fitted, ask):
         fitted.score(X, groups=groups + M)  # as in a search that holds out whole clients
 
 
+@pytest.mark.slow
 def test_labels_of_another_type_are_of_nobody_known_and_say_so(data, fitted):
     X, groups, _ = data
     names = [str(label) for label in groups]

@@ -88,6 +88,7 @@ def test_samples_are_completed_by_their_clients_model(data, fitted):
     assert np.isfinite(empty).all()
 
 
+@pytest.mark.slow
 def test_it_is_pickled_cloned_and_personalized(data, fitted):
     _, gaps, groups, _ = data
     copy = pickle.loads(pickle.dumps(fitted))
@@ -120,6 +121,7 @@ def test_one_part_is_a_fit_and_later_ones_are_completed(data, name):
     assert np.isfinite(part.score(newer, groups=others + 1))
 
 
+@pytest.mark.slow
 def test_without_gaps_it_is_the_same(data):
     full, _, groups, _ = data
     model = fresh("FederatedPCA")

@@ -99,6 +99,7 @@ def test_samples_far_from_zero_cost_no_precision():
     np.testing.assert_allclose(basis @ basis.T, exact.components_.T @ exact.components_, atol=5e-3)
 
 
+@pytest.mark.slow
 def test_the_old_is_forgotten():
     *_, (X, groups) = parts(seed=0)
     *_, (newer, _) = parts(seed=5)
@@ -123,6 +124,7 @@ def test_groups_come_and_go_in_the_order_of_their_labels():
     assert np.mean((restored - X) ** 2) < 0.02
 
 
+@pytest.mark.slow
 def test_fit_begins_anew_and_copies_go_on():
     first, second, _ = parts()
     found = fresh("FederatedPCA").partial_fit(first[0], groups=first[1])

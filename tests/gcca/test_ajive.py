@@ -155,6 +155,7 @@ def test_scores_of_other_entities(x64):
     np.testing.assert_allclose(found.individual, own, atol=1e-11)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
 def test_derivatives_are_those_of_whole_solves(seed, x64):
     """With a direction that is dropped in one of the draws, and thresholds for all ranks."""

@@ -412,6 +412,7 @@ def test_any_module_is_a_network(key):
     assert solution.result.local.activation is None
 
 
+@pytest.mark.slow
 def test_the_three_views_of_two_classes(key):
     data = jf.data.nonlinear_views_synthetic(key, entities=2001, noise=0.0)
     assert [x.shape for x in data.views] == [(2001, 2)] * 3
@@ -435,6 +436,7 @@ def test_the_three_views_of_two_classes(key):
             jf.data.nonlinear_views_synthetic(key, **options)
 
 
+@pytest.mark.slow
 def test_classes_that_a_line_divides_and_classes_that_none_does():
     rng = np.random.default_rng(0)
     labels = np.arange(200) % 2

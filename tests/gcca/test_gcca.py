@@ -240,6 +240,7 @@ def test_padding_changes_nothing(x64):
     )
 
 
+@pytest.mark.slow
 def test_derivatives(x64):
     views = arrays()
     clients, warm = jf.gcca.Views.from_arrays(views), padded(*start(views))
@@ -521,6 +522,7 @@ def test_alignment_accuracy(key):
     np.testing.assert_allclose(accuracy, (1 + 0.5 + 0.5) / 3, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_compression_ratio():
     # The paper's, which counts the start as a round.
     ratio = jf.gcca.compression_ratio
@@ -678,6 +680,7 @@ def test_other_clients_and_starts_are_refused(key):
         jf.gcca.cost(views, jnp.ones((6, 2)), jnp.ones((2, 3, 3)))
 
 
+@pytest.mark.slow
 def test_synthetic_views(key):
     data = gcca_synthetic(key, features=6, noise=0.0)
     assert [view.shape for view in data.views] == [(500, 6)] * 3

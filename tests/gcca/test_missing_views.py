@@ -92,6 +92,7 @@ def test_rounds_are_those_of_the_reference(solver, step, proximal, x64):
     np.testing.assert_allclose(cost, expected[2][-1], rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_solutions_are_the_closed_form(x64):
     tables, ids = drawn()
     alignment = jf.gcca.align(ids)
@@ -136,6 +137,7 @@ def test_views_are_centred_by_what_was_seen(x64):
     np.testing.assert_allclose((shares(clients) * shared).sum(0), 0, atol=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", [EXACT, jf.gcca.MVLSA(RANK)], ids=["MaxVar", "MVLSA"])
 def test_orders_of_rows_change_nothing(algorithm, x64):
     tables, ids = drawn()

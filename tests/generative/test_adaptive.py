@@ -52,26 +52,31 @@ PRESENT = np.array([[1, 0, 0, 1], [0, 1, 1, 0], [1, 1, 0, 0]], bool)
 @pytest.mark.parametrize(
     ("make", "options", "reference"),
     [
-        (AdaptiveAutoencoder, {}, {"clip": 1, "spread_clip": 10}),
-        (
+        pytest.param(AdaptiveAutoencoder, {}, {"clip": 1, "spread_clip": 10}, id="text"),
+        pytest.param(
             AdaptiveAutoencoder,
             {"clip": None, "spread_clip": None, "lazy_rounds": 0, "bounds": (0.3, 0.45)}
             | {"initial_spread": 0.4, "prior_weight": 0.3},
             {"lazy_rounds": 0, "bounds": (0.3, 0.45), "initial_spread": 0.4, "prior_weight": 0.3},
+            id="neither clipped nor lazy, and bounded",
+            marks=pytest.mark.slow,
         ),
-        (
+        pytest.param(
             AdaptiveAutoencoder.published,
             {"spread_clip": 1.5},
             {"clip": 1, "spread_clip": 1.5, "prior_weight": 0.1, "momentum": 0.9}
             | {"published": True},
+            id="published",
+            marks=pytest.mark.slow,
         ),
-        (
+        pytest.param(
             AdaptiveAutoencoder,
             {"prior_step": "proximal", "prior_weight": 0.3, "bounds": (0.3, 0.52)},
             {"clip": 1, "prior_weight": 0.3, "bounds": (0.3, 0.52), "proximal": True},
+            id="proximal",
+            marks=pytest.mark.slow,
         ),
     ],
-    ids=["text", "neither clipped nor lazy, and bounded", "published", "proximal"],
 )
 def test_it_is_the_reference(make, options, reference, key, x64):
     model, clients = autoencoder(), draw()
@@ -112,6 +117,7 @@ def test_messages_are_the_global_model_and_the_spread(key, x64):
         np.testing.assert_allclose(solution.history[bits], 64 * 2 * NUMBERS * np.arange(1, 4))
 
 
+@pytest.mark.slow
 def test_without_a_prior_it_is_local_training(key, x64):
     clients = draw()
     algorithm = adaptive(prior_weight=0.0, clip=None)
@@ -221,6 +227,7 @@ def test_a_warm_start_keeps_personal_models(key, x64):
     chex.assert_trees_all_equal(found, jf.Personalized(first.shared, alike))
 
 
+@pytest.mark.slow
 def test_clipping():
     gradient = {"a": jnp.array([3.0, 0.0]), "b": jnp.array([[-4.0]])}
     for limit, wanted in ((1.0, 0.2), (10.0, 1.0)):

@@ -72,6 +72,7 @@ def test_it_is_the_reference(options, reference, key, x64):
         np.testing.assert_allclose(solution.history[bits], 64 * numbers * np.arange(1, 11))
 
 
+@pytest.mark.slow
 def test_one_step_of_one_client_is_gradient_descent(key, x64):
     clients = draw().take([2])
     model = autoencoder()
@@ -172,6 +173,7 @@ def test_padding_never_reaches_the_loss(key, x64):
     np.testing.assert_allclose(found, -2 * clients.weights @ np.array(means), atol=1e-12)
 
 
+@pytest.mark.slow
 def test_draws_differ_between_clients_and_keys():
     keys = 40
     times = np.stack([drawn(1, seed) for seed in range(keys)])
@@ -385,6 +387,7 @@ def test_other_data_and_warm_starts_are_refused(key, x64):
             jf.fit(fedavg(), draw(), rounds=1, key=key, warm_start=start)
 
 
+@pytest.mark.slow
 def test_a_loss_that_diverges_stops_the_run(key):
     with pytest.raises(FloatingPointError, match=r"in round \d+, at clients 0, 1, 2, 3; a smaller"):
         jf.fit(fedavg(step_size=1e3), draw(dtype=np.float32), rounds=10, key=key)

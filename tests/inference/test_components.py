@@ -47,6 +47,7 @@ def test_axes_with_other_variances_are_identified(x64):
     assert sure.remarks == ()
 
 
+@pytest.mark.slow
 def test_axes_with_equal_variances_are_one_group(x64):
     _, _, sure = found((3.0, 1.5, 1.5))
     assert sure.groups == ((0,), (1, 2))
@@ -89,6 +90,7 @@ def test_buckets_are_the_same_clients(x64):
     np.testing.assert_allclose(both[0].distance.lower, both[1].distance.lower, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_other_solutions_are_refused():
     clients = clients_of((2.0,))
     pooled = jf.fit(jf.pca.SubspaceIteration(1), clients, rounds=5, key=KEY)

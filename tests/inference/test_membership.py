@@ -109,6 +109,7 @@ def test_claims_of_a_fit(fitted):
     )
 
 
+@pytest.mark.slow
 def test_axes_are_principal(fitted):
     solution, clients = fitted
     found = membership(solution, clients)
@@ -192,6 +193,7 @@ def test_constant_features_and_copies_do_not_count(x64):
     np.testing.assert_allclose(copies.p_values, wide.p_values, rtol=1e-8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_padding_and_buckets_do_not_matter(x64, dtype):
     rng = np.random.default_rng(4)

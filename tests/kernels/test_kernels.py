@@ -105,6 +105,7 @@ def test_refuses_what_does_not_fit(kernel):
         kernel(jnp.zeros((2, 33, 33)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "rank", "calls"),
     [

@@ -269,6 +269,7 @@ def test_few_eigenvectors_of_large_matrices_are_those_of_a_decomposition(name, d
         assert np.linalg.norm(outside) < 20 * eps * size**0.5 * largest / gap
 
 
+@pytest.mark.slow
 def test_the_derivative_of_few_eigenvectors_of_large_matrices(x64):
     rng = np.random.default_rng(1)
     half = rng.normal(size=(20, eigen.LARGE))

@@ -120,6 +120,7 @@ def test_derivative_of_the_top_subspace_beside_others(n, scale, x64):
     chex.assert_trees_all_close(backward, expected, rtol=1e-8)
 
 
+@pytest.mark.slow
 def test_the_second_derivative_beside_others(x64):
     rng = np.random.default_rng(2)
     samples, direction = rng.normal(size=(2, 4, FEATURES))
@@ -136,6 +137,7 @@ def test_the_second_derivative_beside_others(x64):
     chex.assert_trees_all_close(np.vdot(second(samples), direction), expected, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_derivative_beside_others_keeps_nothing_of_the_size_of_the_samples():
     samples = jnp.asarray(RNG.normal(size=(100, 500)), jnp.float32)
     basis = jnp.eye(500, 3, dtype=jnp.float32)
@@ -224,6 +226,7 @@ def test_refuses_what_is_no_moment():
         Moment.from_samples(jnp.ones((2, 4))).top(5)
 
 
+@pytest.mark.slow
 def test_largest_eigenvalue_of_many_features(x64):
     """By products, or where these do not tell eigenvalues apart, by a decomposition."""
     gaps = np.array([[1e-2], [1e-5], [1e-9]])
@@ -234,6 +237,7 @@ def test_largest_eigenvalue_of_many_features(x64):
     chex.assert_trees_all_close(found, np.ones(3), atol=1e-13)
 
 
+@pytest.mark.slow
 def test_derivative_of_the_largest_eigenvalue(x64):
     """With fewer samples than features, of the samples' Gram matrix."""
     samples = RNG.normal(size=(4, FEATURES))

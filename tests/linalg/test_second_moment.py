@@ -141,6 +141,7 @@ def step(x, w):
     return polar(w + 0.1 * Moment.from_samples(x).mv(w))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wide", [True, False])
 def test_derivatives_are_those_of_the_two_products(on_a_tpu, wide):
     x, w, dx, dw = matrices(SIZE, (SIZE[1], 2), SIZE, (SIZE[1], 2))

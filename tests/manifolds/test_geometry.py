@@ -143,6 +143,7 @@ def test_logarithm_is_differentiable(metric, x64):
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(stiefel.RETRACTIONS))
 def test_transport_by_the_differential(name, x64):
     x, v = draw(0)

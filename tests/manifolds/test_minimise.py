@@ -190,6 +190,7 @@ def test_how_it_ends(x64):
     assert ended(wrong) == manifolds.Ended.stalled
 
 
+@pytest.mark.slow
 def test_the_search_meets_the_wolfe_conditions(x64):
     """Whatever the first length: too short, right, or far too long."""
     matrix, _ = covariance()
@@ -209,6 +210,7 @@ def test_the_search_meets_the_wolfe_conditions(x64):
         np.testing.assert_allclose(trial.slope, wanted, rtol=1e-8, atol=1e-8 * abs(slope))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_single_precision(solver):
     matrix, values = covariance()

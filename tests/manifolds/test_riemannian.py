@@ -58,6 +58,7 @@ def descend(optimizer, objective, params, steps):
 # The QR retraction compiles the fastest: the tests use it wherever any retraction would do.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_optimizers_find_the_top_eigenspace(name, key):
     """Minimizing -tr(xᵀ a x), with every iterate orthonormal."""
@@ -170,6 +171,7 @@ class Model(eqx.Module):
     activation: str = eqx.field(static=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "where",
     [
@@ -288,6 +290,7 @@ def test_gradient_with_respect_to_the_learning_rate(name, key, x64):
         chex.assert_trees_all_close(derivative(rate), difference, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_vmap_over_learning_rates_is_a_loop(key):
     a, _, x = problem(key)
     function = jax.jit(lambda rate: final_loss(a, x, rate, INNER["momentum"]))

@@ -160,6 +160,7 @@ def test_small_distances_keep_their_digits_in_single_precision(angle, seed):
     assert abs(np.sqrt(distance / 2) - np.sin(angle)) < 3e-7
 
 
+@pytest.mark.slow
 def test_small_misalignment_is_told_from_none():
     # v_i = e_1 turned by ± 1e-4 towards e_2: θ = sin^2(1e-4) = 1e-8, below float32's epsilon.
     angle = 1e-4
@@ -210,6 +211,7 @@ def test_some_components_are_needed(samples):
             measure(None)
 
 
+@pytest.mark.slow
 def test_components_that_are_zero(samples, x64):
     shared, local = jnp.zeros((D, 1)), jnp.zeros((M, D, 1))
     energies = np.array([np.sum(y**2) / len(y) for y in samples])

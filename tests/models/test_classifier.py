@@ -62,6 +62,7 @@ def test_features_tell_samples_from_worse_ones(trained, digits):
         assert 2 * abs(close) < noisy and 2 * abs(close) < one_class
 
 
+@pytest.mark.slow
 def test_a_convolution_is_one(key):
     """Against JAX's own, with sides of which some pixels are left over."""
     model = Classifier((14, 17), 4, 5, jnp.zeros(()), jnp.ones(()), key=key)

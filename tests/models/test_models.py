@@ -63,6 +63,7 @@ def test_a_formula_counts_the_parameters(shape, key):
 # --- values --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("stride", "padding"), [(1, 2), (2, 0), (3, 1)])
 def test_convolutions_are_sums_over_the_kernel(stride, padding, key, x64):
     layer = Convolution(2, 3, 5, stride=stride, padding=padding, key=key)
@@ -71,6 +72,7 @@ def test_convolutions_are_sums_over_the_kernel(stride, padding, key, x64):
     np.testing.assert_allclose(layer(image), wanted, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("stride", "extra"), [(1, (0, 0)), (2, (1, 0)), (3, (0, 2))])
 def test_transposed_convolutions_add_kernels(stride, extra, key, x64):
     layer = TransposedConvolution(2, 3, 3, stride=stride, extra=extra, key=key)
@@ -181,6 +183,7 @@ def test_other_images_are_refused(make, key):
         jax.eval_shape(lambda model: model(jnp.zeros(100)), model)
 
 
+@pytest.mark.slow
 def test_a_net_that_does_not_fit_the_clients_is_refused(key):
     clients = jf.Clients.from_samples(np.ones((2, 3, 100), np.float32))
     net = UNet((4, 4, 1), widths=(2, 2, 2), key=key)

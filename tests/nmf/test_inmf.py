@@ -109,6 +109,7 @@ def test_one_component_without_penalty_is_the_leading_singular_vector(x64):
         np.testing.assert_allclose(found / np.linalg.norm(found), np.abs(wanted), atol=1e-8)
 
 
+@pytest.mark.slow
 def test_a_large_penalty_leaves_no_own_parts(x64):
     samples = oracle.draw(0).samples
     run = solve(jf.nmf.INMF(1, 1e9), jf.Clients.from_samples(samples), rounds=300)
@@ -231,6 +232,7 @@ def test_non_negative_least_squares_are_those_of_scipy(x64):
         np.testing.assert_allclose(found, wanted, atol=1e-10 * np.max(wanted))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind",
     ["zeros", "a client of zeros", "constant", "alike", pytest.param("one sample", marks=SLOW)],

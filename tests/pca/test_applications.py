@@ -119,6 +119,7 @@ def test_video_is_separated(video):
     assert jf.metrics.misalignment(local) > 0.1
 
 
+@pytest.mark.slow
 def test_video_from_another_start_with_another_algorithm(video):
     # A start at the answer, and one round that hardly moves: the parts are those of the start.
     known = separate_video(video.frames, 3, 4, rounds=20)
@@ -160,6 +161,7 @@ def topics():
     return Topics(counts.astype(np.float32), common, np.stack(own))
 
 
+@pytest.mark.slow
 def test_words_belong_to_their_topics(topics):
     vocabulary = [f"{'common' if k < 8 else (k - 8) // 8}-{k}" for k in range(40)]
     found = topic_words(topics.counts, vocabulary, shared_rank=1, local_rank=1, words=5, rounds=20)

@@ -114,6 +114,7 @@ def test_derivatives_of_a_run_go_through_its_start(make, features, derivative, x
     np.testing.assert_allclose(both(0.0)[1], difference, rtol=1e-6, atol=2e-8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [1, 1e-12, 1e12])
 def test_degenerate_clients_have_orthonormal_components_and_finite_derivatives(scale):
     clients = np.zeros((5, 6, FEATURES), np.float32)
@@ -163,6 +164,7 @@ def test_clients_of_no_weight_and_other_engines_change_nothing(make, engine):
     chex.assert_trees_all_close(*spans, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_alike_clients_share_what_comes_after_the_local_components():
     """As by exact local components: the pooled eigenvectors after the first ones."""
     samples = falling(200).astype(np.float32)

@@ -366,6 +366,7 @@ def test_concentrations_of_any_size():
                 np.testing.assert_allclose(distance * concentration, r * (d - r), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_distances_that_no_concentration_has():
     """None at all, by rounding even less, and more than the uniform law's."""
     fit = partial(bingham.fitted_concentration, features=30, rank=10)
@@ -393,6 +394,7 @@ def test_thin_and_dense_posteriors_agree(samples, frames, x64):
     chex.assert_trees_all_close(step(thin), step(thin.densified()), rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_expectation_maximization_round_by_round(samples, x64):
     rounds = 30
     solution = solve(
@@ -603,6 +605,7 @@ def test_spread_never_falls_below_its_floor(x64):
 # --- data and metric -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_synthetic_data(key, x64):
     data = jf.data.hierarchical_synthetic(
         key,

@@ -136,6 +136,7 @@ def test_rounds_and_ends_are_those_of_the_authors(x64, kind, seed):
     assert gap(run.result.shared, np.array(kept["shared_at_the_end"])) < 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("missing", [0.0, 0.1])
 def test_recovers_what_has_no_noise(x64, missing):
     samples, shared, locals_, gaps = draw(0.0, missing=missing)
@@ -207,6 +208,7 @@ def test_large_scores_of_samples_with_few_observed_entries_do_not_diverge(x64):
     assert run.server.curvature > 1.5 * run.server.first  # of which steps take account
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [1e-15, 1e-8, 1e8, 1e14])
 def test_knows_no_scale(scale):
     *_, gaps = draw(0.3, missing=0.1)
@@ -251,6 +253,7 @@ def test_derivatives_of_whole_solves_equal_central_differences(x64):
     np.testing.assert_allclose(exact, (4 * near - far) / 3, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["zeros", "one direction", "alike", "few samples", "never seen"])
 def test_degenerate_samples(kind):
     samples, *_, gaps = draw(0.3, missing=0.1)

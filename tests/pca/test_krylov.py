@@ -260,7 +260,7 @@ def with_few_dimensions(rng):
     return np.einsum("mnk,kd->mnd", rng.normal(size=(*SMALL[:2], 4)), rng.normal(size=(4, 12)))
 
 
-@pytest.mark.parametrize("rounds", [3, 40])
+@pytest.mark.parametrize("rounds", [3, pytest.param(40, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("make", [spread, with_a_zero_client, with_few_dimensions])
 def test_derivatives_are_finite_differences(make, rounds):
     held_out, both = differentiated()

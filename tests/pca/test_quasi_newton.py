@@ -73,6 +73,7 @@ def test_the_optimum_is_that_of_the_slower_solver(make, other, objective, times,
     assert times * rounds_to(quick, best, start) <= rounds_to(long, best, start)
 
 
+@pytest.mark.slow
 def test_it_ends_where_a_pooled_solver_ends(x64):
     """Against SciPy's L-BFGS-B, on the objective with the local components eliminated."""
     values = samples()
@@ -190,6 +191,7 @@ def test_every_client_is_wanted_in_each_round():
         )
 
 
+@pytest.mark.slow
 def test_direction_solves_the_secant_equation(x64):
     """With all of a quadratic's curvature in the memory, the direction is Newton's."""
     rng = np.random.default_rng(0)

@@ -57,6 +57,7 @@ def test_finds_the_truth(key, truth):
     assert "weak" not in table
 
 
+@pytest.mark.slow
 def test_heavy_tails_and_unequal_sizes():
     rng = np.random.default_rng(3)
     u, v = rng.normal(size=(2, D)), rng.normal(size=(M, 1, D))

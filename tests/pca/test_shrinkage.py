@@ -19,6 +19,7 @@ def spiked(key, samples, spikes, noise, features):
     return scores @ basis.T + noises, basis
 
 
+@pytest.mark.slow
 def test_finds_the_spikes_and_drops_the_noise(x64, key):
     spikes = jnp.asarray([9.0, 4.0])
     samples, basis = spiked(key, 4000, spikes, 0.5, 40)

@@ -212,6 +212,7 @@ def test_without_errors_it_is_personalized_pca(x64):
     assert gap(run.result.local, other.result.local) < 1e-5
 
 
+@pytest.mark.slow
 def test_the_objective_falls_once_the_threshold_has(x64):
     run = solve(
         jf.pca.TCMF(RANK, RANK, 0.3), jf.Clients.from_samples(draw(0.1).samples), rounds=250
@@ -270,6 +271,7 @@ def test_an_implicit_derivative_wants_one_inner_round():
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [1e-15, 1e-8, 1e8, 1e14])
 def test_knows_no_scale_but_the_thresholds(scale):
     gaps = draw(0.1, missing=0.1).gaps.astype(np.float32)
@@ -295,6 +297,7 @@ def test_a_client_of_another_scale_has_its_own_first_threshold(x64):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["zeros", "one direction", "alike", "one sample", "never seen"])
 def test_degenerate_samples(kind):
     gaps = draw(0.1, missing=0.1).gaps.astype(np.float32)

@@ -118,6 +118,7 @@ def test_recovers_what_has_no_noise(x64, orthogonal, own):
     assert gap(run.result.local, locals_) < 1e-8
 
 
+@pytest.mark.slow
 def test_one_mode_is_personalized_pca(x64):
     samples, *_ = draw(noise=0.3)
     clients = jf.Clients.from_samples(samples[..., :10])
@@ -130,6 +131,7 @@ def test_one_mode_is_personalized_pca(x64):
     assert gap(run.result.local, other.result.local) < 1e-6
 
 
+@pytest.mark.slow
 def test_the_objective_is_the_squared_error_of_the_result(x64):
     samples, *_ = draw(noise=0.3)
     algorithm = jf.pca.PerTucker(SHAPE, RANKS, LOCAL_RANKS)
@@ -195,6 +197,7 @@ def test_degenerate_samples(kind):
     np.testing.assert_allclose(products, identity, atol=200 * np.finfo(np.float32).eps)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [1e-14, 1e14])
 def test_knows_no_scale(scale):
     samples = draw(noise=0.3)[0].astype(np.float32)

@@ -94,6 +94,7 @@ def test_alike_clients_share_the_largest_components():
         assert least < np.sum((rows @ shared) ** 2) / 60 / top < most
 
 
+@pytest.mark.slow
 def test_finds_components_that_are_known(x64):
     """Without noise the optimum is zero, at the components that made the data."""
     basis = np.linalg.qr(np.random.default_rng(0).normal(size=(8, 8)))[0]
@@ -108,6 +109,7 @@ def test_finds_components_that_are_known(x64):
     assert run.history["objective"][-1] < 1e-10
 
 
+@pytest.mark.slow
 def test_ends_at_a_stationary_point(samples):
     shared, local = solve(VarProPerPCA(2, 3), samples, 60).result
     joint = np.concatenate([np.broadcast_to(shared, (20, 12, 2)), local], axis=2)

@@ -150,6 +150,7 @@ def test_rounds_equal_a_reference_from_the_formulas():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rate", [0.1, 0.4, 0.6])
 def test_missing_entries_are_nearer_than_by_simpler_means(rate):
     full, gaps = draw(rate)
@@ -276,6 +277,7 @@ def test_standardize_respects_gaps():
     np.testing.assert_allclose(own.scale, np.nanstd((1000.0 + gaps), axis=1), rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [0.0, 1e-25, 1e15])
 def test_samples_of_any_size_give_finite_models(scale):
     _, gaps = draw(0.3, clients=3)

@@ -114,6 +114,7 @@ def test_masked_messages_do_not():
     assert privacy.linear_attack(heard, secret(), calibrated=True).min() > 0.4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["subspace iteration", "FAPS"])
 def test_a_server_that_restarts_gets_it(name):
     attack = functools.partial(

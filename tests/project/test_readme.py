@@ -56,6 +56,7 @@ def assert_same_output(shown, printed):
         assert float(one) == pytest.approx(float(other), rel=0.01, abs=digit)
 
 
+@pytest.mark.slow
 def test_the_first_page_shows_what_it_prints(first_fit):
     (shown,) = re.findall(r"```none\n(.*?)```", (DOCS / "start/first_fit.md").read_text(), re.S)
     summary = first_fit["solution"].summary()
@@ -125,6 +126,7 @@ def test_every_python_block_of_the_documentation_runs(page, run):
     SAID.get(Path(page).name, lambda names, lines: None)(names, lines)
 
 
+@pytest.mark.slow
 def test_every_python_block_of_the_readme_runs(first_fit, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     namespace = dict(first_fit)

@@ -169,6 +169,7 @@ def test_compilation_is_seen():
     assert any("lambda" in name for name in compiled)
 
 
+@pytest.mark.slow
 def test_a_constraint_is_looked_at_in_both_precisions_and_through_channels():
     seen = []
     check_algorithm(

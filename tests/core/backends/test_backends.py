@@ -204,6 +204,7 @@ class Blind(OneByOne):
         return jax.vmap(work, in_axes=(None, 0))(shared, own)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inner", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_backend_from_outside_has_the_rights_of_ours(inner):
     mine = jf.backend.shard(2, inner=OneByOne()) if inner else OneByOne()

@@ -70,6 +70,7 @@ def test_clients_keep_them_and_count_in_single_precision():
     assert clients.restrict(samples=1).data.values.dtype == jnp.bfloat16
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(40, 12), (6, 30), (20, 80)])
 def test_moments_compute_in_single_precision(shape):
     """As well as those of the same numbers, and far better than bfloat16's three digits."""
@@ -93,6 +94,7 @@ def test_moments_compute_in_single_precision(shape):
         chex.assert_trees_all_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_derivatives_by_them(key):
     clients = jf.Clients.from_samples(jax.random.normal(key, (3, 20, 8)).astype(jnp.bfloat16))
 

@@ -281,6 +281,7 @@ def test_nothing_is_read_in_vain(x64):
     np.testing.assert_array_equal(few.result.local, COUNTS)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_failure_keeps_the_round_before(x64):
     arrays = samples()

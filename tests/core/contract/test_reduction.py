@@ -156,6 +156,7 @@ def test_any_number_of_clients_on_one_device(name, clients):
     chex.assert_trees_all_close(total, by_numpy(own, weights), rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.slow
 @on_every_backend
 def test_whole_numbers_have_a_mean_and_a_maximum(name):
     numbers = jnp.asarray([3, -7, 2, 9, -1, 9, 1, 4], jnp.int32)
@@ -400,6 +401,7 @@ def test_one_all_reduce_whatever_is_added():
     assert collectives(program) == ["all-reduce"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "algorithm",
     [jf.pca.SubspaceIteration(2), jf.pca.PerPCA(1, 1, start="random", step_size=0.1)],

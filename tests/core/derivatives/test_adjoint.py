@@ -69,6 +69,7 @@ def test_checkpointed_runs_are_unrolled_ones():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-12), found, wanted)
 
 
+@pytest.mark.slow
 def test_a_run_that_stops_by_its_tolerance_has_a_reverse_derivative():
     values, _, _ = drawn(1)
     (_, history), gradient = jax.jit(

@@ -105,6 +105,7 @@ def mostly(names):
     return [pytest.param(name, marks=[pytest.mark.slow] * (name in long)) for name in names]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", mostly(ALGORITHMS))
 def test_with_respect_to_the_step_size(name):
     values, (error, gradient) = draw(0)[0], compiled(name)

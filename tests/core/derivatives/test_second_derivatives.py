@@ -131,6 +131,7 @@ def test_all_modes_equal_differences_of_first_derivatives(function, around):
     chex.assert_trees_all_close(found, [found[0]] * 4, rtol=1e-8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("around", [lambda function: function, in_a_loop], ids=["once", "loop"])
 def test_what_goes_straight_through_does_so_in_second_derivatives(around):
     """They are those of the sum of what was meant and of an error that is constant."""
@@ -167,6 +168,7 @@ def test_the_second_derivative_of_a_run_through_a_channel():
         assert abs(second(0.1, channel) - exact) < 0.2 * abs(exact), channel
 
 
+@pytest.mark.slow
 def test_third_derivatives_of_eigenvectors_are_refused():
     x, direction = RNG.normal(size=(2, SIZE, 4))
 

@@ -39,6 +39,7 @@ def solved(algorithm, clients, key, rounds=200):
     return jf.fit(algorithm, clients, rounds=rounds, key=key)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", [jf.backend.vmap(), jf.backend.shard(2)], ids=["vmap", "shard"])
 def test_perpca_gives_the_best_components_beside_the_shared_ones(key, x64, backend):
     algorithm = jf.pca.PerPCA(2, 1)

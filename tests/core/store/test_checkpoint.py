@@ -473,6 +473,7 @@ test_checkpoint.fit(sys.argv[1], callbacks=[die])
 """
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_a_killed_process_is_resumed_bit_for_bit(tmp_path):
     script = SCRIPT.format(tests=str(Path(__file__).parent))

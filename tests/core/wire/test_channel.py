@@ -220,6 +220,7 @@ def test_a_broken_channel_is_named_where_it_stands_inside_another(around):
 TRIANGLE = FEATURES * (FEATURES + 1) // 2  # numbers in a symmetric matrix
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["fit", "rollout"])
 def test_bits_of_single_precision(way, key):
     algorithm, clients = jf.pca.PerPCA(1, 1, decay=0.5), draw()

@@ -17,6 +17,7 @@ from jaxfed.core.wire.packing import grouping, pack_rows, pack_symbols, stays_in
 WHOLE = st.tuples(st.integers(1, 127), st.integers(1, 3), st.lists(st.integers(1, 5), max_size=2))
 
 
+@pytest.mark.slow
 @given(WHOLE, st.integers(0, 99))
 def test_rows_are_packed_into_the_same_bytes(case, seed):
     levels, times, rest = case

@@ -45,6 +45,7 @@ def exchange(channel, messages, key, shares=None):
 compiled = jax.jit(exchange)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [1, 7, 8, 13, 24, 32])
 def test_packing_of_wide_numbers(width):
     numbers = np.random.default_rng(0).integers(0, 2**width, 21).astype(np.uint32)
