@@ -69,6 +69,7 @@ def test_the_readme_shows_what_the_demo_prints(demo):
         np.testing.assert_allclose(printed, computed, atol=0.05 + 1e-3)
 
 
+@pytest.mark.slow
 def test_without_a_terminal_there_is_no_progress_bar(demo):
     assert demo[2] == ""
 

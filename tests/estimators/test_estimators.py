@@ -57,6 +57,7 @@ def test_components_are_those_of_the_truth(data, fitted):
     assert "PerPCA" in fitted.summary_
 
 
+@pytest.mark.slow
 def test_components_can_be_drawn(fitted):
     from jaxfed import plot
 

@@ -104,6 +104,7 @@ def test_other_solutions_are_refused():
         jf.inference.confidence(solution, moments, key=KEY)
 
 
+@pytest.mark.slow
 def test_the_farthest_clients_are_printed():
     shares = np.linspace(0.1, 0.2, 12)
     interval = Interval(np.asarray(0.5), np.asarray(0.4), np.asarray(0.6))

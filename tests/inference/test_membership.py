@@ -291,6 +291,7 @@ def test_wrong_arguments_are_named(fitted):
         membership(solution, clients).at_least(6)
 
 
+@pytest.mark.slow
 def test_example():
     module = importlib.import_module("jaxfed.inference.membership")
     failed, attempted = doctest.testmod(module)

@@ -69,6 +69,7 @@ def test_heavy_tails_and_unequal_sizes():
     assert _suggested([each.astype(np.float32) for each in samples]).suggested == (2, 1)
 
 
+@pytest.mark.slow
 def test_samples_without_noise(key):
     found = _suggested(_samples(key, 2, 2, noise_variance=0.0))
     assert (found.shared, found.local) == (2, 2)

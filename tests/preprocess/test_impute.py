@@ -289,6 +289,7 @@ def test_samples_of_any_size_give_finite_models(scale):
         chex.assert_trees_all_close((values, moments), (0 * values, 0 * moments), atol=1e-12)
 
 
+@pytest.mark.slow
 def test_everything_closed_over_under_jit():
     _, gaps = draw(0.3, clients=3)
     clients, solution = fitted(gaps, rounds=3)

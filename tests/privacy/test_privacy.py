@@ -171,6 +171,7 @@ def test_norms():
     assert privacy.norm_leak(transcript("FAPS"), secret(), factor=0.15) < 1e-6
 
 
+@pytest.mark.slow
 def test_channels():
     name = "block Lanczos"
     plain, key = transcript(name), jax.random.key(0)
