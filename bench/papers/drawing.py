@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxfed.plot._figure import canvas, colour, light
+from jaxfed.plot.drawing import canvas, colour, light
 
 
 def graphs(titles: Sequence[tuple[str, str, str]], width: float = 4.2) -> Iterator[Any]:

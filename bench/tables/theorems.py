@@ -25,7 +25,7 @@ from bench.common import machine, table
 from bench.formulas import convergence
 from bench.tables import theorem_runs as runs
 from bench.tables.theorem_runs import Curves
-from jaxfed.plot._figure import canvas, colour, light
+from jaxfed.plot.drawing import canvas, colour, light
 from papers.drawing import legend
 
 PERPCA, HIERARCHICAL, FAPS = "PerPCA, Theorem 8", "hierarchical PCA, Theorem 1", "FAPS, Theorem 8"

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from jaxfed import __version__
+from jaxfed import __version__, _names
 from jaxfed._refusals import closest
 from jaxfed.cli._command import CONFIG, Command
 
@@ -183,3 +183,6 @@ def _plain_warnings() -> Iterator[None]:
         yield
     finally:
         warnings.formatwarning = previous
+
+
+__dir__ = _names.public_names(__name__)

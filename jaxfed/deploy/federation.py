@@ -21,7 +21,7 @@ from jaxfed.core.wire.wire import Wire
 from jaxfed.deploy.data import clients_from, shapes_from
 from jaxfed.deploy.masks import least_threshold
 from jaxfed.deploy.run import Run, problem_of_run, programs_for
-from jaxfed.deploy.shapes import shapes_of
+from jaxfed.deploy.shapes import run_shapes
 
 
 class Settings(NamedTuple):
@@ -100,7 +100,7 @@ class Federation:
             data,
         )
         self.kind = Kind.of(prepared, len(members))
-        self.shapes = shapes_of(self.problem, self.kind, settings.start)
+        self.shapes = run_shapes(self.problem, self.kind, settings.start)
 
     def check(self) -> None:
         """Refuse settings that do not work together, as `fit` does.

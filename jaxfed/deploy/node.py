@@ -41,7 +41,7 @@ from jaxfed.deploy.masked import NodeMasks
 from jaxfed.deploy.masks import KEY
 from jaxfed.deploy.messages import Packet
 from jaxfed.deploy.run import Run, description, problem_of_run, programs_for
-from jaxfed.deploy.shapes import shapes_of
+from jaxfed.deploy.shapes import run_shapes
 from jaxfed.deploy.store import states
 
 LOG = logging.getLogger("jaxfed.deploy")
@@ -143,7 +143,7 @@ class _NodeRun:
             everybody = Personalized(node.start.shared, local)
         if not words["base"]:  # nothing has been computed yet
             self._check(everybody)
-        self.shapes = shapes_of(self.server, Kind.of(self.member.data, run.size), everybody)
+        self.shapes = run_shapes(self.server, Kind.of(self.member.data, run.size), everybody)
         for place in (home, folder, self.folder):  # nobody else may read the client's states
             place.mkdir(0o700, parents=True, exist_ok=True)
 

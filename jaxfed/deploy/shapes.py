@@ -41,7 +41,7 @@ class Shapes(NamedTuple):
     state: State  # the server's
 
 
-def shapes_of(problem: Problem, kind: Kind, start: Personalized | None) -> Shapes:
+def run_shapes(problem: Problem, kind: Kind, start: Personalized | None) -> Shapes:
     """Find all shapes without computing anything.
 
     Args:

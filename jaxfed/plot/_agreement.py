@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import ArrayLike, Float, Real
 
 from jaxfed._checks import refuse
-from jaxfed.plot import _figure
+from jaxfed.plot import drawing
 
 MOST_NUMBERS = 144  # in tables with more cells, no numbers are written
 
@@ -34,12 +34,12 @@ def agreement(
         ValueError: if the shares are not `(views, rank)`, or there is not one name per view.
         ImportError: if Matplotlib is not installed.
     """
-    values = _figure.host("shares", shares, 2, "shares of shape (views, rank)")
+    values = drawing.host("shares", shares, 2, "shares of shape (views, rank)")
     views, rank = values.shape
-    _figure.check_names("names", names, views)
-    target = _figure.one_axes(figure, ax, 1.6 + 0.34 * rank, 0.9 + 0.3 * views)
+    drawing.check_names("names", names, views)
+    target = drawing.one_axes(figure, ax, 1.6 + 0.34 * rank, 0.9 + 0.3 * views)
     _heat_map(target, values, aspect="auto")
-    target.axes.set_yticks(range(views), [_figure.verbatim(name) for name in names], fontsize=8)
+    target.axes.set_yticks(range(views), [drawing.verbatim(name) for name in names], fontsize=8)
     target.axes.set_xlabel("component", fontsize=9)
     return target.returned
 
@@ -74,13 +74,13 @@ def confusion(
         ImportError: if Matplotlib is not installed.
     """
     wanted = "components of shape (features, rank)"
-    left, right = _figure.host("first", first, 2, wanted), _figure.host("second", second, 2, wanted)
+    left, right = drawing.host("first", first, 2, wanted), drawing.host("second", second, 2, wanted)
     if len(left) != len(right):
         raise refuse("second", f"components of {len(left)} features", second)
-    _figure.check_names("names", names, 2)
+    drawing.check_names("names", names, 2)
     squares = np.clip((left.T @ right) ** 2, 0, 1)
     rows, columns = squares.shape
-    target = _figure.one_axes(figure, ax, 1.8 + 0.34 * columns, 0.9 + 0.34 * rows)
+    target = drawing.one_axes(figure, ax, 1.8 + 0.34 * columns, 0.9 + 0.34 * rows)
     axes = target.axes
     _heat_map(target, squares)
     axes.set_xticks(range(columns), range(1, columns + 1), fontsize=7)
@@ -90,14 +90,14 @@ def confusion(
             text = f"{value:.2f}".removeprefix("0").replace("1.00", "1")
             ink = "#111111" if value > 0.6 else "white"
             axes.text(j, i, text, ha="center", va="center", color=ink, fontsize=6)
-    axes.set_ylabel(f"components, {_figure.verbatim(names[0])}", fontsize=9)
-    axes.set_xlabel(f"components, {_figure.verbatim(names[1])}", fontsize=9)
+    axes.set_ylabel(f"components, {drawing.verbatim(names[0])}", fontsize=9)
+    axes.set_xlabel(f"components, {drawing.verbatim(names[1])}", fontsize=9)
     return target.returned
 
 
 def _heat_map(
-    target: _figure.Target, values: Float[np.ndarray, "rows columns"], **options: Any
+    target: drawing.Target, values: Float[np.ndarray, "rows columns"], **options: Any
 ) -> None:
     image = target.axes.imshow(values, cmap="viridis", vmin=0, vmax=1, **options)
-    _figure.bare(target.axes)
-    _figure.colour_bar(target.axes, image)
+    drawing.bare(target.axes)
+    drawing.colour_bar(target.axes, image)

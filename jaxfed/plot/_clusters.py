@@ -8,7 +8,7 @@ from jaxtyping import ArrayLike, Real, Shaped
 
 from jaxfed._checks import checked_labels, host_array, refuse
 from jaxfed.pca import embed_clients
-from jaxfed.plot import _figure
+from jaxfed.plot import drawing
 
 _POINTS = {"s": 36, "linewidths": 0.5, "edgecolors": "white"}
 
@@ -37,12 +37,12 @@ def clusters(
         ValueError: if points are not `(clients, 2)`, or labels or names are not one per client.
         ImportError: if Matplotlib is not installed.
     """
-    points = _figure.host("embedding", embedding, 2, "points of shape (clients, 2)")
+    points = drawing.host("embedding", embedding, 2, "points of shape (clients, 2)")
     if points.shape[1] != 2:
         raise refuse("embedding", "points of shape (clients, 2)", embedding)
     classes = checked_labels("labels", labels, len(points))
-    _figure.check_names("names", names, len(points))
-    target = _figure.one_axes(figure, ax, 5.0, 4.0)
+    drawing.check_names("names", names, len(points))
+    target = drawing.one_axes(figure, ax, 5.0, 4.0)
     _classes(target.axes, points, classes)
     _finish(target.axes, points, names)
     return target.returned
@@ -80,34 +80,34 @@ def client_map(
     wanted = "local components (clients, features, rank) or points (clients, 2), of two clients"
     points = host_array("clients", clients, wanted)
     # Three axes are components, which are placed below; two are points.
-    points = _figure.host("clients", points, 3 if points.ndim == 3 else 2, wanted)
+    points = drawing.host("clients", points, 3 if points.ndim == 3 else 2, wanted)
     if len(points) < 2 or (points.ndim == 2 and points.shape[1] != 2):
         raise refuse("clients", wanted, clients)
-    _figure.check_names("names", names, len(points))
+    drawing.check_names("names", names, len(points))
     values = None
     if metadata is not None:
         values = host_array("metadata", metadata, "a number or a class for each client")
         # Integers are classes, since cluster numbers have no scale.
         if values.dtype.kind == "f":
-            values = _figure.host("metadata", values, 1, "a number for each client")
+            values = drawing.host("metadata", values, 1, "a number for each client")
             if len(values) != len(points):
                 raise refuse("metadata", f"{len(points)} numbers", metadata)
         else:
             values = checked_labels("metadata", values, len(points))
     if points.ndim == 3:
         points = np.asarray(embed_clients(points))
-    target = _figure.one_axes(figure, ax, 5.0, 4.0)
+    target = drawing.one_axes(figure, ax, 5.0, 4.0)
     axes = target.axes
     if values is None:
-        axes.scatter(*points.T, color=_figure.colour(0), **_POINTS)
+        axes.scatter(*points.T, color=drawing.colour(0), **_POINTS)
     elif values.dtype.kind == "f":
         drawn = axes.scatter(*points.T, c=values, cmap="viridis", **_POINTS)
-        _figure.colour_bar(axes, drawn, label or "")
+        drawing.colour_bar(axes, drawn, label or "")
     else:
         _classes(axes, points, values)
     _finish(axes, points, names)
     if axes.get_legend() is not None and label is not None:
-        axes.get_legend().set_title(_figure.verbatim(label), prop={"size": 9})
+        axes.get_legend().set_title(drawing.verbatim(label), prop={"size": 9})
     return target.returned
 
 
@@ -116,9 +116,9 @@ def _classes(axes: Any, points: Real[np.ndarray, "m 2"], classes: np.ndarray) ->
     for position, value in enumerate(np.unique(classes)):
         # Colours repeat after eight classes; then the marker changes.
         marker = "osD^vP"[position // 8 % 6]
-        look = {"marker": marker, "color": _figure.colour(position), "alpha": 0.85}
+        look = {"marker": marker, "color": drawing.colour(position), "alpha": 0.85}
         axes.scatter(
-            *points[classes == value].T, label=_figure.verbatim(str(value)), **look, **_POINTS
+            *points[classes == value].T, label=drawing.verbatim(str(value)), **look, **_POINTS
         )
 
 
@@ -126,9 +126,9 @@ def _finish(axes: Any, points: Real[np.ndarray, "m 2"], names: Sequence[str] | N
     """Add names and a legend, and give both axes the same scale."""
     for point, name in zip(points, names or (), strict=False):
         place = {"xytext": (4, 4), "textcoords": "offset points"}
-        axes.annotate(_figure.verbatim(name), point, fontsize=7, **place)
+        axes.annotate(drawing.verbatim(name), point, fontsize=7, **place)
     axes.margins(0.12)  # for the names
-    _figure.bare(axes)  # coordinates have no meaning, only distances
+    drawing.bare(axes)  # coordinates have no meaning, only distances
     axes.set_aspect("equal", adjustable="datalim")
     if axes.get_legend_handles_labels()[0]:
         axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1, 1))

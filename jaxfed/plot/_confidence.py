@@ -7,7 +7,7 @@ import numpy as np
 
 from jaxfed._checks import check_instance
 from jaxfed.inference import Confidence
-from jaxfed.plot import _figure
+from jaxfed.plot import drawing
 from jaxfed.plot._variance import MOST_NAMES
 
 NORMAL = 1.96  # standard errors on either side that a 95 % band spans
@@ -47,13 +47,13 @@ def bands(
     _check(confidence)
     values, errors = confidence.axes.T, confidence.axes_std.T
     names = _axis_names(confidence)
-    labels = _figure.checked_features(feature_names, values.shape[1])
-    panel = _figure.within(figure, ax)
+    labels = drawing.checked_features(feature_names, values.shape[1])
+    panel = drawing.within(figure, ax)
     if image_shape is None:
         drawn = _lines(values, errors, names, labels, panel)
     else:
         values, errors = (
-            _figure.as_images("confidence", part, image_shape) for part in (values, errors)
+            drawing.as_images("confidence", part, image_shape) for part in (values, errors)
         )
         drawn = _images(values, errors, names, panel)
     return drawn if ax is None else ax
@@ -78,9 +78,9 @@ def angles(confidence: Confidence, *, figure: Any = None, ax: Any = None) -> Any
     _check(confidence)
     names = ["shared subspace", *map(_group_name, confidence.groups)]
     bounds = np.degrees([confidence.angle, *confidence.group_angles])
-    target = _figure.one_axes(figure, ax, 5.0, 0.9 + 0.24 * len(names))
+    target = drawing.one_axes(figure, ax, 5.0, 0.9 + 0.24 * len(names))
     axes, places = target.axes, np.arange(len(names))[::-1]
-    colours = [_figure.colour(0)] + [_figure.colour(1)] * (len(names) - 1)
+    colours = [drawing.colour(0)] + [drawing.colour(1)] * (len(names) - 1)
     axes.barh(places, bounds, 0.6, color=colours)
     _finish(axes, places, names)
     axes.set_xlim(0, max(1.15 * float(bounds.max()), 1e-3))
@@ -115,13 +115,13 @@ def distances(
     _check(confidence)
     estimate, lower, upper = (100 * np.asarray(part) for part in confidence.distance)
     clients = len(estimate)
-    _figure.check_names("names", names, clients)
+    drawing.check_names("names", names, clients)
     written = clients <= MOST_NAMES
-    target = _figure.one_axes(figure, ax, 5.0, 0.9 + min(clients, MOST_NAMES) * 0.2)
+    target = drawing.one_axes(figure, ax, 5.0, 0.9 + min(clients, MOST_NAMES) * 0.2)
     # Intervals are drawn from the bottom, so sort the closest client last.
     axes, order = target.axes, np.argsort(-estimate, kind="stable")
-    axes.hlines(np.arange(clients), lower[order], upper[order], color=_figure.colour(0), lw=1.6)
-    axes.plot(estimate[order], np.arange(clients), "o", color=_figure.colour(0), markersize=3.5)
+    axes.hlines(np.arange(clients), lower[order], upper[order], color=drawing.colour(0), lw=1.6)
+    axes.plot(estimate[order], np.arange(clients), "o", color=drawing.colour(0), markersize=3.5)
     shown = [names[int(i)] if names else f"client {i}" for i in order] if written else []
     _finish(axes, np.arange(clients)[: len(shown)], shown)
     axes.set_ylim(-0.6, clients - 0.4)
@@ -155,9 +155,9 @@ def _axis_names(confidence: Confidence) -> list[str]:
 
 def _finish(axes: Any, places: np.ndarray, names: Sequence[str]) -> None:
     """Style a graph with named rows."""
-    _figure.light(axes)
+    drawing.light(axes)
     axes.grid(visible=False, axis="y")
-    axes.set_yticks(places, [_figure.verbatim(name) for name in names], fontsize=8)
+    axes.set_yticks(places, [drawing.verbatim(name) for name in names], fontsize=8)
 
 
 def _lines(
@@ -168,32 +168,32 @@ def _lines(
     figure: Any,
 ) -> Any:
     """Each axis as a line in a band."""
-    figure = _figure.canvas(figure, 7.0, 0.9 * len(values) + 0.4)
+    figure = drawing.canvas(figure, 7.0, 0.9 * len(values) + 0.4)
     grid = figure.subplots(len(values), 1, squeeze=False, sharex=True, sharey=True)[:, 0]
     places = np.arange(values.shape[1])
     for axes, line, error, name in zip(grid, values, errors, names, strict=True):
         ends = line - NORMAL * error, line + NORMAL * error
-        axes.axhline(0, color=_figure.GREY, linewidth=0.6)
-        axes.fill_between(places, *ends, color=_figure.colour(0), alpha=0.25, lw=0)
-        axes.plot(places, line, color=_figure.colour(0), linewidth=1.2)
-        _figure.light(axes)
+        axes.axhline(0, color=drawing.GREY, linewidth=0.6)
+        axes.fill_between(places, *ends, color=drawing.colour(0), alpha=0.25, lw=0)
+        axes.plot(places, line, color=drawing.colour(0), linewidth=1.2)
+        drawing.light(axes)
         axes.set_title(name, fontsize=9, loc="left")
-    _figure.label_features(grid[-1], features)
+    drawing.label_features(grid[-1], features)
     return figure
 
 
 def _images(values: np.ndarray, errors: np.ndarray, names: list[str], figure: Any) -> Any:
     """Each axis as an image above that of its standard errors."""
     height, width = values.shape[1:]
-    figure = _figure.canvas(figure, 0.95 * len(values) + 0.5, 1.9 * height / width + 0.4)
+    figure = drawing.canvas(figure, 0.95 * len(values) + 0.5, 1.9 * height / width + 0.4)
     grid = figure.subplots(2, len(values), squeeze=False)
-    end, largest = _figure.limit(values), _figure.limit(errors)
+    end, largest = drawing.limit(values), drawing.limit(errors)
     for column, value, error, name in zip(grid.T, values, errors, names, strict=True):
-        _figure.signed_image(column[0], value, end)
+        drawing.signed_image(column[0], value, end)
         column[0].set_title(name.replace(", ", "\n"), fontsize=8)
-        look = {"cmap": _figure.INK, "interpolation": _figure.SMOOTH}
+        look = {"cmap": drawing.INK, "interpolation": drawing.SMOOTH}
         column[1].imshow(error, vmin=0, vmax=largest, **look)
-        _figure.bare(column[1])
+        drawing.bare(column[1])
     grid[0, 0].set_ylabel("axis", fontsize=8)
     grid[1, 0].set_ylabel("standard\nerror", fontsize=8)
     return figure

@@ -8,7 +8,7 @@ from jaxtyping import ArrayLike, Real
 
 from jaxfed._checks import check_name, check_number, refuse
 from jaxfed._optional import require
-from jaxfed.plot import _figure
+from jaxfed.plot import drawing
 
 
 def convergence(
@@ -41,7 +41,7 @@ def convergence(
         ValueError: if an entry is not in the history, or bits are requested on both axes.
         ImportError: if Matplotlib is not installed.
     """
-    _figure.check_named("history", history, "arrays")
+    drawing.check_named("history", history, "arrays")
     if not quantities:
         raise refuse("quantities", "names of the history, at least one", quantities)
     check_name("against", against, ("rounds", "bits_up"))
@@ -57,8 +57,8 @@ def convergence(
         if name not in history:
             raise ValueError(f"{argument}: the history has {sorted(history)}, not {name!r}")
         wanted = "a number for each round"
-        curves[name] = _figure.host(f"history[{name!r}]", history[name], 1, wanted, finite=False)
-    target = _figure.one_axes(figure, ax, 5.0, 3.0)
+        curves[name] = drawing.host(f"history[{name!r}]", history[name], 1, wanted, finite=False)
+    target = drawing.one_axes(figure, ax, 5.0, 3.0)
     axes = target.axes
     for position, name in enumerate(quantities):
         values = curves[name]
@@ -66,18 +66,18 @@ def convergence(
         known = np.isfinite(values)
         # A line through one point would be invisible.
         style = "." if known.sum() == 1 else "-"
-        look = {"color": _figure.colour(position), "label": _figure.verbatim(name)}
+        look = {"color": drawing.colour(position), "label": drawing.verbatim(name)}
         axes.plot(places[known], values[known], style, **look)
-    _figure.marked(axes.axhline, levels)
-    _figure.light(axes)
-    _figure.without_zoom(axes)
+    drawing.marked(axes.axhline, levels)
+    drawing.light(axes)
+    drawing.without_zoom(axes)
     if bits:
         _bits(axes.twinx(), curves["bits_up"])
     if against == "rounds":
         axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_xlabel("round" if against == "rounds" else "bits sent by a client", fontsize=9)
     if label is not None or len(quantities) == 1:
-        axes.set_ylabel(_figure.verbatim(label or quantities[0]), fontsize=9)
+        axes.set_ylabel(drawing.verbatim(label or quantities[0]), fontsize=9)
     if len(quantities) + len(levels or ()) > 1:
         # Place it above the axes, where it hides no curve.
         axes.legend(fontsize=8, frameon=False, ncols=2, loc="lower left", bbox_to_anchor=(0, 1))
@@ -87,11 +87,11 @@ def convergence(
 def _bits(axes: Any, bits: Real[np.ndarray, " rounds"]) -> None:
     """Draw the bits that a client has sent on a second axis."""
     known = np.isfinite(bits)
-    style = {"linestyle": ":", "color": _figure.GREY, "linewidth": 1.2}
+    style = {"linestyle": ":", "color": drawing.GREY, "linewidth": 1.2}
     axes.plot(np.arange(1, len(bits) + 1)[known], bits[known], **style)
-    _figure.light(axes)
+    drawing.light(axes)
     axes.grid(visible=False)
-    axes.spines["right"].set(visible=True, color=_figure.GREY)
+    axes.spines["right"].set(visible=True, color=drawing.GREY)
     axes.set_ylim(bottom=0)
     axes.yaxis.set_major_formatter(require("matplotlib.ticker", extra="plot").EngFormatter())
-    axes.set_ylabel("bits sent by a client (dotted)", fontsize=9, color=_figure.GREY)
+    axes.set_ylabel("bits sent by a client (dotted)", fontsize=9, color=drawing.GREY)

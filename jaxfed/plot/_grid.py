@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxfed._checks import check_instance, check_list, check_name, check_texts
 from jaxfed._optional import require
-from jaxfed.plot import _figure
+from jaxfed.plot import drawing
 
 if TYPE_CHECKING:
     from xarray import DataArray, Dataset
@@ -75,19 +75,19 @@ def grid(
             raise ValueError(f"names: wanted some of {list(found)}, got {name!r}")
     along = found[x].values
     lines = {name: _lines(found[name], x, over) for name in chosen}
-    target = _figure.one_axes(figure, ax, 5.0, 3.4)
+    target = drawing.one_axes(figure, ax, 5.0, 3.4)
     axes = target.axes
     for i, name in enumerate(chosen):
         for j, line in enumerate(lines[name]):
             # With several variables, colours distinguish them, and dashes their settings.
-            look = {"color": _figure.colour(i if len(chosen) > 1 else j), "linewidth": 1.2}
+            look = {"color": drawing.colour(i if len(chosen) > 1 else j), "linewidth": 1.2}
             dashes = ("-", "--", ":", "-.")[j % 4 if len(chosen) > 1 else 0]
             text = ", ".join([_words(name), *line.settings])
             axes.plot(along, line.mean, label=text, linestyle=dashes, **look)
             if np.isfinite(line.deviation).all():
                 ends = line.mean - line.deviation, line.mean + line.deviation
                 axes.fill_between(along, *ends, color=look["color"], alpha=0.15, lw=0)
-    _figure.light(axes)
+    drawing.light(axes)
     axes.set_xscale(scale)
     axes.set_xlabel(_words(x), fontsize=9)
     if label is not None or len(chosen) == 1:

@@ -9,7 +9,7 @@ from jaxtyping import ArrayLike, Real
 
 from jaxfed._checks import check_count, refuse
 from jaxfed.contract import Personalized
-from jaxfed.plot import _figure
+from jaxfed.plot import drawing
 
 _CLIENTS = 5  # of a model, whose local components are drawn
 _SIZE = 0.75  # width of an image of a component, in inches
@@ -50,20 +50,20 @@ def components(
     check_count("columns", columns)
     named = groups if isinstance(groups, Mapping) else _parts(groups)
     arrays = {
-        name: _figure.host(f"groups[{name!r}]", group, 2, "components of shape (features, rank)")
+        name: drawing.host(f"groups[{name!r}]", group, 2, "components of shape (features, rank)")
         for name, group in named.items()
         if group is not None
     }
-    _figure.check_named("groups", arrays, "components")
+    drawing.check_named("groups", arrays, "components")
     if feature_names is None:
         feature_names = getattr(groups, "feature_names_in_", None)
-    labels = [_figure.checked_features(feature_names, len(x)) for x in arrays.values()]
-    panel = _figure.within(figure, ax)
+    labels = [drawing.checked_features(feature_names, len(x)) for x in arrays.values()]
+    panel = drawing.within(figure, ax)
     if image_shape is None:
         drawn = _as_rows(arrays, panel, labels[0])
         return drawn if ax is None else ax
     images = {
-        name: _figure.as_images(f"groups[{name!r}]", group.T, image_shape)
+        name: drawing.as_images(f"groups[{name!r}]", group.T, image_shape)
         for name, group in arrays.items()
     }
     height, width = image_shape
@@ -73,14 +73,14 @@ def components(
         # A group's name may be longer than its images are wide.
         columns = max(columns, math.ceil(0.08 * max(map(len, images)) / _SIZE))
         tall = _SIZE * height / width * sum(rows) + 0.3 * len(rows)
-        panel = _figure.canvas(None, _SIZE * columns, tall)
+        panel = drawing.canvas(None, _SIZE * columns, tall)
     # Use a subfigure for each group, because a row of axes has no title of its own.
     parts = np.atleast_1d(panel.subfigures(len(images), 1, height_ratios=[r + 0.3 for r in rows]))
     for (name, group), part, number in zip(images.items(), parts, rows, strict=True):
-        part.suptitle(_figure.verbatim(name), fontsize=10, x=0.01, ha="left")
+        part.suptitle(drawing.verbatim(name), fontsize=10, x=0.01, ha="left")
         grid = part.subplots(number, columns, squeeze=False).ravel()
         for axes, image in zip(grid, group, strict=False):
-            _figure.signed_image(axes, image, _figure.limit(group))
+            drawing.signed_image(axes, image, drawing.limit(group))
         for axes in grid[len(group) :]:
             axes.set_axis_off()
     return panel if ax is None else ax
@@ -134,9 +134,9 @@ def separation(
         ValueError: if shapes do not match, or both parts are None.
         ImportError: if Matplotlib is not installed.
     """
-    samples = _figure.host("original", original, 2, "samples of shape (samples, features)")
+    samples = drawing.host("original", original, 2, "samples of shape (samples, features)")
     parts = {
-        name: _figure.host(name, part, 2, f"numbers of shape {samples.shape}")
+        name: drawing.host(name, part, 2, f"numbers of shape {samples.shape}")
         for name, part in (("shared", shared), ("local", local))
         if part is not None
     }
@@ -147,31 +147,31 @@ def separation(
             raise ValueError(f"{name}: wanted shape {samples.shape}, got {part.shape}")
     centre = np.zeros(samples.shape[1])
     if mean is not None:
-        centre = _figure.host("mean", mean, 1, f"{samples.shape[1]} numbers")
+        centre = drawing.host("mean", mean, 1, f"{samples.shape[1]} numbers")
         if centre.shape != samples.shape[1:]:
             raise refuse("mean", f"{samples.shape[1]} numbers", mean)
-    _figure.check_names("names", names, len(samples))
+    drawing.check_names("names", names, len(samples))
     rows = {"original": samples} | {f"{name} part": part for name, part in parts.items()}
     rows["together"] = centre + np.sum(list(parts.values()), axis=0)
-    images = {name: _figure.as_images("original", row, image_shape) for name, row in rows.items()}
+    images = {name: drawing.as_images("original", row, image_shape) for name, row in rows.items()}
     height, width = image_shape
     tall = 0.95 * len(rows) * height / width + 0.3
-    panel = _figure.canvas(_figure.within(figure, ax), 0.95 * len(samples) + 0.5, tall)
+    panel = drawing.canvas(drawing.within(figure, ax), 0.95 * len(samples) + 0.5, tall)
     grid = panel.subplots(len(rows), len(samples), squeeze=False)
     # Samples and sums share one colour scale, the two parts another.
     low, high = float(min(samples.min(), 0)), float(samples.max())
-    end = _figure.limit(list(parts.values()))
+    end = drawing.limit(list(parts.values()))
     for (label, row), line in zip(images.items(), grid, strict=True):
         for axes, image in zip(line, row, strict=True):
             if label.endswith("part"):
-                _figure.signed_image(axes, image, end)
+                drawing.signed_image(axes, image, end)
             else:
-                look = {"cmap": _figure.INK, "interpolation": _figure.SMOOTH}
+                look = {"cmap": drawing.INK, "interpolation": drawing.SMOOTH}
                 axes.imshow(image, vmin=low, vmax=high, **look)
-                _figure.bare(axes)
+                drawing.bare(axes)
         line[0].set_ylabel(label, fontsize=10)
     for axes, name in zip(grid[0], names or (), strict=False):
-        axes.set_title(_figure.verbatim(name), fontsize=10)
+        axes.set_title(drawing.verbatim(name), fontsize=10)
     return panel if ax is None else ax
 
 
@@ -179,15 +179,15 @@ def _as_rows(groups: Mapping[str, np.ndarray], figure: Any, names: list[str] | N
     """Each group as one image with a row per component, above the features' names if they fit."""
     ranks = [group.shape[1] for group in groups.values()]
     below = 0.3 if names is None else 0.3 + 0.07 * max(map(len, names))
-    figure = _figure.canvas(figure, 7.0, 0.25 * sum(ranks) + 0.45 * len(ranks) + below)
+    figure = drawing.canvas(figure, 7.0, 0.25 * sum(ranks) + 0.45 * len(ranks) + below)
     grid = figure.subplots(len(groups), 1, squeeze=False, height_ratios=ranks)[:, 0]
     for axes, (name, group) in zip(grid, groups.items(), strict=True):
-        _figure.signed_image(
-            axes, group.T, _figure.limit(group), aspect="auto", interpolation="nearest"
+        drawing.signed_image(
+            axes, group.T, drawing.limit(group), aspect="auto", interpolation="nearest"
         )
         axes.set_yticks(range(group.shape[1]), range(1, group.shape[1] + 1), fontsize=7)
-        axes.set_title(_figure.verbatim(name), fontsize=9, loc="left")
+        axes.set_title(drawing.verbatim(name), fontsize=9, loc="left")
     for axes in grid[:-1]:
         axes.tick_params(labelbottom=False)
-    _figure.label_features(grid[-1], names)
+    drawing.label_features(grid[-1], names)
     return figure

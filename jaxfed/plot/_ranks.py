@@ -6,7 +6,7 @@ import numpy as np
 
 from jaxfed._checks import check_instance
 from jaxfed.pca.ranks import SuggestedRanks
-from jaxfed.plot import _figure
+from jaxfed.plot import drawing
 
 
 def ranks(ranks: SuggestedRanks, *, figure: Any = None, ax: Any = None) -> Any:
@@ -28,7 +28,7 @@ def ranks(ranks: SuggestedRanks, *, figure: Any = None, ax: Any = None) -> Any:
         ImportError: if Matplotlib is not installed.
     """
     check_instance("ranks", ranks, SuggestedRanks, "the result of jaxfed.pca.suggest_ranks")
-    drawn = _figure.canvas(_figure.within(figure, ax), 6.0, 2.6)
+    drawn = drawing.canvas(drawing.within(figure, ax), 6.0, 2.6)
     left, right = drawn.subplots(1, 2)
     _panel(left, ranks, "shared", ranks.shared_scores, ranks.shared, ranks.shared_interval, 0)
     _panel(right, ranks, "local", ranks.local_scores, ranks.local, ranks.local_interval, 1)
@@ -36,7 +36,7 @@ def ranks(ranks: SuggestedRanks, *, figure: Any = None, ax: Any = None) -> Any:
     lines = [f"the same in {ranks.support:.0%} of subsets"]
     if ranks.suggested is None:
         lines.append("no suggestion")
-    drawn.suptitle("\n".join(lines), fontsize=8, color=_figure.GREY)
+    drawn.suptitle("\n".join(lines), fontsize=8, color=drawing.GREY)
     return drawn if ax is None else ax
 
 
@@ -49,15 +49,15 @@ def _panel(
     interval: tuple[int, int],
     position: int,
 ) -> None:
-    places, colour = np.arange(1, len(scores) + 1), _figure.colour(position)
+    places, colour = np.arange(1, len(scores) + 1), drawing.colour(position)
     lowest = min(float(scores.min()), 0.0) - 0.1 * max(float(scores.max()), ranks.threshold)
-    axes.axhspan(lowest, ranks.threshold, color=_figure.GREY, alpha=0.15, lw=0)
+    axes.axhspan(lowest, ranks.threshold, color=drawing.GREY, alpha=0.15, lw=0)
     axes.axvspan(interval[0] - 0.25, interval[1] + 0.25, color=colour, alpha=0.15, lw=0)
     axes.plot(places, scores, color=colour, lw=0.8)
     axes.scatter(places[:found], scores[:found], s=24, color=colour, zorder=3)
     rest = {"facecolor": "white", "edgecolor": colour, "zorder": 3}
     axes.scatter(places[found:], scores[found:], s=24, **rest)
-    _figure.light(axes)
+    drawing.light(axes)
     axes.set_ylim(bottom=lowest)
     axes.set_xlim(-0.4 if interval[0] == 0 else 0.4, len(scores) + 0.6)
     axes.set_xticks(places)

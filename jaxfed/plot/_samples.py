@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import ArrayLike, Real
 
 from jaxfed._checks import check_count
-from jaxfed.plot import _figure
+from jaxfed.plot import drawing
 
 _SIZE, _LETTER = 0.5, 0.08  # inches: longer side of an image, width of a letter
 
@@ -48,7 +48,7 @@ def samples(
             `image_shape`, `columns` is not positive, or a note belongs to no group.
         ImportError: if Matplotlib is not installed.
     """
-    _figure.check_named("groups", groups, "images")
+    drawing.check_named("groups", groups, "images")
     check_count("columns", columns)
     notes = notes or {}
     if unknown := set(notes) - set(groups):
@@ -58,7 +58,7 @@ def samples(
         images = _clipped(f"groups[{name!r}]", group, image_shape)
         first, *others = (images[i : i + columns] for i in range(0, len(images), columns))
         rows += [_Row(name, first, notes.get(name, "")), *(_Row("", other) for other in others)]
-    drawn = _grid(rows, _figure.within(figure, ax))
+    drawn = _grid(rows, drawing.within(figure, ax))
     return drawn if ax is None else ax
 
 
@@ -89,21 +89,21 @@ def reconstructions(
         ImportError: if Matplotlib is not installed.
     """
     rows = [_Row("original", _clipped("original", original, image_shape))]
-    _figure.check_named("found", found, "reconstructions")
+    drawing.check_named("found", found, "reconstructions")
     count = len(rows[0].images)
     for name, values in found.items():
         images = _clipped(f"found[{name!r}]", values, image_shape)
         if len(images) != count:
             raise ValueError(f"found[{name!r}]: wanted {count} reconstructions, got {len(images)}")
         rows.append(_Row(name, images))
-    _figure.check_names("names", names, count)
-    drawn = _grid(rows, _figure.within(figure, ax), names or ())
+    drawing.check_names("names", names, count)
+    drawn = _grid(rows, drawing.within(figure, ax), names or ())
     return drawn if ax is None else ax
 
 
 def _clipped(name: str, values: Any, image_shape: tuple[int, ...]) -> np.ndarray:
-    array = _figure.host(name, values, 2, "images of shape (images, features)")
-    return np.clip(_figure.as_images(name, array, image_shape, colours=True), 0, 1)
+    array = drawing.host(name, values, 2, "images of shape (images, features)")
+    return np.clip(drawing.as_images(name, array, image_shape, colours=True), 0, 1)
 
 
 def _grid(rows: list[_Row], figure: Any, titles: Sequence[str] = ()) -> Any:
@@ -115,24 +115,24 @@ def _grid(rows: list[_Row], figure: Any, titles: Sequence[str] = ()) -> Any:
     after = max(unit * max(len(row.note) for row in rows), 0.01)
     if figure is None:
         wide = _SIZE * width * (columns + before + after) + 0.3
-        figure = _figure.canvas(None, wide, _SIZE * height * len(rows) + (0.4 if titles else 0.2))
+        figure = drawing.canvas(None, wide, _SIZE * height * len(rows) + (0.4 if titles else 0.2))
         figure.get_layout_engine().set(w_pad=0.015, h_pad=0.015)
     ratios = [before, *[1.0] * columns, after]
     grid = figure.subplots(len(rows), columns + 2, squeeze=False, width_ratios=ratios)
     for line, row in zip(grid, rows, strict=True):
         for axes, image in zip(line[1:], row.images, strict=False):
-            axes.imshow(image, cmap=_figure.INK, vmin=0, vmax=1, interpolation="nearest")
-            _figure.bare(axes)
+            axes.imshow(image, cmap=drawing.INK, vmin=0, vmax=1, interpolation="nearest")
+            drawing.bare(axes)
         for axes in (line[0], *line[len(row.images) + 1 :]):
             axes.set_axis_off()
         _write(line[0], 1, row.label, "right")
         _write(line[-1], 0, row.note, "left")
     for axes, title in zip(grid[0][1:], titles, strict=False):
-        axes.set_title(_figure.verbatim(title), fontsize=9)
+        axes.set_title(drawing.verbatim(title), fontsize=9)
     return figure
 
 
 def _write(axes: Any, place: float, text: str, align: str) -> None:
     options = {"ha": align, "va": "center", "transform": axes.transAxes, "fontsize": 9}
     # Keep it out of the layout, which would otherwise shrink the images to make room.
-    axes.text(place, 0.5, _figure.verbatim(text), **options).set_in_layout(False)
+    axes.text(place, 0.5, drawing.verbatim(text), **options).set_in_layout(False)

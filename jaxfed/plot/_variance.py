@@ -8,7 +8,7 @@ from jaxtyping import ArrayLike, Real
 
 from jaxfed._checks import check_count, check_number, refuse
 from jaxfed.metrics import EnergyShares
-from jaxfed.plot import _figure
+from jaxfed.plot import drawing
 
 MOST_NAMES = 40  # with more clients, their names are not written
 
@@ -39,12 +39,12 @@ def scree(
             positive.
         ImportError: if Matplotlib is not installed.
     """
-    _figure.check_named("variances", variances, "variances")
+    drawing.check_named("variances", variances, "variances")
     wanted = "variances of shape (components,) or (clients, components)"
     curves = {}
     for name, values in variances.items():
         axes = 2 if np.ndim(values) == 2 else 1
-        curves[name] = np.atleast_2d(_figure.host(f"variances[{name!r}]", values, axes, wanted))
+        curves[name] = np.atleast_2d(drawing.host(f"variances[{name!r}]", values, axes, wanted))
         if curves[name].min() < 0:
             raise ValueError(f"variances[{name!r}]: wanted none below 0, got {curves[name].min()}")
     if total is not None:
@@ -52,17 +52,17 @@ def scree(
     for name, rank in (chosen or {}).items():
         check_count(f"chosen[{name!r}]", rank)
     scale = 1.0 if total is None else 100 / float(total)
-    target = _figure.one_axes(figure, ax, 5.0, 3.0)
+    target = drawing.one_axes(figure, ax, 5.0, 3.0)
     axes = target.axes
     for position, (name, values) in enumerate(curves.items()):
         places = np.arange(1, values.shape[1] + 1)
-        look = {"color": _figure.colour(position), "linewidth": 1.2, "markersize": 3.5}
-        axes.plot(places, scale * values.mean(axis=0), "o-", label=_figure.verbatim(name), **look)
+        look = {"color": drawing.colour(position), "linewidth": 1.2, "markersize": 3.5}
+        axes.plot(places, scale * values.mean(axis=0), "o-", label=drawing.verbatim(name), **look)
         if len(values) > 1:
             ends = scale * values.min(axis=0), scale * values.max(axis=0)
             axes.fill_between(places, *ends, color=look["color"], alpha=0.15, lw=0)
-    _figure.marked(axes.axvline, {name: rank + 0.5 for name, rank in (chosen or {}).items()})
-    _figure.light(axes)
+    drawing.marked(axes.axvline, {name: rank + 0.5 for name, rank in (chosen or {}).items()})
+    drawing.light(axes)
     axes.set_ylim(bottom=0)
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_xlabel("component", fontsize=9)
@@ -95,31 +95,31 @@ def variance_shares(
         ImportError: if Matplotlib is not installed.
     """
     parts = [
-        100 * _figure.host(f"shares.{name}", part, 1, "a share for each client")
+        100 * drawing.host(f"shares.{name}", part, 1, "a share for each client")
         for name, part in zip(EnergyShares._fields, shares, strict=True)
     ]
     clients = len(parts[0])
     if {len(part) for part in parts} != {clients}:
         raise refuse("shares", "arrays of one length", shares)
-    _figure.check_names("names", names, clients)
+    drawing.check_names("names", names, clients)
     # Bars are drawn from the bottom, so sort the most shared client last.
     order = np.argsort(parts[0], kind="stable")
     written = names is not None and clients <= MOST_NAMES
     bar = 0.2 if written else 0.06
-    target = _figure.one_axes(figure, ax, 5.0, 1.1 + min(clients, MOST_NAMES) * bar)
+    target = drawing.one_axes(figure, ax, 5.0, 1.1 + min(clients, MOST_NAMES) * bar)
     axes = target.axes
     left = np.zeros(clients)
-    looks = ((_figure.colour(0), "shared"), (_figure.colour(1), "local"), ("#9aa1ab66", "neither"))
+    looks = ((drawing.colour(0), "shared"), (drawing.colour(1), "local"), ("#9aa1ab66", "neither"))
     for part, (look, name) in zip(parts, looks, strict=True):
         height = 0.8 if written else 1.0
         axes.barh(np.arange(clients), part[order], height, left, color=look, label=name)
         left += part[order]
-    _figure.light(axes)
+    drawing.light(axes)
     axes.grid(visible=False)
     axes.set_yticks([])
     if names is not None and written:
         axes.set_yticks(
-            range(clients), [_figure.verbatim(names[int(i)]) for i in order], fontsize=7
+            range(clients), [drawing.verbatim(names[int(i)]) for i in order], fontsize=7
         )
     else:
         axes.set_ylabel(f"{clients:,} clients", fontsize=9)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxfed._optional import require
-from jaxfed.plot._figure import COLOURS, GREY
+from jaxfed.plot.drawing import COLOURS, GREY
 
 # Colours of pictures, and the page's colours that replace them in light and dark mode.
 _COLOURS = {"#000000": "currentColor", GREY: "var(--soft)", COLOURS[0]: "var(--link)"}

@@ -20,7 +20,10 @@ from jaxfed.core.wire.channel import Channel
 from jaxfed.core.wire.wire import Wire
 from jaxfed.testing import _case, _checks, _compare
 
+__all__ = ["CHECKS", "Report", "check_algorithm"]
+
 CHECKS = tuple(_checks.CHECKS)
+"""Names of all checks, in the order in which they run."""
 
 
 class Report(NamedTuple):

@@ -64,6 +64,24 @@ def test_every_form_of_running_a_file_is_seen(code):
     assert len(runs_files(ast.parse(code))) == 1
 
 
+def private_imports(path):
+    """What a module imports of the private modules of another package of `jaxfed`."""
+    package = path.relative_to(ROOT / "jaxfed").with_suffix("").parts[0]
+    found = []
+    for name in imported(ast.parse(path.read_text())):
+        first, *parts = name.split(".")
+        private = any(part.startswith("_") and part[:2] != "__" for part in parts[1:])
+        if first == "jaxfed" and parts[0] != package and private:
+            found.append(name)
+    return found
+
+
+def test_private_modules_are_imported_within_their_package_alone():
+    paths = list((ROOT / "jaxfed").rglob("*.py"))
+    assert len(paths) > 300
+    assert {str(path): names for path in paths if (names := private_imports(path))} == {}
+
+
 def test_the_package_waits_for_jax_until_it_is_needed():
     program = """
 import contextlib, sys, jaxfed.cli

@@ -48,9 +48,11 @@ def first_fit(tmp_path_factory):
 
 
 def assert_same_output(shown, printed):
-    """The same text, and decimals that differ by one per cent or one in the last digit shown."""
+    """The same words, and decimals that differ by one per cent or one in the last digit shown."""
     number = r"\d+\.\d+"
-    assert re.sub(number, "", shown) == re.sub(number, "", printed)
+    # NumPy pads a number for every digit that its neighbours have more.
+    words, wanted = (re.sub(number, "", text).split() for text in (printed, shown))
+    assert words == wanted
     for one, other in zip(re.findall(number, shown), re.findall(number, printed), strict=True):
         digit = 10.0 ** -len(one.partition(".")[2])
         assert float(one) == pytest.approx(float(other), rel=0.01, abs=digit)

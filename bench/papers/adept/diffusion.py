@@ -12,7 +12,7 @@ from jaxtyping import Array
 
 from jaxfed import plot
 from jaxfed.metrics import client_distribution
-from jaxfed.plot._figure import canvas, colour, light
+from jaxfed.plot.drawing import canvas, colour, light
 from papers.adept import _diffusion as models
 from papers.intervals import Interval, at_least
 from papers.report import Cell, Found, Labels

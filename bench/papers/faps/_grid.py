@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from jaxfed.pca import SubspaceIteration
-from jaxfed.plot._figure import colour
+from jaxfed.plot.drawing import colour
 from papers.drawing import graphs, legend
 from papers.faps import _problems as problems
 from papers.intervals import at_least

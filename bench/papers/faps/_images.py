@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxfed import data as datasets
 from jaxfed.pca import FAPS, SubspaceIteration
-from jaxfed.plot._figure import colour
+from jaxfed.plot.drawing import colour
 from papers._files import data_file, data_folder
 from papers.drawing import graphs, legend
 from papers.faps import _problems as problems

@@ -11,7 +11,7 @@ from jaxtyping import Array, Key
 import papers
 from jaxfed import Algorithm, Clients, metrics, privacy
 from jaxfed.pca import FAPS, SubspaceIteration
-from jaxfed.plot._figure import colour
+from jaxfed.plot.drawing import colour
 from papers.drawing import graphs, legend
 from papers.faps import _problems as problems
 from papers.faps._problems import FIVE, KKT, POWER, PRINTED, SSI, power, printed

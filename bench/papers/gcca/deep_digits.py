@@ -14,7 +14,7 @@ from jaxfed._optional import require
 from jaxfed.gcca import MVLSA, DeepMaxVar, MaxVar, Views
 from jaxfed.metrics import svm_accuracy
 from jaxfed.models import Perceptron
-from jaxfed.plot._figure import colour
+from jaxfed.plot.drawing import colour
 from papers.drawing import graphs
 from papers.gcca._deep import ADAM, BITS, CHANNELS, FULL, QUANTIZED
 from papers.gcca._digits import NAMES, OFF, SPLITS, off, read_digits, splits

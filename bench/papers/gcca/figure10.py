@@ -11,7 +11,7 @@ from jaxtyping import Int
 from jaxfed import fit
 from jaxfed.data import nonlinear_views_synthetic
 from jaxfed.metrics import spectral_clustering_accuracy
-from jaxfed.plot._figure import colour
+from jaxfed.plot.drawing import colour
 from papers.drawing import graphs
 from papers.gcca import _deep as deep
 from papers.report import Found, Labels

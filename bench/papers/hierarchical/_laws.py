@@ -25,7 +25,7 @@ from jaxfed.cli import _report
 from jaxfed.data import HierarchicalData, hierarchical_synthetic
 from jaxfed.metrics import expected_reconstruction_error
 from jaxfed.pca import GlobalProbabilisticPCA, HierarchicalPCA, LocalProbabilisticPCA
-from jaxfed.plot._figure import canvas
+from jaxfed.plot.drawing import canvas
 from papers.intervals import Interval, at_least
 from papers.report import Labels
 

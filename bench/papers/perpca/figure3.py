@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from jaxfed import pca, rollout
-from jaxfed.plot._figure import colour
+from jaxfed.plot.drawing import colour
 from papers.drawing import graphs, legend
 from papers.perpca._noiseless import Problem
 from papers.report import Found, Labels

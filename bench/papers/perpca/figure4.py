@@ -10,7 +10,7 @@ import numpy as np
 
 import papers
 from jaxfed import Personalized, metrics, pca
-from jaxfed.plot._figure import colour
+from jaxfed.plot.drawing import colour
 from papers.drawing import graphs, legend
 from papers.perpca._statistics import drawn_moments
 from papers.perpca._synthetic import AUTHORS, Keys, gaussian, one_shots, smallest_first

@@ -13,7 +13,7 @@ from jaxfed import Personalized, metrics, pca, plot
 from jaxfed._optional import require
 from jaxfed.linalg import orthonormalize
 from jaxfed.pca.applications import embed_clients
-from jaxfed.plot._figure import canvas
+from jaxfed.plot.drawing import canvas
 from papers.perpca._synthetic import draw, gaussian
 from papers.report import Found, Labels
 from papers.runs import Seeds, learned

@@ -14,7 +14,7 @@ from jaxfed import data as datasets
 from jaxfed.pca import Local, OneShot, PerPCA, Pooled
 from jaxfed.pca.applications import separate_video
 from jaxfed.pca.robust import robust_pca
-from jaxfed.plot._figure import INK, SIGNED, bare, canvas, limit
+from jaxfed.plot.drawing import INK, SIGNED, bare, canvas, limit
 from papers._files import data_file, data_folder
 from papers.perpca._real import fitted
 from papers.report import Found, Labels

@@ -175,7 +175,7 @@ def are_of_samples(data: PyTree) -> bool:
     return hasattr(type(data), "energy")
 
 
-def shapes_of(shape: tuple[int, ...], dtype: np.dtype, kind: type[Rows] = Samples) -> Rows:
+def sample_shapes(shape: tuple[int, ...], dtype: np.dtype, kind: type[Rows] = Samples) -> Rows:
     """Return the shapes of samples in at least single precision, without values."""
 
     def zeros():

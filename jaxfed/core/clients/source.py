@@ -28,7 +28,7 @@ from jaxfed.core.clients.mapped import (
     release,
     stamp_of,
 )
-from jaxfed.core.clients.samples import Rows, Samples, shapes_of
+from jaxfed.core.clients.samples import Rows, Samples, sample_shapes
 from jaxfed.core.common.buckets import Buckets, grouped
 
 
@@ -250,7 +250,7 @@ class FromSource(OfOneProcess):
         for own in reader.groups:
             shape = len(own), int(reader.sizes[own].max()), reader.features
             counts = reader.sizes[own].astype(reader.dtype)
-            shapes = shapes_of(shape, reader.dtype, reader.kind)
+            shapes = sample_shapes(shape, reader.dtype, reader.kind)
             parts.append(eqx.tree_at(lambda samples: samples.count, shapes, counts))
             places.append(np.asarray(own, np.int32))
         if len(parts) == 1:

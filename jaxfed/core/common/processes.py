@@ -69,7 +69,7 @@ def attempted(name: str, attempt: Callable[[], Any]) -> list[Any]:
     return [each["found"] for each in everywhere]
 
 
-def is_traced() -> bool:
+def is_tracing() -> bool:
     """Whether the caller is being traced, where processes cannot communicate."""
     return isinstance(jnp.zeros(()), Tracer)
 

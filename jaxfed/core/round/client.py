@@ -9,6 +9,7 @@ from jaxfed.core.contract import calls, reduction
 from jaxfed.core.contract.algorithm import Personalized
 from jaxfed.core.round.messages import Message, is_not_finite, send, send_first
 from jaxfed.core.round.problem import Broadcast, ClientState, Member, Problem, zeros_of
+from jaxfed.core.wire.calls import bind
 from jaxfed.core.wire.channel import Context
 
 
@@ -29,7 +30,7 @@ def first_message(problem: Problem, broadcast: Broadcast, member: Member) -> Mes
     key, channel_key = _keys(broadcast, member)
     start = _warm_start(broadcast, member)
     message = calls.first_message(problem.algorithm, key, member.data, start)
-    way = problem.first_uplink.bind(_context(broadcast, member))
+    way = bind(problem.first_uplink, _context(broadcast, member))
     # Wrap bare arrays in `Mean`, since masks depend on what is summed.
     transit = send_first(way, channel_key, reduction.wrapped(message))
     return Message(transit.payload, is_not_finite(message), decoded=transit.decoded)
@@ -104,7 +105,7 @@ def step(problem: Problem, broadcast: Broadcast, member: Member) -> tuple[Messag
     uplink, local, diagnostics = calls.client_step(
         algorithm, key, broadcast.downlink, member.state.local, member.data
     )
-    way = problem.uplink.bind(_context(broadcast, member))
+    way = bind(problem.uplink, _context(broadcast, member))
     transit = send(way, channel_key, reduction.wrapped(uplink), member.state.memory)
     message = Message(transit.payload, is_not_finite(uplink), diagnostics, transit.decoded)
     return message, ClientState(local, transit.memory)

@@ -54,7 +54,7 @@ def payload_shapes(way: channel.Channel, message: PyTree) -> PyTree:
     def payload(message):
         # Some channels encode only for a given client; for shapes, any client will do.
         zero, key = jnp.zeros((), jnp.int32), jax.random.key(0)
-        bound = way.bind(channel.Context(zero, jnp.ones(()), key, zero))
+        bound = calls.bind(way, channel.Context(zero, jnp.ones(()), key, zero))
         return send_first(bound, key, message).payload
 
     return jax.eval_shape(payload, message)

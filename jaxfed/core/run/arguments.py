@@ -26,7 +26,7 @@ from jaxfed.core.backends.one_device import vmap
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.common.buckets import each_first
 from jaxfed.core.common.meshes import check_context, is_explicit
-from jaxfed.core.common.processes import exchanged, is_traced, spans
+from jaxfed.core.common.processes import exchanged, is_tracing, spans
 from jaxfed.core.contract import calls as contract
 from jaxfed.core.contract import participation
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
@@ -117,7 +117,7 @@ def check_host_alone(*given: PyTree) -> None:
     Raises:
         ValueError: if anything is traced.
     """
-    if is_traced() or any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(given)):
+    if is_tracing() or any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(given)):
         raise ValueError(
             "fit: wanted arguments with values, since it runs from the host, got traced ones; "
             "use rollout within jit, vmap and grad"
@@ -126,7 +126,7 @@ def check_host_alone(*given: PyTree) -> None:
 
 def _check_processes(problem: Problem, start: Personalized | None) -> None:
     """Refuse arguments that differ between processes, which would silently mix runs."""
-    if problem.backend.processes == 1 or jax.process_count() == 1 or is_traced():
+    if problem.backend.processes == 1 or jax.process_count() == 1 or is_tracing():
         return
     for name, given in (
         ("algorithm", problem.algorithm),

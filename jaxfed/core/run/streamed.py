@@ -15,7 +15,7 @@ from jax.interpreters.partial_eval import dce_jaxpr
 from jaxtyping import Array, Bool, Int, PyTree
 
 from jaxfed.core.clients.energies import warn_of_large
-from jaxfed.core.clients.samples import Rows, shapes_of
+from jaxfed.core.clients.samples import Rows, sample_shapes
 from jaxfed.core.clients.source import Block, Reader, read_ahead
 from jaxfed.core.clients.states import States, rows
 from jaxfed.core.common.buckets import first_of, shapes_differ
@@ -322,7 +322,7 @@ def _sizes(reader: Reader) -> list[tuple[int, int]]:
 
 def _shapes_of(reader: Reader, rows: int) -> Rows:
     """Shapes of one client's samples."""
-    return shapes_of((rows, reader.features), reader.dtype, reader.kind)
+    return sample_shapes((rows, reader.features), reader.dtype, reader.kind)
 
 
 def _zeros(reader: Reader, block: Block) -> tuple[Any, Any]:

@@ -109,8 +109,8 @@ class Compressor(Channel):
 
 
 def compressible(leaf: Array) -> bool:
-    """Whether an array is compressed: it has at least two floating-point numbers."""
-    return jnp.issubdtype(leaf.dtype, jnp.floating) and leaf.size > 1
+    """Whether an array is compressed: it has two or more floating-point numbers of over a byte."""
+    return jnp.issubdtype(leaf.dtype, jnp.floating) and leaf.dtype.itemsize > 1 and leaf.size > 1
 
 
 # --- call a compressor's functions and check their results while they are traced -----------------
@@ -155,7 +155,7 @@ class _OneByOne(Compressor):
     channel: Channel
 
     def bind(self, context):
-        return replace(self, channel=self.channel.bind(context))
+        return replace(self, channel=calls.bind(self.channel, context))
 
     def compress(self, key, array):
         memory = calls.memory(self.channel, array)

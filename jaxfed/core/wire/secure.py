@@ -6,6 +6,7 @@ back to floating-point numbers.
 """
 
 from dataclasses import replace
+from functools import partial
 from typing import final
 
 import equinox as eqx
@@ -17,6 +18,7 @@ from jaxtyping import Array, Key, PyTree, UInt8, UInt32
 
 from jaxfed._checks import check_count, check_positive, is_whole, refuse
 from jaxfed.core.contract.reduction import Additive, each, is_summed, wrapped
+from jaxfed.core.wire import calls
 from jaxfed.core.wire.channel import Channel, Context, lossless, straight_through
 from jaxfed.core.wire.compressor import Payload
 from jaxfed.core.wire.masks import MaskedChannel, pairwise_mask
@@ -91,22 +93,24 @@ class _SecureSum(MaskedChannel):
         return self.inner.noise()
 
     def bind(self, context):
-        return replace(self, inner=self.inner.bind(context), context=context)
+        return replace(self, inner=calls.bind(self.inner, context), context=context)
 
     def memory(self, message):
-        return self.inner.memory(message)
+        return calls.memory(self.inner, message)
 
     def encode(self, key, message, memory):
         refuse_whole_numbers(message)
         inner_key, rounding_key = jax.random.split(key)
-        payload, memory = self.inner.encode(inner_key, message, memory)
+        payload, after = calls.encode(self.inner, inner_key, message, memory)
+        # Only for the checks, whose messages must name the inner channel's own functions.
+        jax.eval_shape(partial(calls.decode, self.inner), payload, message, memory)
         arrays, structure = jax.tree.flatten(self._shares(self.inner.decode(payload)))
         mask_key = self._mask_key()
         packed = [
             self._pack(x, jax.random.fold_in(rounding_key, i), jax.random.fold_in(mask_key, i))
             for i, x in enumerate(arrays)
         ]
-        return jax.tree.unflatten(structure, packed), memory
+        return jax.tree.unflatten(structure, packed), after
 
     def decode(self, payload):
         def unpack(x):

@@ -3,6 +3,7 @@
 import equinox as eqx
 
 from jaxfed._checks import check_instance, refuse
+from jaxfed.core.wire import calls
 from jaxfed.core.wire.channel import Channel
 
 
@@ -39,16 +40,16 @@ class Wire(eqx.Module):
             first_down: for the first broadcast alone, if it differs from `first`.
 
         Raises:
-            ValueError: if one of them is not a channel.
+            ValueError: if one of them is not a channel, or its `for_start` returns none.
         """
         given = {"up": up, "down": down, "first": first, "first_down": first_down}
         for name, each in given.items():
             if each is not None or name in ("up", "down"):
                 check_instance(name, each, Channel, "one of jaxfed.channel")
         self.up, self.down = up, down
-        self.first_up = up.for_start() if first is None else first
+        self.first_up = calls.for_start(up) if first is None else first
         if first_down is None:
-            first_down = down.for_start() if first is None or first.private else first
+            first_down = calls.for_start(down) if first is None or first.private else first
         self.first_down = first_down
 
     @property

@@ -156,6 +156,12 @@ class Broken(jf.channel.Channel):
             return value
         return self.returned(value) if callable(self.returned) else self.returned
 
+    def bind(self, context):
+        return self.given("bind", self)
+
+    def for_start(self):
+        return self.given("for_start", self)
+
     def memory(self, message):
         return self.given("memory", None)
 
@@ -208,11 +214,34 @@ def test_a_channel_that_breaks_the_contract_is_named_before_anything_is_computed
         jax.eval_shape(solve, jf.pca.SubspaceIteration(2), draw(), jf.Wire(**ways))
 
 
-@pytest.mark.parametrize("around", [jf.channel.difference, jf.channel.chain])
-def test_a_broken_channel_is_named_where_it_stands_inside_another(around):
-    channel = around(Broken("decode", lambda x: jax.tree.map(lambda x: x[:1], x)))
-    with pytest.raises(ValueError, match=r"^Broken\.receive\(decode\(payload\)\): wanted f32"):
-        jax.eval_shape(solve, jf.pca.SubspaceIteration(2), draw(), channel)
+AROUND = {
+    "difference": jf.channel.difference,
+    "chain": jf.channel.chain,
+    "masks": lambda inner: jf.channel.secure_sum(len(COUNTS), bits=24, bound=9.0, inner=inner),
+}
+
+
+@pytest.mark.parametrize("around", AROUND)
+@pytest.mark.parametrize(
+    ("function", "returned", "said"),
+    [
+        ("encode", ("text", None), "encode: wanted arrays, got 'text'"),
+        ("decode", lambda x: jax.tree.map(lambda x: x[:1], x), "receive.*: wanted .* as was sent"),
+        ("bind", None, "bind: wanted a jaxfed.channel.Channel, got None"),
+    ],
+)
+def test_a_broken_channel_is_named_where_it_stands_inside_another(around, function, returned, said):
+    lossless = jf.channel.lossless()
+    wire = jf.Wire(AROUND[around](Broken(function, returned)), lossless, lossless)
+    with pytest.raises(ValueError, match=rf"^Broken\.{said}"):
+        jax.eval_shape(solve, jf.pca.SubspaceIteration(2), draw(), wire)
+
+
+@pytest.mark.parametrize("way", ["up", "down"])
+def test_what_replaces_a_channel_before_the_rounds_is_a_channel(way):
+    ways = dict.fromkeys(("up", "down"), jf.channel.lossless())
+    with pytest.raises(ValueError, match=r"^Broken\.for_start: wanted a .*Channel, got 'sign'"):
+        jf.Wire(**ways | {way: Broken("for_start", "sign")})
 
 
 # --- bits: their exact numbers for every algorithm are in test_contract.py -----------------------

@@ -634,6 +634,18 @@ def test_a_chain_of_a_chain_is_the_longer_chain(key):
     np.testing.assert_allclose(given, np.where(np.abs(x) >= kept, x, 0), atol=0.03)
 
 
+@pytest.mark.parametrize(
+    "after", [jf.channel.quantize(8), jf.channel.sign(), jf.channel.top_k(0.5)]
+)
+def test_numbers_of_one_byte_are_compressed_no_further(after, key):
+    x = jax.random.normal(key, (8, 3))
+    bytes_alone, further = (
+        arrived_of(channel, encoded(channel, key, x))
+        for channel in (jf.channel.chain(Float8()), jf.channel.chain(Float8(), after))
+    )
+    np.testing.assert_array_equal(further, bytes_alone)
+
+
 def test_channels_that_are_no_compressors_are_composed(key):
     channel = Halved()
     message = {"frame": jax.random.normal(key, (8, 3)), "one": jnp.float32(7)}

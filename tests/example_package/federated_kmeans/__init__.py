@@ -14,7 +14,7 @@ Start = jf.Personalized | None
 
 
 class Summary(NamedTuple):
-    """What a client tells of its samples: how many are in each cluster, and their sums."""
+    """A client's message: for each cluster, the sum and the number of its samples."""
 
     sums: Centres
     counts: Float[Array, " clusters"]
@@ -23,10 +23,10 @@ class Summary(NamedTuple):
 class KMeans(jf.Algorithm):
     """Lloyd's algorithm on samples that stay where they are.
 
-    Each round a client assigns its samples to the nearest of the shared centres and sends, for each
-    cluster, the sum and the number of its samples; the server divides one by the other. That is
-    Lloyd's algorithm on all samples, whoever has them. `result.shared` are the centres, `(clusters,
-    features)`; `result.local` is None.
+    In each round, every client assigns its samples to the nearest of the shared centres and sends
+    the sum and the number of its samples in each cluster. The server divides the sums by the
+    numbers. This equals Lloyd's algorithm on the samples of all clients. `result.shared` are the
+    centres, `(clusters, features)`; `result.local` is None.
 
     Source: Lloyd (1982), Least squares quantization in PCM.
     """
@@ -37,20 +37,16 @@ class KMeans(jf.Algorithm):
         """Set up the algorithm.
 
         Args:
-            clusters: how many there are.
+            clusters: number of clusters.
 
         Raises:
-            ValueError: if that is not a positive whole number.
+            ValueError: if `clusters` is not a positive whole number.
         """
         jf.contract.check_count("clusters", clusters)
         self.clusters = clusters
 
     def check(self, clients: jf.contract.ClientsLike, start: Start) -> None:
-        """Refuse data that are not samples, and centres of another shape.
-
-        Raises:
-            ValueError: as said above.
-        """
+        """Raise a `ValueError` if data are not samples, or first centres have another shape."""
         if not isinstance(clients.parts[0], jf.Samples):  # in buckets there are several
             raise ValueError(f"clients: wanted samples, got {type(clients.data).__name__}")
         wanted = (self.clusters, clients.features)
@@ -60,7 +56,7 @@ class KMeans(jf.Algorithm):
             )
 
     def first_message(self, key: Key[Array, ""], data: jf.Samples, start: Start) -> PyTree:
-        """The samples in clusters at random, unless there are centres to start from."""
+        """Assign samples to clusters at random, unless there are centres to start from."""
         if start is not None:
             return None
         drawn = jax.random.randint(key, (len(data.values),), 0, self.clusters)
@@ -69,18 +65,18 @@ class KMeans(jf.Algorithm):
     def server_init(
         self, key: Key[Array, ""], first: Summary | None, like: PyTree, start: Start
     ) -> Centres:
-        """The first centres."""
+        """Return the first centres."""
         del key, like
         return start.shared if first is None else _centres(first, 0.0)
 
     def downlink(self, server: Centres) -> Centres:
-        """The centres."""
+        """Send the centres."""
         return server
 
     def client_init(
         self, key: Key[Array, ""], downlink: Centres, data: jf.Samples, start: Start
     ) -> None:
-        """A client remembers nothing."""
+        """Return None: a client keeps no state."""
 
     def client_step(
         self, key: Key[Array, ""], downlink: Centres, local: None, data: jf.Samples
@@ -95,7 +91,7 @@ class KMeans(jf.Algorithm):
     def server_step(
         self, key: Key[Array, ""], server: Centres, uplink: Summary
     ) -> tuple[Centres, dict[str, Array]]:
-        """The means of the clusters; one without samples stays where it is."""
+        """Return the means of the clusters; one without samples keeps its centre."""
         del key
         return _centres(uplink, server), {}
 

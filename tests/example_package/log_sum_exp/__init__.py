@@ -12,14 +12,14 @@ import jaxfed as jf
 class LogSumExp(jf.reduction.Reduction):
     """The logarithm of the weighted mean of exponentials, log Σ wᵢ exp(xᵢ), entry by entry.
 
-    Clients send logarithms, of likelihoods for example, whose exponentials would all be zero in
-    floating-point numbers.
+    Clients send logarithms, for example of likelihoods that are too small for floating-point
+    numbers.
     """
 
     value: PyTree
 
     def contribution(self, weight: Float[Array, ""]) -> Self:
-        """The part plus the logarithm of the weight; that of zero from an absent client."""
+        """Add the logarithm of the weight; minus infinity for an absent client."""
         present = weight > 0
         log_weight = jnp.log(jnp.where(present, weight, 1))
         return jax.tree.map(
@@ -27,18 +27,18 @@ class LogSumExp(jf.reduction.Reduction):
         )
 
     def over_clients(self) -> Self:
-        """Along the leading axis."""
+        """Reduce the leading axis."""
         return jax.tree.map(lambda x: jax.nn.logsumexp(x, axis=0), self)
 
     def neutral(self) -> Self:
-        """The logarithm of zero."""
+        """Return the logarithm of zero."""
         return jax.tree.map(lambda x: jnp.full(x.shape, -jnp.inf, x.dtype), self)
 
     def combined(self, other: Self) -> Self:
-        """The logarithm of the sum of two."""
+        """Return the logarithm of the sum of two."""
         return jax.tree.map(jnp.logaddexp, self, other)
 
     @staticmethod
     def over_devices(parts: list["LogSumExp"], axis: str) -> list["LogSumExp"]:
-        """Those of all devices are gathered and put together."""
+        """Gather and reduce the parts of all devices."""
         return jax.tree.map(lambda x: jax.nn.logsumexp(jax.lax.all_gather(x, axis), axis=0), parts)

@@ -7,16 +7,16 @@ import jaxfed as jf
 
 
 class OneByOne(jf.backend.OneDevice):
-    """Clients one after the other, in the memory that a single one needs.
+    """Runs clients one after the other, in the memory of a single one.
 
-    `jaxfed.backend.chunked` is faster where several clients fit.
+    `jaxfed.backend.chunked` is faster if several clients fit into memory.
     """
 
     def map_clients(
         self, work: jf.backend.Work, shared: PyTree, own: PyTree
     ) -> tuple[PyTree, PyTree]:
-        """Run one client's work in a loop, and reduce what all of them sent."""
-        # The backward pass keeps each client's data alone, and computes the rest again.
+        """Run each client's work in a loop, and reduce all messages."""
+        # The backward pass stores only each client's inputs, and computes the rest again.
         work = jax.checkpoint(work)
         sent, kept = jax.lax.map(lambda one: work(shared, one), own)
         return jf.reduction.over_clients(sent), kept

@@ -9,28 +9,29 @@ SMALLEST = 6  # exponents from 0 to -6; the eighth code is for zero
 
 
 class Codes(jf.channel.Payload):
-    """What travels in place of an array: a sign and an exponent for each entry, and the scale."""
+    """The payload of an array: a sign and an exponent for each entry, and the scale."""
 
     pairs: UInt8[Array, " bytes"]  # two codes of four bits each
     scale: Float[Array, ""]
 
 
 class PowersOfTwo(jf.channel.Compressor):
-    """Each entry becomes a power of two times the largest entry, in four bits.
+    """Rounds each entry to a power of two times the largest entry, in four bits.
 
-    An entry is off by at most 41 % of itself, however small, down to 1/128 of the largest; those
-    below become zero. It is biased: use it inside `jaxfed.channel.difference` or `error_feedback`.
+    The relative error of an entry is at most 41 % down to 1/128 of the largest one; smaller entries
+    become zero. The rounding is biased: use it inside `jaxfed.channel.difference` or
+    `error_feedback`.
 
     Source: Miyashita, Lee & Murmann (2016), Convolutional neural networks using logarithmic data
     representation.
     """
 
     def compress(self, key: Key[Array, ""], array: Float[Array, "..."]) -> Codes:
-        """The codes of the entries, and the largest magnitude."""
+        """Return the codes of the entries, and the largest magnitude."""
         del key
         sizes = jnp.abs(array).reshape(-1)
         scale = sizes.max()
-        # The logarithm of zero is below all exponents, and clipped to the code for zero.
+        # Zero has the logarithm -inf, which is clipped to the code for zero.
         exponents = -jnp.log2(sizes / jnp.where(scale > 0, scale, 1))
         codes = jnp.clip(jnp.round(exponents), 0, SMALLEST + 1).astype(jnp.uint8)
         codes = codes + 8 * (array.reshape(-1) < 0).astype(jnp.uint8)
@@ -38,7 +39,7 @@ class PowersOfTwo(jf.channel.Compressor):
         return Codes(array.shape, array.dtype, pairs[0] + 16 * pairs[1], scale.astype(jnp.float32))
 
     def decompress(self, payload: Codes) -> Float[Array, "..."]:
-        """The powers of two that the codes stand for."""
+        """Return the powers of two of the codes."""
         codes = jnp.concatenate([payload.pairs % 16, payload.pairs // 16])[: payload.size]
         exponents = (codes % 8).astype(payload.dtype)
         sizes = jnp.where(exponents > SMALLEST, 0, jnp.exp2(-exponents))
@@ -46,5 +47,5 @@ class PowersOfTwo(jf.channel.Compressor):
         return values.reshape(payload.shape)
 
     def mean(self, array: Float[Array, "..."]) -> Float[Array, "..."]:
-        """The entries themselves, whose derivative is passed on."""
+        """Return the array itself: derivatives ignore the rounding."""
         return array
