@@ -129,7 +129,7 @@ def grid(out: Path) -> dict[str, np.ndarray]:
         return {"objective": solution.history["objective"], "shared": solution.result.shared}
 
     axes = {"seed": range(8), "step_size": [0.01, 0.02, 0.05, 0.1, 0.2]}
-    found = jf.grid(point, axes, block=1, folder=out / "grid")
+    found = jf.grid(point, axes, chunk_size=1, folder=out / "grid")
     return {str(name): values.values for name, values in found.items()}
 
 

@@ -170,7 +170,7 @@ def main() -> None:
 
         def swept(block, devices, function=function):
             backend = jf.backend.shard(devices)
-            return lambda: jf.grid(function, AXES, block=block, backend=backend)
+            return lambda: jf.grid(function, AXES, chunk_size=block, backend=backend)
 
         kinds = {f"blocks of {b}": (b, 1) for b in (1, 4, len(POINTS))}
         kinds |= {f"blocks of {2 * b} on two cores": (2 * b, 2) for b in (1, 4)}

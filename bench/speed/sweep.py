@@ -27,7 +27,7 @@ def main() -> None:
             return [one(algorithm, clients) for algorithm in each]
 
         def swept(block, clients=clients):
-            return lambda: jf.sweep(many, clients, keys=key, rounds=50, block=block)
+            return lambda: jf.sweep(many, clients, keys=key, rounds=50, chunk_size=block)
 
         measured = turns(
             {"sequential": sequential, "all 64": swept(None), "blocks of 8": swept(8)}, repeats=5

@@ -59,7 +59,7 @@ def misalignment() -> list[dict[str, object]]:
                 start = None if seed == 0 else drawn(key, rank)
                 solution = jf.fit(model, clients, rounds=ROUNDS, key=key, warm_start=start)
                 each = bootstrap(
-                    solution, clients, theta, key=key, resamples=RESAMPLES, block=BLOCK
+                    solution, clients, theta, key=key, resamples=RESAMPLES, chunk_size=BLOCK
                 )
                 found.append(each.interval())
             ends = np.asarray([(x.estimate, x.lower, x.upper) for x in found])
@@ -105,7 +105,7 @@ def clusters() -> list[dict[str, object]]:
         clients = jf.Clients.from_samples(data.samples)
         key = jax.random.key(1)
         solution = jf.fit(jf.pca.VarProPerPCA(2, 3), clients, rounds=ROUNDS, key=key)
-        found = bootstrap(solution, clients, own, key=key, resamples=RESAMPLES, block=BLOCK)
+        found = bootstrap(solution, clients, own, key=key, resamples=RESAMPLES, chunk_size=BLOCK)
         labels = np.asarray(data.labels)
         once = np.asarray(cluster(jnp.asarray(found.estimate), 10, 0))
         again = [np.asarray(cluster(jnp.asarray(x), 10, 0)) for x in found.replicates]

@@ -91,7 +91,7 @@ def covered(draw: Draw, seed: int, **options: object) -> dict[str, float]:
     clients = jf.Clients.from_samples(draw.samples)
     model = jf.pca.VarProPerPCA(*RANKS)
     solution = jf.fit(model, clients, rounds=40, key=key)
-    options = {"resamples": RESAMPLES, "block": RESAMPLES, "rounds": ROUNDS} | options
+    options = {"resamples": RESAMPLES, "chunk_size": RESAMPLES, "rounds": ROUNDS} | options
     found = jf.inference.confidence(solution, clients, key=key, **options)
     cosines = np.linalg.svd(draw.basis.T @ np.asarray(solution.result.shared), compute_uv=False)
     angle = np.arccos(np.clip(cosines.min(), 0, 1))
@@ -154,7 +154,7 @@ def cost() -> list[dict[str, object]]:
         fit = partial(jf.fit, model, clients, rounds=200, key=key, tol=1e-7)
         solution = fit()
         sure = partial(
-            jf.inference.confidence, solution, clients, key=key, resamples=RESAMPLES, block=50
+            jf.inference.confidence, solution, clients, key=key, resamples=RESAMPLES, chunk_size=50
         )
         ways = {
             "refit, 5 rounds": partial(sure, rounds=5),

@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace) -> None:
     own = [fitted.units_of(name, table) for name, table in zip(names, tables, strict=True)]
     units = jax.tree.map(lambda *rows: np.stack(rows), *own)
     samples = [np.asarray(each.transform(y)) for each, y in zip(own, tables, strict=True)]
-    result = Personalized(*pca.personalize(saved, samples, rank))
+    result = Personalized(*pca.fit_local(saved, samples, rank))
     rows = _table(result, names, samples)
     folder.begin()
     new = Saved(result, {}, 0, saved.status, saved.algorithm, len(names), saved.versions)

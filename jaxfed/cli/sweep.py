@@ -62,12 +62,12 @@ SOURCE = [
 
 def command() -> Command:
     """Describe the command."""
-    block = "number of runs side by side; 1 is the fastest on a CPU"
+    chunk_size = "number of runs side by side; 1 is the fastest on a CPU"
     hierarchical = Command(
         "how much clients should share: HierarchicalPCA between Local and Pooled",
         run,
         {
-            "": [*OUTPUT, option("--block", int, block, 1, metavar="RUNS")],
+            "": [*OUTPUT, option("--chunk-size", int, chunk_size, 1, metavar="RUNS")],
             "axes": AXES,
             "model": MODEL,
             "clients, simulated unless files are given": SOURCE,
@@ -106,7 +106,7 @@ def run(arguments: argparse.Namespace) -> None:
             grid,
             source.errors,
             axes,
-            block=arguments.block,
+            chunk_size=arguments.chunk_size,
             progress=_report.on_terminal(),
             folder=folder.checkpoint,
         )

@@ -167,4 +167,4 @@ def _components(fitted: Fitted, name: str, table: np.ndarray) -> tuple[Any, int 
         return fitted.saved, None
     if name in fitted.names:
         return fitted.saved, fitted.names.index(name)
-    return Personalized(*pca.personalize(fitted.saved, [table], local.shape[-1])), 0
+    return Personalized(*pca.fit_local(fitted.saved, [table], local.shape[-1])), 0

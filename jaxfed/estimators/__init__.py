@@ -15,7 +15,7 @@ require("sklearn.base", extra="sklearn")
 
 from jaxfed.estimators._gcca import FederatedGCCA as FederatedGCCA  # noqa: E402
 from jaxfed.estimators._pca import FederatedPCA as FederatedPCA  # noqa: E402
-from jaxfed.estimators._pca import HierarchicalPCA as HierarchicalPCA  # noqa: E402
+from jaxfed.estimators._pca import HierarchicalBayesPCA as HierarchicalBayesPCA  # noqa: E402
 from jaxfed.estimators._pca import PersonalizedPCA as PersonalizedPCA  # noqa: E402
 
 __dir__ = _names.public_names(__name__)

@@ -115,7 +115,7 @@ class PersonalizedPCA(ClientPCA):
     def _new_components(self, table):
         shared = np.asarray(self.components_).T
         known = Personalized(jnp.asarray(shared), None)
-        (local,) = _host(pca.personalize(known, [table], int(self.local_rank)).local)
+        (local,) = _host(pca.fit_local(known, [table], int(self.local_rank)).local)
         return local
 
 
@@ -171,7 +171,7 @@ class FederatedPCA(ClientPCA):
         return np.zeros((table.shape[1], 0))
 
 
-class HierarchicalPCA(ClientPCA):
+class HierarchicalBayesPCA(ClientPCA):
     """Components of each client under a common prior, which supports clients with few samples.
 
     It runs `jaxfed.pca.HierarchicalPCA` if the prior variance is given, or `jaxfed.pca.AdaptivePCA`

@@ -49,7 +49,7 @@ def sample(
     *,
     features: int | None = None,
     steps: int = 500,
-    at_once: int | None = None,
+    chunk_size: int | None = None,
 ) -> Float[Array, "*clients n d"]:
     """Draw samples from models that were trained to undo a corruption.
 
@@ -62,7 +62,7 @@ def sample(
         count: samples per model.
         features: features of a sample; None if the model has an `image_shape`.
         steps: steps of the sampler; the authors' code takes 500.
-        at_once: number of clients to sample from at the same time; None for all.
+        chunk_size: number of clients to sample from at the same time; None for all.
 
     Returns:
         The samples, `(count, features)` for one model and `(clients, count, features)` for many.
@@ -75,7 +75,7 @@ def sample(
     if not isinstance(loss, DenoisingLoss):
         raise ValueError(f"algorithm: wanted one with a DenoisingLoss, got {loss!r}")
     check_count("count", count)
-    check_count("at_once", 1 if at_once is None else at_once)
+    check_count("chunk_size", 1 if chunk_size is None else chunk_size)
     if features is None:
         shape = getattr(algorithm.model_of(algorithm.arrays), "image_shape", None)
         if shape is None:
@@ -101,7 +101,7 @@ def sample(
     clients = given[0][0]
     # Fold in positions, so that a client's samples do not depend on the number of clients.
     keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.arange(clients))
-    together = clients if at_once is None else min(at_once, clients)
+    together = clients if chunk_size is None else min(chunk_size, clients)
     return jax.lax.map(lambda pair: draw(*pair), (keys, arrays), batch_size=together)
 
 

@@ -149,7 +149,7 @@ def bootstrap(
     of: Of = "samples",
     method: Method = "refit",
     rounds: int = 10,
-    block: int = 25,
+    chunk_size: int = 25,
     progress: bool = False,
 ) -> Bootstrap:
     """Compute a statistic of a solution and of resamples of its data.
@@ -175,7 +175,7 @@ def bootstrap(
             the solution with respect to the weights, which is cheaper, and as good where errors are
             small.
         rounds: rounds of each run.
-        block: largest number of resamples at once. Memory grows with it.
+        chunk_size: largest number of resamples at once, a block. Memory grows with it.
         progress: show a progress bar.
 
     Returns:
@@ -192,7 +192,7 @@ def bootstrap(
     check_instance("solution", solution, Solution, "a jaxfed.Solution")
     check_instance("clients", clients, Clients, "the jaxfed.Clients of the solution")
     check_callable("statistic", statistic, "a function of a result and clients")
-    check_count("block", block, least=2)
+    check_count("chunk_size", chunk_size, least=2)
     check_count("resamples", resamples, least=2)
     check_count("rounds", rounds)
     check_name("of", of, ("samples", "clients"))
@@ -214,7 +214,7 @@ def bootstrap(
     check_resampled(clients.parts[0])
     clients = clients.unbucketed()
     drawn = len(clients) if of == "clients" else int(np.min(rows_of(clients.data)))
-    blocks = range(-(-resamples // block))
+    blocks = range(-(-resamples // chunk_size))
     draws = Resampled(
         solution.algorithm,
         -(-resamples // len(blocks)),

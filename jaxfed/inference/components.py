@@ -150,7 +150,8 @@ def confidence(
         clients: the clients of the solution, with samples in memory.
         key: random key.
         level: confidence level, between 0 and 1.
-        **options: other arguments of `bootstrap`: `resamples`, `of`, `method`, `rounds`, `block`
+        **options: other arguments of `bootstrap`: `resamples`, `of`, `method`, `rounds`,
+            `chunk_size`
             and `progress`.
 
     Raises:

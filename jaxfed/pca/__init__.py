@@ -17,8 +17,8 @@ from jaxfed.pca.fitted import ExplainedVariance as ExplainedVariance
 from jaxfed.pca.fitted import anomaly_score as anomaly_score
 from jaxfed.pca.fitted import complete as complete
 from jaxfed.pca.fitted import explained_variance as explained_variance
+from jaxfed.pca.fitted import fit_local as fit_local
 from jaxfed.pca.fitted import inverse_transform as inverse_transform
-from jaxfed.pca.fitted import personalize as personalize
 from jaxfed.pca.fitted import principal_axes as principal_axes
 from jaxfed.pca.fitted import transform as transform
 from jaxfed.pca.hierarchical import HierarchicalPCA as HierarchicalPCA

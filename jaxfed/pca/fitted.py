@@ -179,7 +179,7 @@ def explained_variance(fitted: Fitted, samples: Tables | Moment) -> ExplainedVar
     return ExplainedVariance(by_shared, by_local, data.trace)
 
 
-def personalize(fitted: Fitted, samples: Tables, rank: int) -> Personalized:
+def fit_local(fitted: Fitted, samples: Tables, rank: int) -> Personalized:
     """Compute components of new clients: the same shared ones, and local ones from their samples.
 
     The local components are the best ones orthogonal to the shared ones: top eigenvectors of the

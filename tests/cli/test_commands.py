@@ -86,7 +86,7 @@ def test_demo_overwrites_only_its_own_and_only_when_told_to(demo, capsys):
 # --- sweep -----------------------------------------------------------------------------------
 
 SWEEP = ["sweep", "hierarchical", "--rank", "2", "--rounds", "3"]
-SMALL = [*SWEEP, "--features", "6", "--clients", "5", "--seeds", "2", "--block", "1"]
+SMALL = [*SWEEP, "--features", "6", "--clients", "5", "--seeds", "2", "--chunk-size", "1"]
 METHODS = ("Local", "Pooled", "HierarchicalPCA")
 
 
@@ -183,7 +183,10 @@ def test_a_killed_sweep_ends_where_the_uninterrupted_one_does(tmp_path, capsys):
         (["--prior-variance", "0.1", "--seeds", "0"], "--seeds: wanted a positive"),
         (["--prior-variance", "0.1", "--samples", "0", "4"], "--samples: wanted numbers from 1"),
         (["--prior-variance", "0.1", "--rank", "6"], "rank: wanted less than the features"),
-        (["--prior-variance", "0.1", "--block", "0"], "block: wanted a whole number of at least 1"),
+        (
+            ["--prior-variance", "0.1", "--chunk-size", "0"],
+            "chunk_size: wanted a whole number of at least 1",
+        ),
         (["--prior-variance", "0.1", "--noise-variance", "0"], "noise_variance: wanted"),
         (["--prior-variance", "0.1", "--data", "nowhere"], "nowhere"),
         (["--prior-variance", "0.1", "--data", "nowhere", "--held-out", "0"], "--held-out: wanted"),

@@ -131,7 +131,7 @@ def test_a_single_client_is_scored_as_scikit_learn_scores_it(data):
 @pytest.mark.slow
 def test_a_prior_leaves_every_client_components_of_its_own(data):
     X, groups, _ = data
-    model = estimators.HierarchicalPCA(2, rounds=3, random_state=0).fit(X, groups=groups)
+    model = estimators.HierarchicalBayesPCA(2, rounds=3, random_state=0).fit(X, groups=groups)
     assert model.components_.shape == (2, D) and model.local_components_.shape == (M, 2, D)
     assert model.transform(X, groups).shape == (len(X), 2) and model.prior_variance_ > 0
     new = model.transform(X[groups == 0], groups=np.full(N, 9))
@@ -145,9 +145,12 @@ def test_a_prior_leaves_every_client_components_of_its_own(data):
     ("make", "named"),
     [
         (lambda **options: estimators.PersonalizedPCA(2, 2, n_init=1, **options), True),
-        (lambda **options: estimators.HierarchicalPCA(2, **options), True),
+        (lambda **options: estimators.HierarchicalBayesPCA(2, **options), True),
         # It sends projectors, which no units make large.
-        (lambda **options: estimators.HierarchicalPCA(2, prior_variance=0.1, **options), False),
+        (
+            lambda **options: estimators.HierarchicalBayesPCA(2, prior_variance=0.1, **options),
+            False,
+        ),
     ],
     ids=["PersonalizedPCA", "AdaptivePCA", "HierarchicalPCA"],
 )
@@ -343,7 +346,7 @@ def test_a_search_that_holds_out_whole_clients_finds_the_ranks():
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:groups. got none")
-@pytest.mark.parametrize("name", ["PersonalizedPCA", "FederatedPCA", "HierarchicalPCA"])
+@pytest.mark.parametrize("name", ["PersonalizedPCA", "FederatedPCA", "HierarchicalBayesPCA"])
 def test_scikit_learns_own_checks_pass(name):
     results = check_estimator(getattr(estimators, name)(rounds=2), on_skip=None)
     assert {result["status"] for result in results} <= {"passed", "skipped"}

@@ -107,7 +107,7 @@ def test_it_is_pickled_cloned_and_personalized(data, fitted):
     [
         "FederatedPCA",
         "PersonalizedPCA",
-        "HierarchicalPCA",
+        "HierarchicalBayesPCA",
     ],
 )
 def test_one_part_is_a_fit_and_later_ones_are_completed(data, name):
@@ -167,7 +167,7 @@ def test_missing_entries_are_refused_unless_asked_for(data, fitted):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:groups. got none")
-@pytest.mark.parametrize("name", ["PersonalizedPCA", "FederatedPCA", "HierarchicalPCA"])
+@pytest.mark.parametrize("name", ["PersonalizedPCA", "FederatedPCA", "HierarchicalBayesPCA"])
 def test_scikit_learns_own_checks_pass(name):
     model = getattr(estimators, name)(rounds=2, impute=(1, 1))
     results = check_estimator(model, on_skip=None)

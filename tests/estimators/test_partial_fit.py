@@ -15,7 +15,7 @@ from tests.estimators.test_estimators import sampled
 ESTIMATORS = {
     "PersonalizedPCA": estimators.PersonalizedPCA(2, 2, rounds=60, n_init=1, random_state=0),
     "FederatedPCA": estimators.FederatedPCA(2, random_state=0),
-    "HierarchicalPCA": estimators.HierarchicalPCA(2, rounds=60, random_state=0),
+    "HierarchicalBayesPCA": estimators.HierarchicalBayesPCA(2, rounds=60, random_state=0),
 }
 
 

@@ -323,7 +323,7 @@ def test_every_clients_model_makes_its_own_samples(key, x64):
                 dtype=float,
             )
             np.testing.assert_allclose(found[i], own, atol=1e-12)
-        np.testing.assert_allclose(draw(arrays=models, at_once=2), found, atol=1e-12)
+        np.testing.assert_allclose(draw(arrays=models, chunk_size=2), found, atol=1e-12)
         assert draw(arrays=Linear(weights[1])).shape == (5, FEATURES)
 
 

@@ -10,8 +10,8 @@ import jaxfed as jf
 from jaxfed.inference import Confidence, Interval
 
 KEY = jax.random.key(0)
-OPTIONS = {"resamples": 100, "block": 50}
-FEW = {"resamples": 10, "block": 5}  # where no width of an interval counts
+OPTIONS = {"resamples": 100, "chunk_size": 50}
+FEW = {"resamples": 10, "chunk_size": 5}  # where no width of an interval counts
 
 
 def clients_of(scales, samples=200, clients=6, seed=0):

@@ -230,7 +230,7 @@ def outcome(
             arrays,
             size.drawn,
             steps=size.steps,
-            at_once=2 if jax.default_backend() == "cpu" else None,
+            chunk_size=2 if jax.default_backend() == "cpu" else None,
         )
     )
     best, final = (

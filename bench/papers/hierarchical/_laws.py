@@ -95,11 +95,11 @@ def errors(
 
 
 def swept(
-    function: Callable, axes: Mapping[str, Any], *, block: int = 1, **options: Any
+    function: Callable, axes: Mapping[str, Any], *, chunk_size: int = 1, **options: Any
 ) -> Dataset:
     """Evaluate a function on a grid; `options` are its arguments that are not axes."""
     progress = _report.on_terminal()
-    return grid(Partial(function, **options), axes, block=block, progress=progress)
+    return grid(Partial(function, **options), axes, chunk_size=chunk_size, progress=progress)
 
 
 def by_method(found: Dataset, *labels: Any) -> dict[Labels, Any]:

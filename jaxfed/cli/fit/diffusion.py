@@ -108,7 +108,7 @@ def _evaluate(
         algorithm,
         count=arguments.samples,
         steps=arguments.sampling_steps,
-        at_once=2 if jax.default_backend() == "cpu" else None,  # as many as fit into a cache
+        chunk_size=2 if jax.default_backend() == "cpu" else None,  # as many as fit into a cache
     )
     samples = jax.jit(draw)(jax.random.key(arguments.seed + 1), arrays)
     samples = np.asarray(samples).clip(0, 1).reshape(len(names), arguments.samples, -1)

@@ -36,7 +36,7 @@ def personalize(
     Args:
         algorithm: the algorithm that made the solution; settings of local steps may differ.
         solution: solution of the run of the participating clients. A solution from `jaxfed.load`
-            lacks the server's state; use `jaxfed.pca.personalize` for it.
+            lacks the server's state; use `jaxfed.pca.fit_local` for it.
         clients: the new clients.
         rounds: number of local steps of each client.
         key: random key, for random steps; each client's draws fold in its id.

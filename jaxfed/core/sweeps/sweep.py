@@ -48,7 +48,7 @@ def sweep(
     *,
     keys: Key[Array, "*seeds"],
     rounds: int,
-    block: int | None = None,
+    chunk_size: int | None = None,
     **arguments: Any,
 ) -> Solution:
     """Run every combination of algorithms, data sets and seeds in one compiled call.
@@ -64,7 +64,7 @@ def sweep(
         clients: one data set, a list of data sets of equal shapes, or one with a leading axis.
         keys: one random key, or several along a leading axis.
         rounds: rounds of each run.
-        block: number of runs at once; all by default. Smaller blocks need less memory.
+        chunk_size: number of runs at once; all by default. Fewer need less memory.
         **arguments: passed on to `rollout`.
 
     Returns:
@@ -82,12 +82,12 @@ def sweep(
         raise refuse("keys", "one or several of jax.random.key", keys)
     check_rounds(rounds)
     check_passed_on(arguments)
-    if block is not None:
-        check_count("block", block)
+    if chunk_size is not None:
+        check_count("chunk_size", chunk_size)
     data.check_ids()
     several = (_several(algorithm), data.ids.ndim == 2, keys.ndim == 1)
     _check_masks(arguments, several[0] or several[1], keys)
-    return _swept((algorithm, data, keys), several, rounds, block, arguments)
+    return _swept((algorithm, data, keys), several, rounds, chunk_size, arguments)
 
 
 def _check_masks(arguments: dict[str, Any], shared: bool, keys: Key[Array, "*seeds"]) -> None:
@@ -115,7 +115,7 @@ def _one(name: str, given: Any, kind: type) -> Any:
 
 
 @eqx.filter_jit
-def _swept(parts, several, rounds, block, arguments):
+def _swept(parts, several, rounds, chunk_size, arguments):
     sizes = [_length(part) for part, many in zip(parts, several, strict=True) if many]
 
     def run(parts, number):
@@ -130,7 +130,7 @@ def _swept(parts, several, rounds, block, arguments):
     if not sizes:
         return run(parts, 0)
     total = math.prod(sizes)
-    runs = mapped(Partial(run, parts), jnp.arange(total), chunked(block or total))
+    runs = mapped(Partial(run, parts), jnp.arange(total), chunked(chunk_size or total))
     return jax.tree.map(lambda leaf: leaf.reshape(*sizes, *leaf.shape[1:]), runs)
 
 

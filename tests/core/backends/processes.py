@@ -216,9 +216,11 @@ def composed(place, count, folder):
         return {"objective": run.history["objective"], "shared": run.result.shared[0, 0] ** 2}
 
     axes = {"step_size": [0.01, 0.02, 0.03], "seed": [0, 1]}
-    wanted = jf.grid(Partial(point, everybody, jf.backend.vmap()), axes, block=4)
+    wanted = jf.grid(Partial(point, everybody, jf.backend.vmap()), axes, chunk_size=4)
     for _ in range(2):  # the second time from what was kept
-        found = jf.grid(Partial(point, clients, spread), axes, block=4, folder=Path(folder, "grid"))
+        found = jf.grid(
+            Partial(point, clients, spread), axes, chunk_size=4, folder=Path(folder, "grid")
+        )
         for name in wanted:
             np.testing.assert_allclose(found[name], wanted[name], err_msg=name, **close)
 

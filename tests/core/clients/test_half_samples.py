@@ -123,7 +123,5 @@ def test_metrics_and_new_clients_take_them(key):
         expected = jf.metrics.reconstruction_error(precise, shared, local)
         assert found.dtype == jnp.float32
         chex.assert_trees_all_close(found, expected, rtol=1e-5)
-    found = jf.pca.personalize(solution, x, rank=1).local
-    chex.assert_trees_all_close(
-        found, jf.pca.personalize(solution, precise, rank=1).local, atol=1e-4
-    )
+    found = jf.pca.fit_local(solution, x, rank=1).local
+    chex.assert_trees_all_close(found, jf.pca.fit_local(solution, precise, rank=1).local, atol=1e-4)

@@ -121,14 +121,14 @@ def test_variance_is_explained_as_numpy_explains_it(model):
 
 def test_a_newcomer_gets_the_best_components_beside_the_shared_ones(model):
     samples, result = model
-    found = jf.pca.personalize(result, samples[:2], 2)
+    found = jf.pca.fit_local(result, samples[:2], 2)
     assert found.local.shape == (2, D, 2)
     for x, own in zip(samples, found.local, strict=False):
         rest = x - x @ result.shared @ result.shared.T
         vectors = np.linalg.eigh(rest.T @ rest)[1][:, -2:]
         np.testing.assert_allclose(own @ own.T, vectors @ vectors.T, atol=1e-4)
     with pytest.raises(ValueError, match="shared components"):
-        jf.pca.personalize(jf.Personalized(None, result.local), samples, 1)
+        jf.pca.fit_local(jf.Personalized(None, result.local), samples, 1)
 
 
 def test_summary_and_printing_say_what_ran(solution):

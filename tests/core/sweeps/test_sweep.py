@@ -49,11 +49,15 @@ def same(given, wanted):
     )
 
 
-@pytest.mark.parametrize("block", [None, 5])
-def test_a_grid_equals_the_loop(block):
+@pytest.mark.parametrize("chunk_size", [None, 5])
+def test_a_grid_equals_the_loop(chunk_size):
     keys = jax.random.split(jax.random.key(0))
     grid = jf.sweep(
-        [perpca(s) for s in STEPS], [draw(0), draw(1)], keys=keys, rounds=ROUNDS, block=block
+        [perpca(s) for s in STEPS],
+        [draw(0), draw(1)],
+        keys=keys,
+        rounds=ROUNDS,
+        chunk_size=chunk_size,
     )
     assert grid.result.shared.shape == (3, 2, 2, 4, 1)
     assert grid.result.local.shape == (3, 2, 2, 3, 4, 1)
@@ -125,8 +129,8 @@ def test_a_tolerance_ends_each_run_on_its_own():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("block", [None, 2])
-def test_a_sweep_is_compiled_and_differentiated_as_a_part(block):
+@pytest.mark.parametrize("chunk_size", [None, 2])
+def test_a_sweep_is_compiled_and_differentiated_as_a_part(chunk_size):
     key, steps = jax.random.key(0), jnp.asarray(STEPS)
 
     def last(run, steps):
@@ -134,7 +138,7 @@ def test_a_sweep_is_compiled_and_differentiated_as_a_part(block):
 
     def swept(steps):
         many = jax.vmap(perpca)(steps)
-        return jf.sweep(many, draw(), keys=key, rounds=ROUNDS, block=block)
+        return jf.sweep(many, draw(), keys=key, rounds=ROUNDS, chunk_size=chunk_size)
 
     def one_by_one(steps):
         runs = [jf.rollout(perpca(s), draw(), rounds=ROUNDS, key=key) for s in steps]
@@ -154,7 +158,7 @@ def test_a_second_grid_compiles_nothing(caplog):
             [draw(seed), draw(seed + 1)],
             keys=jax.random.split(jax.random.key(seed)),
             rounds=ROUNDS,
-            block=5,
+            chunk_size=5,
         )
 
     grid(1.0, 0)
@@ -176,9 +180,9 @@ def test_grids_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match=r"^algorithms: their floats need one common"):
         lengths = jf.pca.PerPCA(1, 1, step_size=jnp.ones(2), decay=jnp.ones(3))
         jf.sweep(lengths, draw(), keys=keys, rounds=2)
-    for block in (0, -1, 1.5):
-        with pytest.raises(ValueError, match=r"^block: wanted a whole number of at least 1"):
-            jf.sweep(perpca(0.1), draw(), keys=keys, rounds=2, block=block)
+    for chunk_size in (0, -1, 1.5):
+        with pytest.raises(ValueError, match=r"^chunk_size: wanted a whole number of at least 1"):
+            jf.sweep(perpca(0.1), draw(), keys=keys, rounds=2, chunk_size=chunk_size)
     with pytest.raises(ValueError, match=r"^rounds: "):
         jf.sweep(perpca(0.1), draw(), keys=keys, rounds=0)
     for wrong in (0, None, [0.1]):
@@ -213,10 +217,10 @@ def test_masks_serve_one_run():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("block", [None, 2])
-def test_a_method_without_own_components(block):
+@pytest.mark.parametrize("chunk_size", [None, 2])
+def test_a_method_without_own_components(chunk_size):
     keys = jax.random.split(jax.random.key(0), 3)
-    grid = jf.sweep(jf.pca.Pooled(2), draw(), keys=keys, rounds=1, block=block)
+    grid = jf.sweep(jf.pca.Pooled(2), draw(), keys=keys, rounds=1, chunk_size=chunk_size)
     assert grid.result.local is None
     wanted = jf.fit(jf.pca.Pooled(2), draw(), rounds=1, key=keys[0]).result.shared
     for shared in grid.result.shared:
@@ -246,7 +250,7 @@ def wanted_values():
 
 
 @pytest.mark.parametrize(
-    ("block", "backend"),
+    ("chunk_size", "backend"),
     [
         (None, jf.backend.vmap()),
         (1, jf.backend.vmap()),
@@ -255,8 +259,8 @@ def wanted_values():
         (None, jf.backend.pmap(2)),
     ],
 )
-def test_a_labelled_grid_is_the_function_everywhere(block, backend):
-    found = jf.grid(noisy, AXES, block=block, backend=backend)
+def test_a_labelled_grid_is_the_function_everywhere(chunk_size, backend):
+    found = jf.grid(noisy, AXES, chunk_size=chunk_size, backend=backend)
     assert {name: values.values.tolist() for name, values in found.coords.items()} == {
         name: list(values) for name, values in AXES.items()
     }
@@ -314,7 +318,7 @@ def test_data_are_arguments_and_a_second_grid_compiles_nothing(caplog):
     def grid(seed, scales):
         data = np.random.default_rng(seed).normal(size=(2, 9))
         partial = jax.tree_util.Partial(moment, jnp.asarray(data))
-        found = jf.grid(partial, {"which": range(2), "scale": scales}, block=2)
+        found = jf.grid(partial, {"which": range(2), "scale": scales}, chunk_size=2)
         wanted = np.sum(data**2, axis=1)[:, None] * scales
         np.testing.assert_allclose(found["moment"], wanted, rtol=1e-12)
 
@@ -337,7 +341,7 @@ def test_runs_on_fewer_clients_and_samples_are_one_call():
         return {"shared": solution.result.shared, "objective": solution.history["objective"]}
 
     axes = {"step_size": STEPS[:2], "size": [2, 3], "samples": [5, 8], "data_set": range(2)}
-    found = jf.grid(jax.tree_util.Partial(run, data), axes, block=3)
+    found = jf.grid(jax.tree_util.Partial(run, data), axes, chunk_size=3)
     rng = np.random.default_rng(1)
     alone = jf.Clients.from_samples((rng.normal(size=(3, 8, 4)) * [3, 2, 1, 0.5])[:2, :5])
     one = jf.fit(perpca(STEPS[1]), alone, rounds=ROUNDS, key=jax.random.key(0))
@@ -348,20 +352,20 @@ def test_runs_on_fewer_clients_and_samples_are_one_call():
 
 def test_an_interrupted_grid_is_taken_up(tmp_path, capsys):
     folder = tmp_path / "new" / "folder"
-    whole = jf.grid(noisy, AXES, block=5, folder=folder)
+    whole = jf.grid(noisy, AXES, chunk_size=5, folder=folder)
     files = sorted(folder.glob("*.npz"))
     assert len(files) == 5
     kept = {path: path.stat().st_mtime_ns for path in files[::2]}
     for path in files[1::2]:
         path.unlink()
     (folder / ".part-00000005.npz").write_bytes(b"killed while it was written")
-    again = jf.grid(noisy, AXES, block=5, folder=folder, progress=True)
+    again = jf.grid(noisy, AXES, chunk_size=5, folder=folder, progress=True)
     assert "24/24" in capsys.readouterr().err
     assert again.identical(whole)
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
     # With other blocks, too: points are kept, not blocks.
     files[1].unlink()
-    again = jf.grid(noisy, AXES, block=2, folder=folder)
+    again = jf.grid(noisy, AXES, chunk_size=2, folder=folder)
     np.testing.assert_allclose(again["value"], whole["value"], rtol=1e-12)
 
 
@@ -414,7 +418,7 @@ def kept(tmp_path_factory):
     """A finished grid in blocks of 4, and its folder."""
     folder = tmp_path_factory.mktemp("kept")
     with jax.enable_x64(True):
-        return folder, jf.grid(cheap, POINTS, block=4, folder=folder)
+        return folder, jf.grid(cheap, POINTS, chunk_size=4, folder=folder)
 
 
 def stored(change):
@@ -450,19 +454,19 @@ def test_a_damaged_block_is_computed_again(kind, kept, tmp_path):
     shutil.copytree(kept[0], folder)
     DAMAGE[kind](folder / "00000004.npz")
     with pytest.warns(UserWarning, match=r"^folder: \S*00000004.npz is damaged") as caught:
-        again = jf.grid(cheap, POINTS, block=4, folder=folder)
+        again = jf.grid(cheap, POINTS, chunk_size=4, folder=folder)
     assert len(caught) == 1 and caught[0].filename == __file__
     unchanged(again, kept[1])
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # the block is whole again
-        unchanged(jf.grid(cheap, POINTS, block=4, folder=folder), kept[1])
+        unchanged(jf.grid(cheap, POINTS, chunk_size=4, folder=folder), kept[1])
 
 
 def test_a_block_that_another_was_copied_to_is_computed_again(kept, tmp_path):
     folder = tmp_path / "grid"
     shutil.copytree(kept[0], folder)
     shutil.copy(folder / "00000000.npz", folder / "00000004.npz")
-    unchanged(jf.grid(cheap, POINTS, block=4, folder=folder), kept[1])
+    unchanged(jf.grid(cheap, POINTS, chunk_size=4, folder=folder), kept[1])
 
 
 @pytest.mark.slow
@@ -478,7 +482,7 @@ def test_no_changed_bit_of_a_block_goes_unnoticed(kept, tmp_path):
         path.write_bytes(changed)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            unchanged(jf.grid(cheap, POINTS, block=4, folder=folder), kept[1])
+            unchanged(jf.grid(cheap, POINTS, chunk_size=4, folder=folder), kept[1])
         noticed += len(caught)
     assert noticed > 20
 
@@ -486,7 +490,7 @@ def test_no_changed_bit_of_a_block_goes_unnoticed(kept, tmp_path):
 def test_a_block_of_other_versions_is_refused(kept, monkeypatch):
     monkeypatch.setattr("jaxfed.core.store.grid.versions", lambda: {"jax": "0.1", "jaxlib": "0.2"})
     with pytest.raises(ValueError, match=r"^folder: .* another grid: versions was .* and is "):
-        jf.grid(cheap, POINTS, block=4, folder=kept[0])
+        jf.grid(cheap, POINTS, chunk_size=4, folder=kept[0])
 
 
 def test_files_that_only_look_like_blocks_are_left(tmp_path):
@@ -494,7 +498,7 @@ def test_files_that_only_look_like_blocks_are_left(tmp_path):
     np.savez(path, values=np.ones(3))
     content = path.read_bytes()
     with pytest.raises(ValueError, match=r"^folder: .* holds something else than a grid"):
-        jf.grid(cheap, POINTS, block=4, folder=tmp_path)
+        jf.grid(cheap, POINTS, chunk_size=4, folder=tmp_path)
     assert path.read_bytes() == content
 
 
@@ -510,15 +514,15 @@ def test_one_process_at_a_time_works_in_a_folder(kept, tmp_path):
     process = subprocess.Popen([sys.executable, "-c", hold, folder], stdout=subprocess.PIPE)
     assert process.stdout.readline() == b"held\n"
     with pytest.raises(BlockingIOError, match=rf"^folder: .* in use by process {process.pid} on"):
-        jf.grid(cheap, POINTS, block=4, folder=folder)
+        jf.grid(cheap, POINTS, chunk_size=4, folder=folder)
     process.kill()
     process.wait()
     process.stdout.close()
     # A dead process keeps nobody out, though it could not remove anything; nor does an error.
-    unchanged(jf.grid(cheap, POINTS, block=4, folder=folder), kept[1])
+    unchanged(jf.grid(cheap, POINTS, chunk_size=4, folder=folder), kept[1])
     with pytest.raises(ValueError, match="another grid"):
         jf.grid(cheap, POINTS | {"y": [5]}, folder=folder)
-    unchanged(jf.grid(cheap, POINTS, block=4, folder=folder), kept[1])
+    unchanged(jf.grid(cheap, POINTS, chunk_size=4, folder=folder), kept[1])
 
 
 def test_folders_that_cannot_be_locked_are_used_all_the_same(kept, tmp_path, monkeypatch):
@@ -527,9 +531,9 @@ def test_folders_that_cannot_be_locked_are_used_all_the_same(kept, tmp_path, mon
 
     monkeypatch.setattr("fcntl.flock", refuse)
     with pytest.warns(UserWarning, match=r"^folder: .* cannot be locked \(No locks available"):
-        unchanged(jf.grid(cheap, POINTS, block=4, folder=tmp_path / "network"), kept[1])
+        unchanged(jf.grid(cheap, POINTS, chunk_size=4, folder=tmp_path / "network"), kept[1])
     monkeypatch.setattr("jaxfed.core.common.files.fcntl", None)
-    unchanged(jf.grid(cheap, POINTS, block=4, folder=tmp_path / "windows"), kept[1])
+    unchanged(jf.grid(cheap, POINTS, chunk_size=4, folder=tmp_path / "windows"), kept[1])
 
 
 def test_a_full_disk_leaves_whole_blocks(kept, tmp_path, monkeypatch):
@@ -543,10 +547,10 @@ def test_a_full_disk_leaves_whole_blocks(kept, tmp_path, monkeypatch):
 
     monkeypatch.setattr(np, "savez", full)
     with pytest.raises(OSError, match="No space left on device"):
-        jf.grid(cheap, POINTS, block=4, folder=folder)
+        jf.grid(cheap, POINTS, chunk_size=4, folder=folder)
     assert sorted(path.name for path in folder.iterdir()) == [".lock", "00000000.npz"]
     monkeypatch.undo()
-    unchanged(jf.grid(cheap, POINTS, block=4, folder=folder), kept[1])
+    unchanged(jf.grid(cheap, POINTS, chunk_size=4, folder=folder), kept[1])
 
 
 @pytest.mark.parametrize(
@@ -568,9 +572,9 @@ def test_axes_that_do_not_fit_are_refused(axes, message):
 
 
 def test_other_bad_input_of_labelled_grids():
-    for block in (0, -1, 1.5):
-        with pytest.raises(ValueError, match=r"^block: wanted a whole number of at least 1"):
-            jf.grid(noisy, AXES, block=block)
+    for chunk_size in (0, -1, 1.5):
+        with pytest.raises(ValueError, match=r"^chunk_size: wanted a whole number of at least 1"):
+            jf.grid(noisy, AXES, chunk_size=chunk_size)
     with pytest.raises(ValueError, match=r"^backend: wanted one of jaxfed.backend, got 2"):
         jf.grid(noisy, AXES, backend=2)
     with pytest.raises(ValueError, match=r"^function: wanted arrays by name"):
