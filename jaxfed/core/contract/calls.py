@@ -1,6 +1,7 @@
-"""Calls an algorithm's functions and checks their results against the contract.
+"""Calls the functions of an algorithm and a participation and checks their results.
 
-Each function is traced once per process for given shapes, whichever programs call it.
+Each function of an algorithm is traced once per process for given shapes, whichever programs call
+it.
 """
 
 from collections.abc import Mapping
@@ -8,12 +9,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Key, PyTree
+from jaxtyping import Array, Float, Int, Key, PyTree
 
 from jaxfed.core.common.returned import alike as alike
 from jaxfed.core.common.returned import check_alike, check_arrays, described
 from jaxfed.core.common.returned import is_number as is_number
 from jaxfed.core.contract.algorithm import Algorithm, Diagnostics
+from jaxfed.core.contract.participation import Participation
 
 # History entries that the run itself writes.
 RESERVED = ("participants", "bits_up", "bits_down")
@@ -94,6 +96,28 @@ def server_step(
 def client_result(algorithm: Algorithm, downlink: PyTree, local: PyTree, data: PyTree) -> PyTree:
     """One client's model after the last round."""
     return algorithm.client_result(downlink, local, data)
+
+
+def inclusion(
+    participation: Participation,
+    key: Key[Array, ""],
+    done: Int[Array, ""],
+    ids: Int[Array, " clients"],
+    weights: Float[Array, " clients"],
+) -> Float[Array, " clients"]:
+    """Factors on the clients' weights in round `done + 1`.
+
+    Raises:
+        ValueError: if the participation does not return a floating-point number for each client.
+    """
+    factors = participation.inclusion(key, done, ids, weights)
+    array = is_number(factors) and jnp.issubdtype(jnp.result_type(factors), jnp.floating)
+    if not array or jnp.shape(factors) != ids.shape:
+        name, wanted = type(participation).__name__, f"a floating-point array of {ids.shape}"
+        raise ValueError(
+            f"participation: wanted of {name}.inclusion {wanted}, got {described(factors)}"
+        )
+    return factors
 
 
 def _check_results(

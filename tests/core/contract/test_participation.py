@@ -298,3 +298,23 @@ def test_what_does_not_fit_the_clients_is_refused(participation, message, key):
     for run in (jf.fit, jf.rollout):
         with pytest.raises(ValueError, match=rf"^participation: {message}"):
             run(perpca(), draw(), rounds=2, key=key, participation=participation)
+
+
+@pytest.mark.parametrize(
+    "factors",
+    [np.ones(2, np.float32), np.ones((CLIENTS, 1), np.float32), np.ones(CLIENTS, int), "all", None],
+)
+def test_one_from_outside_that_breaks_the_contract_is_named(factors, key):
+    class Broken(jf.participation.Participation):
+        def number(self, clients):
+            return None
+
+        def inclusion(self, key, round_index, ids, weights):
+            return factors
+
+        def turns(self, rounds, clients):
+            return np.full(clients, rounds)
+
+    wanted = r"^participation: wanted of Broken\.inclusion a floating-point array of \(6,\), got "
+    with pytest.raises(ValueError, match=wanted):
+        jf.fit(perpca(), draw(), rounds=2, key=key, participation=Broken())
