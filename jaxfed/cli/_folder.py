@@ -41,8 +41,8 @@ class Folder:
     @property
     def interrupted(self) -> bool:
         """Whether a run with checkpoints began here and did not end."""
-        has_begun = _MARK in self._listed() and not self._is_foreign(CHECKPOINT)
-        return has_begun and not (self.path / RESULT[-1]).exists()
+        started = _MARK in self._listed() and not self._is_foreign(CHECKPOINT)
+        return started and not (self.path / RESULT[-1]).exists()
 
     def check(self, names: Iterable[str], *, force: bool, resumable: bool = False) -> None:
         """Refuse a folder whose files may not be overwritten, before anything is computed.

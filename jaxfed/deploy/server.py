@@ -39,7 +39,7 @@ class Server:
         self.requests = Requests(
             settings.rounds, settings.tol, Options(1, settings.tol is not None), (self._log,)
         )
-        self.loop = self._resumed() or self._begun()
+        self.loop = self._resume() or self._start()
 
     def solve(self) -> Saved:
         """Run all rounds and have the clients compute their own models; save the result in `out`.
@@ -73,33 +73,33 @@ class Server:
 
     # --- the beginning -------------------------------------------------------------------------
 
-    def _accept(self, said: Mapping[str, Any]) -> None:
+    def _accept(self, hello: Mapping[str, Any]) -> None:
         """Refuse a client that does not fit the run.
 
         Raises:
             ValueError: says why; a `RefusedError` also names the client.
         """
-        client, settings = said["id"], self.settings
-        shapes_from(said["data"])
-        checked_dtype("weights", said["weights"])
-        if said["samples"] is not None:
-            check_count("samples", said["samples"])
+        client, settings = hello["id"], self.settings
+        shapes_from(hello["data"])
+        checked_dtype("weights", hello["weights"])
+        if hello["samples"] is not None:
+            check_count("samples", hello["samples"])
         for name, value in description(settings.algorithm, settings.wire, settings.start).items():
-            if said["run"][name] != value:
+            if hello["run"][name] != value:
                 raise RefusedError(
                     f"{name}: wanted at client {client} the server's, {value}, got "
-                    f"{said['run'][name]}"
+                    f"{hello['run'][name]}"
                 )
         for name, number in versions().items():
-            if said["versions"].get(name) != number:
-                words = f"client {client} has {name} {said['versions'].get(name)}, the server"
+            if hello["versions"].get(name) != number:
+                words = f"client {client} has {name} {hello['versions'].get(name)}, the server"
                 LOG.warning(f"{words} {number}: numbers may differ in their last digits")
         if any(member.id == client for member in self.remote.members):
             wanted = self.remote.federation.run.like
-            if common({-1: wanted, client: said["data"]}) != wanted:
+            if common({-1: wanted, client: hello["data"]}) != wanted:
                 raise RefusedError(f"data: client {client} has more data than at the start")
 
-    def _begun(self) -> HostLoop:
+    def _start(self) -> HostLoop:
         """The loop before its first round, once all clients are connected.
 
         Raises:
@@ -122,7 +122,7 @@ class Server:
         saver.save(progress, {})
         return HostLoop(remote, costs, self.requests, progress, {}, saver)
 
-    def _resumed(self) -> HostLoop | None:
+    def _resume(self) -> HostLoop | None:
         """The loop at its last save; None if nothing was saved."""
         remote = self.remote
         found = Progress.load(self.store, self._description(), self._state_shapes)
