@@ -512,8 +512,8 @@ EXAMPLES = {
         good={
             "": Example(lambda _: jf.preprocess.Standardize(), (7, 13, 12)),
             "energy": Example(lambda _: jf.preprocess.Standardize(scale="energy"), (7, 7, 6)),
-            "within": Example(lambda _: jf.preprocess.Standardize("own"), (0, 7, 6)),
-            "own": Example(lambda _: jf.preprocess.Standardize("own", "own"), (0, 0, 0)),
+            "within": Example(lambda _: jf.preprocess.Standardize("local"), (0, 7, 6)),
+            "local": Example(lambda _: jf.preprocess.Standardize("local", "local"), (0, 0, 0)),
             "robust": Example(
                 lambda _: jf.preprocess.Standardize("none", robust=True), (7, 13, 12)
             ),
@@ -854,7 +854,7 @@ def check_units(algorithm, result):
     local = result.local
     assert local.mean.shape == local.scale.shape == (CLIENTS, FEATURES)
     assert (np.asarray(local.scale) > 0).all()
-    assert (result.shared is None) == (algorithm.center == "own" or algorithm.scale == "energy")
+    assert (result.shared is None) == (algorithm.center == "local" or algorithm.scale == "energy")
 
 
 def standardized(algorithm, result, values):

@@ -19,11 +19,11 @@ from jaxfed.preprocess import Standardize
 CLIENTS, FEATURES, SEEDS, ROUNDS = 50, 15, 3, 60
 CHOICES = {
     "as they come": Standardize("none", "none"),
-    "common mean": Standardize("common", "none"),
-    "own means": Standardize("own", "none"),
-    "own means, common deviations": Standardize("own", "common"),
-    "own means, energy": Standardize("own", "energy"),
-    "own means, own deviations": Standardize("own", "own"),
+    "common mean": Standardize("shared", "none"),
+    "own means": Standardize("local", "none"),
+    "own means, common deviations": Standardize("local", "shared"),
+    "own means, energy": Standardize("local", "energy"),
+    "own means, own deviations": Standardize("local", "local"),
 }
 TROUBLES = (
     "none",
@@ -72,7 +72,7 @@ def error(choice: Standardize, trouble: str, seed: int) -> float:
     algorithm = jf.pca.VarProPerPCA(2, 2)
     found = jf.fit(algorithm, units.transform(clients), rounds=ROUNDS, key=key).result.shared
     # Scales that differ between clients move the truth of each elsewhere.
-    common = units.scale[0] if choice.scale == "common" else jnp.ones(FEATURES)
+    common = units.scale[0] if choice.scale == "shared" else jnp.ones(FEATURES)
     truth = jnp.linalg.qr(data.shared * (unit / common)[:, None])[0]
     return float(jf.metrics.projector_distance(found, truth)) / 2
 

@@ -22,16 +22,16 @@ COLUMN = option("--client-column", str, "column of one table that names the clie
 UNITS = [
     option(
         "--center",
-        ("none", "own", "common"),
+        ("none", "local", "shared"),
         "subtract each client's own mean (also without a value), or the mean of all training "
         "samples",
         "none",
         nargs="?",
-        const="own",
+        const="local",
     ),
     option(
         "--scale",
-        ("none", "own", "common", "energy"),
+        ("none", "local", "shared", "energy"),
         "divide each feature by its standard deviation, of each client or of all training samples, "
         "or each client's samples by one number so that their mean square is one",
         "none",

@@ -151,9 +151,9 @@ class Fitted:
         # Common values are the same in every client's row; own values come from the samples.
         center, scale = self.choices
         mean, deviation = self.units.mean[0], self.units.scale[0]
-        if center == "own":
+        if center == "local":
             mean = table.mean(axis=0)
-        if scale in ("own", "energy"):
+        if scale in ("local", "energy"):
             left = Clients.from_samples([table - np.asarray(mean)])
             own = fit(Standardize("none", scale), left, rounds=1, key=jax.random.key(0))
             deviation = own.result.local.scale[0]

@@ -12,8 +12,8 @@ from jaxfed.core.clients.samples import IncompleteSamples, Rows, check_rows
 from jaxfed.core.clients.standardization import Standardization
 from jaxfed.reduction import Gather, Sum
 
-CENTERS = ("common", "own", "none")
-SCALES = ("common", "own", "energy", "none")
+CENTERS = ("shared", "local", "none")
+SCALES = ("shared", "local", "energy", "none")
 
 Row = Float[Array, " features"]
 
@@ -53,10 +53,10 @@ class Standardize(Algorithm):
     them, and `jaxfed.personalize` computes those of new clients. `solution.result.shared` is one
     for samples of unknown clients, or None if it depends on the client.
 
-    * `center="common"` subtracts the mean of all samples, `"own"` each client's own mean;
-    * `scale="common"` divides each feature by its standard deviation over all samples, about the
+    * `center="shared"` subtracts the mean of all samples, `"local"` each client's own mean;
+    * `scale="shared"` divides each feature by its standard deviation over all samples, about the
       mean that is subtracted (the common mean with `center="none"`), so differences between
-      client means count only if they stay in the data. `"own"` divides by each client's own
+      client means count only if they stay in the data. `"local"` divides by each client's own
       standard deviations about its mean. `"energy"` divides all features of a client by one number,
       so that the mean square of its entries becomes one.
 
@@ -68,14 +68,14 @@ class Standardize(Algorithm):
     be calibrated.
     """
 
-    center: Literal["common", "own", "none"] = eqx.field(static=True)
-    scale: Literal["common", "own", "energy", "none"] = eqx.field(static=True)
+    center: Literal["shared", "local", "none"] = eqx.field(static=True)
+    scale: Literal["shared", "local", "energy", "none"] = eqx.field(static=True)
     robust: bool = eqx.field(static=True)
 
     def __init__(
         self,
-        center: Literal["common", "own", "none"] = "common",
-        scale: Literal["common", "own", "energy", "none"] = "common",
+        center: Literal["shared", "local", "none"] = "shared",
+        scale: Literal["shared", "local", "energy", "none"] = "shared",
         *,
         robust: bool = False,
     ):
@@ -102,11 +102,11 @@ class Standardize(Algorithm):
 
     @property
     def _has_common_mean(self) -> bool:
-        return self.center == "common" or (self.center == "none" and self.scale == "common")
+        return self.center == "shared" or (self.center == "none" and self.scale == "shared")
 
     @property
     def _has_common_scale(self) -> bool:
-        return self.scale == "common"
+        return self.scale == "shared"
 
     def first_message(self, key, data, start):
         """Return counts and sums, from which the server computes a first mean."""
@@ -157,10 +157,10 @@ class Standardize(Algorithm):
         """Return what to subtract from the client's samples, and what to divide them by."""
         own = _own(data)
         about = own.mean if downlink.mean is None else downlink.mean
-        mean = {"common": about, "own": own.mean, "none": jnp.zeros_like(own.mean)}[self.center]
-        if self.scale == "common":
+        mean = {"shared": about, "local": own.mean, "none": jnp.zeros_like(own.mean)}[self.center]
+        if self.scale == "shared":
             scale = _deviation(downlink.variance, about**2)
-        elif self.scale == "own":
+        elif self.scale == "local":
             scale = _deviation(own.variance, own.mean**2)
         elif self.scale == "energy":
             left = _sums(data, mean)
@@ -171,7 +171,7 @@ class Standardize(Algorithm):
 
     def shared_result(self, server) -> Standardization | None:
         """Return the map for samples of unknown clients, if it does not depend on the client."""
-        if server.mean is None or self.scale in ("own", "energy"):
+        if server.mean is None or self.scale in ("local", "energy"):
             return None
         zeros = jnp.zeros_like(server.mean)
         common = server.variance is not None

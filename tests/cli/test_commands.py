@@ -284,10 +284,10 @@ def config(tmp_path):
 
 
 def test_options_come_from_a_file_and_the_command_line_counts_first(config):
-    text = 'shared-rank = 2\nlocal-rank = 1\ntol = 1e-6\nshrinkage = true\ncenter = "common"\n'
+    text = 'shared-rank = 2\nlocal-rank = 1\ntol = 1e-6\nshrinkage = true\ncenter = "shared"\n'
     found = parse([*FIT, *config(text), "--local-rank", "3", "--tol=0.5"])
     assert (found.shared_rank, found.local_rank, found.tol) == (2, 3, 0.5)
-    assert found.shrinkage and found.center == "common" and not found.report
+    assert found.shrinkage and found.center == "shared" and not found.report
     # What is required may be in the file as well, and the option stand anywhere.
     more = 'data = "d"\nout = "o"\nshrinkage = false\n'
     found = parse(["fit", "perpca", *config(text.replace("shrinkage", "force") + more)])

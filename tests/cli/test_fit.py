@@ -44,7 +44,7 @@ def test_fit_writes_components_history_table_and_pictures(data, tmp_path, capsys
     mean = arrays["preprocessing.mean"]
     assert np.all(np.abs(mean - 1) < 3) and np.ptp(mean, axis=0).min() > 0
     assert summary["samples"] == {f"client{i}": 20 + i - round((20 + i) / 5) for i in range(8)}
-    assert summary["settings"]["center"] == "own" and "jax" in summary["versions"]
+    assert summary["settings"]["center"] == "local" and "jax" in summary["versions"]
     assert value(summary, "rounds") == 30
     assert value(summary, "objective") <= arrays["history_objective"][-1] * (1 + 1e-5)
     training, held_out = value(summary, "error on training"), value(summary, "error on held-out")
@@ -306,7 +306,7 @@ def test_one_table_holds_all_clients(tmp_path, key):
     (tmp_path / "all.csv").write_text("\n".join(["place,a,b,c", *rows]))
     options = {"data": tmp_path / "all.csv", "client_column": "place", "held_out": 0.2}
     options["max_bytes"] = 1
-    split = pca.read(argparse.Namespace(**options, center="common", scale="none"), key)
+    split = pca.read(argparse.Namespace(**options, center="shared", scale="none"), key)
     assert split.names == ["x", "y"]
     assert [len(samples) for samples in (*split.train, *split.held_out)] == [8, 4, 2, 1]
     mean = np.asarray(split.units.mean)

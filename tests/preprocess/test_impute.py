@@ -273,7 +273,9 @@ def test_standardize_respects_gaps():
     np.testing.assert_allclose(found.scale, np.nanstd(pooled, axis=0), rtol=2e-6)
     units = found.transform(clients)
     chex.assert_trees_all_equal(units.data.observed, clients.data.observed)
-    own = jf.fit(Standardize("own", "own"), clients, rounds=1, key=jax.random.key(0)).result.local
+    own = jf.fit(
+        Standardize("local", "local"), clients, rounds=1, key=jax.random.key(0)
+    ).result.local
     np.testing.assert_allclose(own.scale, np.nanstd((1000.0 + gaps), axis=1), rtol=1e-4)
 
 
@@ -347,7 +349,7 @@ def test_bad_input_is_refused():
 def test_a_solution_is_saved_with_it_and_completes_new_rows(tmp_path):
     _, gaps = draw(0.3)
     clients = jf.Clients.from_samples(1000 + 10 * gaps, missing="mask")
-    units = solve(Standardize("own", "common"), clients, rounds=1).result.local
+    units = solve(Standardize("local", "shared"), clients, rounds=1).result.local
     clients = units.transform(clients)
     models = jf.fit(Impute(2, 1), clients, rounds=5, key=jax.random.key(0)).result.local
     solution = solve(jf.pca.OneShot(2, 1), models.moments(clients), rounds=1)
@@ -369,7 +371,7 @@ def test_a_solution_is_saved_with_it_and_completes_new_rows(tmp_path):
 def test_rows_may_be_incomplete_and_not_infinite():
     _, gaps = draw(0.3)
     clients, solution = fitted(gaps, rounds=2)
-    units = solve(Standardize("own"), clients, rounds=1).result.local
+    units = solve(Standardize("local"), clients, rounds=1).result.local
     row = gaps[0][np.isnan(gaps[0]).any(axis=1)][0]
     np.testing.assert_array_equal(np.isnan(units.transform(row, client=0)), np.isnan(row))
     for model in (units, solution.result.local):

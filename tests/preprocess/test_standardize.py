@@ -28,12 +28,12 @@ def expected(arrays, center, scale):
     arrays = [np.asarray(y, float) for y in arrays]
     pooled = np.concatenate(arrays)
     zero = np.zeros(FEATURES)
-    means = {"common": pooled.mean(0), "none": zero}
-    means = [y.mean(0) if center == "own" else means[center] for y in arrays]
+    means = {"shared": pooled.mean(0), "none": zero}
+    means = [y.mean(0) if center == "local" else means[center] for y in arrays]
     left = np.concatenate([y - mean for y, mean in zip(arrays, means, strict=True)])
     scales = {
-        "common": [left.std(0)] * len(arrays),
-        "own": [y.std(0) for y in arrays],
+        "shared": [left.std(0)] * len(arrays),
+        "local": [y.std(0) for y in arrays],
         "energy": [
             np.full(FEATURES, np.sqrt(np.mean((y - mean) ** 2)))
             for y, mean in zip(arrays, means, strict=True)
@@ -43,8 +43,8 @@ def expected(arrays, center, scale):
     return np.stack(means), np.stack(scales[scale])
 
 
-@pytest.mark.parametrize("scale", ["common", "own", "energy", "none"])
-@pytest.mark.parametrize("center", ["common", "own", "none"])
+@pytest.mark.parametrize("scale", ["shared", "local", "energy", "none"])
+@pytest.mark.parametrize("center", ["shared", "local", "none"])
 def test_they_are_those_of_the_pooled_rows(center, scale):
     arrays = tables()
     found = solve(Standardize(center, scale), jf.Clients.from_samples(arrays)).result
@@ -52,7 +52,7 @@ def test_they_are_those_of_the_pooled_rows(center, scale):
     np.testing.assert_allclose(found.local.mean, mean, rtol=1e-6)
     # About a mean that is not the client's own, the rounding of that mean counts; in the scales of
     # single clients, that of squares, whose order of addition JAX versions choose (5e-6 by 0.12).
-    rtol = 1e-5 if (center, scale) == ("common", "energy") or scale == "own" else 1e-6
+    rtol = 1e-5 if (center, scale) == ("shared", "energy") or scale == "local" else 1e-6
     np.testing.assert_allclose(found.local.scale, deviation, rtol=rtol)
     if found.shared is not None:
         wanted = mean[0], deviation[0]
@@ -78,7 +78,7 @@ MASKS = jf.channel.secure_sum(3, bits=32, bound=4e5)
 
 
 def check_pooled(found, arrays):
-    mean, deviation = expected(arrays, "common", "common")
+    mean, deviation = expected(arrays, "shared", "shared")
     chex.assert_trees_all_close(found, (mean[0], deviation[0]), rtol=1e-6)
 
 
@@ -107,7 +107,7 @@ def test_sums_go_behind_masks_on_flower(tmp_path, monkeypatch):
 
 
 def test_nothing_is_sent_where_nothing_is_common():
-    history = solve(Standardize("own", "energy"), jf.Clients.from_samples(tables())).history
+    history = solve(Standardize("local", "energy"), jf.Clients.from_samples(tables())).history
     assert history["bits_up"][-1] == 0
 
 
@@ -145,7 +145,7 @@ def layouts(arrays, folder):
 def test_clients_are_transformed_in_any_layout(name, tmp_path):
     arrays = tables()
     clients = layouts(arrays, tmp_path)[name]
-    for algorithm in (Standardize("own", "common"), Standardize()):
+    for algorithm in (Standardize("local", "shared"), Standardize()):
         result = solve(algorithm, clients).result
         units = result.local if result.shared is None else result.shared
         after = units.transform(clients)
@@ -161,7 +161,7 @@ def test_clients_are_transformed_in_any_layout(name, tmp_path):
             np.testing.assert_allclose(rows, wanted, atol=2e-3)
             back = units.inverse_transform(rows, client=i)
             np.testing.assert_allclose(back, table, rtol=1e-6)
-        again = solve(Standardize(algorithm.center, "common"), after).result.local
+        again = solve(Standardize(algorithm.center, "shared"), after).result.local
         np.testing.assert_allclose(again.scale, np.ones((3, FEATURES)), rtol=1e-4)
         if clients.layout.in_memory:
             before = units.inverse_transform(after)
@@ -174,8 +174,8 @@ def test_clients_are_transformed_in_any_layout(name, tmp_path):
 def test_a_source_in_other_units_is_another_one(tmp_path):
     clients = layouts(tables(), tmp_path)["source"]
     found = [
-        solve(Standardize("own", scale), clients).result.local.transform(clients)
-        for scale in ("own", "energy")
+        solve(Standardize("local", scale), clients).result.local.transform(clients)
+        for scale in ("local", "energy")
     ]
     marks = [each.identity().data for each in (clients, *found, found[0].take(np.arange(3)))]
     assert len({tuple(mark) for mark in marks[:3]}) == 3
@@ -187,18 +187,18 @@ def test_constant_features_are_divided_by_one():
     for y in arrays:
         y[:, 1] = 0.1
         y[:, 2] = 0
-    for algorithm in (Standardize(), Standardize("own"), Standardize("own", "own")):
+    for algorithm in (Standardize(), Standardize("local"), Standardize("local", "local")):
         units = solve(algorithm, jf.Clients.from_samples(arrays)).result.local
         np.testing.assert_array_equal(units.scale[:, 1:3], 1)
         np.testing.assert_allclose(units.transform(arrays[0], client=0)[:, 1:3], 0, atol=1e-7)
     flat = jf.Clients.from_samples([np.full((4, 2), 0.1, np.float32)])
-    units = solve(Standardize("own", "energy"), flat).result.local
+    units = solve(Standardize("local", "energy"), flat).result.local
     np.testing.assert_array_equal(units.scale, 1)
 
 
 def test_new_clients_get_their_own():
     arrays = tables()
-    algorithm = Standardize("common", "energy")
+    algorithm = Standardize("shared", "energy")
     solution = solve(algorithm, jf.Clients.from_samples(arrays))
     new = jf.Clients.from_samples(tables(counts=(11,), seed=1))
     found = jf.personalize(algorithm, solution, new, rounds=0).local
@@ -217,7 +217,7 @@ def test_one_client_of_another_size_leaves_the_shared_subspace():
 
     def error(arrays):
         clients = jf.Clients.from_samples(arrays)
-        units = solve(Standardize("own", "energy"), clients).result.local
+        units = solve(Standardize("local", "energy"), clients).result.local
         found = jf.fit(jf.pca.VarProPerPCA(2, 2), units.transform(clients), rounds=60, key=key)
         return float(jf.metrics.projector_distance(found.result.shared, data.shared))
 

@@ -63,8 +63,8 @@ class Together(NamedTuple):
             if getattr(arguments, name, None):
                 raise ValueError(f"--{name}: is for one process, which has all clients' samples")
         for name in ("center", "scale"):
-            if getattr(arguments, name) == "common":
-                raise ValueError(f"--{name}: wanted none or own with --processes, got common")
+            if getattr(arguments, name) == "shared":
+                raise ValueError(f"--{name}: wanted none or local with --processes, got shared")
         arguments.backend = "shard"
         processes.initialize(*options)
         together = cls(jax.process_count(), jax.process_index(), arguments.out)
