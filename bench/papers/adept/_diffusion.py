@@ -310,6 +310,8 @@ def measure(seeds: Seeds, *, data: Path | None = None, scale: float = SCALE) -> 
         outcomes[REAL].append(measured(split.train, split, size, features))
         for method in methods(size):
             outcomes[method].append(outcome(method, split, size, seed, features))
+        # Every seed compiles anew, and compiled programs take up memory maps, which are limited.
+        jax.clear_caches()
     clients = DIGITS * size.clients_per_digit
     net = UNet(widths=size.widths, key=jax.random.key(0))
     weights = sum(leaf.size for leaf in jax.tree.leaves(net))
