@@ -1,6 +1,6 @@
 """The targets of ADEPT's diffusion models: sizes, how images are dealt, a small run."""
 
-from itertools import combinations, product
+from itertools import combinations, pairwise, product
 
 import jax
 import numpy as np
@@ -161,7 +161,8 @@ def test_every_method_is_measured(found):
         assert outcome.samples.min() >= 0 and outcome.samples.max() <= 1
         assert np.isfinite(outcome.kernel).all() and np.isfinite(outcome.noise).all()
         assert np.isfinite(outcome.validation).any()
-        assert outcome.last.shape == outcome.kernel.shape and np.isfinite(outcome.last).all()
+        for others in (outcome.last, outcome.averaged, outcome.averaged_frechet):
+            assert others.shape == outcome.kernel.shape and np.isfinite(others).all()
     kept = [outcomes[0].samples for outcomes in found.outcomes.values()][1:]
     assert not any((a == b).all() for a, b in combinations(kept, 2))
     assert "0.003 for ADEPT-DGM" in found.notes[2] and "50% on fine-tuning" in found.notes[2]
@@ -187,11 +188,16 @@ def test_reports_hold_what_was_measured(name, found, tmp_path):
         cell = rows[f"{claimed}, {other} by {own}", ""]
         assert cell.measured == pytest.approx([values[other] / values[own]])
         assert cell.verdict.startswith("reproduced" if cell.mean >= 1 else "differs")
-        if name == "adept/table3":  # of the last round, too, which nothing was chosen by
-            last = [found.outcomes[m][0].last.mean() for m in (other, own)]
-            cell = rows[f"mean KID of the last round, {other} by {own}", ""]
-            assert cell.measured == pytest.approx([last[0] / last[1]])
-            assert cell.verdict.startswith("reproduced" if cell.mean >= 1 else "differs")
+        if name == "adept/table3":  # of models, too, that nothing was chosen by
+            for models, field in {
+                "KID of the last round": "last",
+                "KID of the moving average": "averaged",
+                "FID of the moving average": "averaged_frechet",
+            }.items():
+                means = [getattr(found.outcomes[m][0], field).mean() for m in (other, own)]
+                cell = rows[f"mean {models}, {other} by {own}", ""]
+                assert cell.measured == pytest.approx([means[0] / means[1]])
+                assert cell.verdict.startswith("reproduced" if cell.mean >= 1 else "differs")
     paths = {path.name for path in write(report, tmp_path / "out")}
     pictures = {
         "adept/table3": {"samples.png", "clients.png"},
@@ -231,14 +237,37 @@ def test_the_best_round_is_drawn_from(digits):
     size = SMALL._replace(rounds=4)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(target, "OTHERS_STEP_SIZE", 5.0)
-        _, solution, last = target.trained(target.LOCAL, dealt, size, 0)
+        _, fitted = target.trained(target.LOCAL, dealt, size, 0)
+    solution = fitted.best
     losses = solution.history["validation"]
     assert solution.rounds == np.nanargmin(losses) + 1
     assert solution.rounds < size.rounds
     best = jax.tree.leaves(solution.result.local)
     assert all(np.isfinite(leaf).all() for leaf in best)
-    pairs = zip(best, jax.tree.leaves(last), strict=True)
+    pairs = zip(best, jax.tree.leaves(fitted.last), strict=True)
     assert any((a != b).any() for a, b in pairs)
+
+
+@pytest.mark.slow
+def test_the_moving_average_is_of_every_personal_round(digits):
+    dealt = target.dealt(*digits, SMALL, seed=0)
+    steps = []
+
+    def moved(old, new):
+        steps.append((old, new))
+        return target.DECAY * old + (1 - target.DECAY) * new
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(target, "_moved", moved)
+        _, fitted = target.trained(target.LOCAL, dealt, SMALL._replace(rounds=4), 0)
+    found, final = (jax.tree.leaves(tree)[0] for tree in (fitted.average, fitted.last))
+    of_one = steps[:: len(jax.tree.leaves(fitted.average))]
+    models = [of_one[0][0], *(new for _, new in of_one)]
+    assert len(models) == 4 and all((a != b).any() for a, b in pairwise(models))
+    np.testing.assert_array_equal(models[-1], final)
+    weights = [0.9**3, 0.1 * 0.9**2, 0.1 * 0.9, 0.1]
+    wanted = sum(w * np.asarray(model) for w, model in zip(weights, models, strict=True))
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
 
 
 def test_files_that_are_no_images_are_refused(capsys, tmp_path):
@@ -251,7 +280,8 @@ def test_files_that_are_no_images_are_refused(capsys, tmp_path):
 def test_losses_of_seeds_that_chose_different_rounds_are_kept_together():
     one = np.ones(3)
     outcomes = [
-        target.Outcome(one, one, one, one, np.arange(rounds, dtype=float), one) for rounds in (2, 4)
+        target.Outcome(one, one, one, one, np.arange(rounds, dtype=float), one, one, one)
+        for rounds in (2, 4)
     ]
     arrays = diffusion.outcome_arrays(target.Run(SMALL, {target.LOCAL: outcomes}, []))
     losses = arrays[f"validation loss | {target.LOCAL}"]

@@ -333,7 +333,7 @@ def test_a_bit_less_differs_in_figure4(monkeypatch):
 def test_a_claim_that_fails_with_one_seed_differs_in_table3():
     def outcome(kid):
         kid = np.asarray(kid)
-        return _diffusion.Outcome(kid, kid, kid, kid, kid, kid)
+        return _diffusion.Outcome(*[kid] * len(_diffusion.Outcome._fields))
 
     ours = [outcome([0.2, 0.3])] * 3
     for last, verdict in ((0.5, "reproduced"), (0.24, "differs")):
