@@ -1,7 +1,6 @@
-"""Calls the functions of an algorithm and a participation and checks their results.
+"""Calls an algorithm's functions and checks their results against the contract.
 
-Each function of an algorithm is traced once per process for given shapes, whichever programs call
-it.
+Each function is traced once per process for given shapes, whichever programs call it.
 """
 
 from collections.abc import Mapping
@@ -9,7 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Key, PyTree
+from jaxtyping import Array, Key, PyTree
 
 from jaxfed.core.common.returned import alike as alike
 from jaxfed.core.common.returned import check_alike, check_arrays, described
@@ -98,26 +97,18 @@ def client_result(algorithm: Algorithm, downlink: PyTree, local: PyTree, data: P
     return algorithm.client_result(downlink, local, data)
 
 
-def inclusion(
-    participation: Participation,
-    key: Key[Array, ""],
-    done: Int[Array, ""],
-    ids: Int[Array, " clients"],
-    weights: Float[Array, " clients"],
-) -> Float[Array, " clients"]:
-    """Factors on the clients' weights in round `done + 1`.
+def check_inclusion(participation: Participation, clients: int, factors: Any) -> None:
+    """Check what a participation's `inclusion` returned.
 
     Raises:
-        ValueError: if the participation does not return a floating-point number for each client.
+        ValueError: if it is not a floating-point number for each client.
     """
-    factors = participation.inclusion(key, done, ids, weights)
     array = is_number(factors) and jnp.issubdtype(jnp.result_type(factors), jnp.floating)
-    if not array or jnp.shape(factors) != ids.shape:
-        name, wanted = type(participation).__name__, f"a floating-point array of {ids.shape}"
+    if not array or jnp.shape(factors) != (clients,):
+        name, wanted = type(participation).__name__, f"a floating-point array of {(clients,)}"
         raise ValueError(
             f"participation: wanted of {name}.inclusion {wanted}, got {described(factors)}"
         )
-    return factors
 
 
 def _check_results(

@@ -132,7 +132,8 @@ def inclusion_of(problem: Problem, done: Int[Array, ""]) -> Float[Array, " clien
     clients = problem.clients
     ids, weights = clients.ids[problem.rows], clients.weights[problem.rows]
     key = server_keys(problem, done).participation
-    inclusion = calls.inclusion(problem.participation, key, done, ids, weights)
+    inclusion = problem.participation.inclusion(key, done, ids, weights)
+    calls.check_inclusion(problem.participation, len(ids), inclusion)
     if problem.everybody:
         return inclusion
     # If all participants have weight 0, there is no mean and the round does not take place.
