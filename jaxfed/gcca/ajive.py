@@ -199,7 +199,8 @@ class AJIVE(Algorithm, DifferentiatedThrough, HasRemarks):
         left, singular, _ = svd(bases)
         # A direction of one view alone has the value 1. Several such directions may be mixed: every
         # view would find itself in them.
-        rounding = jnp.finfo(singular.dtype).eps * max(bases.shape) * singular[0]
+        # Errors of singular values of orthonormal columns do not grow with the number of entities.
+        rounding = jnp.finfo(singular.dtype).eps * min(bases.shape) * singular[0]
         kept = (singular > 1 + rounding) | (len(first) == 1)
         return Joint((left * kept)[:, : self.rank], (singular * kept)[: self.rank])
 

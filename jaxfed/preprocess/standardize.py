@@ -101,24 +101,24 @@ class Standardize(Algorithm):
         check_rows(clients)
 
     @property
-    def _has_common_mean(self) -> bool:
+    def _has_shared_mean(self) -> bool:
         return self.center == "shared" or (self.center == "none" and self.scale == "shared")
 
     @property
-    def _has_common_scale(self) -> bool:
+    def _has_shared_scale(self) -> bool:
         return self.scale == "shared"
 
     def first_message(self, key, data, start):
         """Return counts and sums, from which the server computes a first mean."""
-        if self._has_common_mean:
+        if self._has_shared_mean:
             return self._message(_sums(data, 0.0)._replace(second=None))
         return None
 
     def server_init(self, key, first, like, start) -> Moments:
         """Return the rough common mean."""
         ones = jnp.ones(like.values.shape[-1], like.count.dtype)
-        mean = self._pooled(first).mean if self._has_common_mean else None
-        return Moments(mean, ones if self._has_common_scale else None)
+        mean = self._pooled(first).mean if self._has_shared_mean else None
+        return Moments(mean, ones if self._has_shared_scale else None)
 
     def downlink(self, server):
         """Return the common moments."""
@@ -132,15 +132,15 @@ class Standardize(Algorithm):
 
         The objective is the mean square of these deviations.
         """
-        about = downlink.mean if self._has_common_mean else _own(data).mean
+        about = downlink.mean if self._has_shared_mean else _own(data).mean
         sums = _sums(data, about)
         objective = jnp.mean(_over(sums.second, sums.count))
         message = _Sums(
             sums.count,
-            sums.first if self._has_common_mean else None,
-            sums.second if self._has_common_scale else None,
+            sums.first if self._has_shared_mean else None,
+            sums.second if self._has_shared_scale else None,
         )
-        sent = self._has_common_mean or self._has_common_scale
+        sent = self._has_shared_mean or self._has_shared_scale
         return self._message(message) if sent else None, None, {"objective": objective}
 
     def server_step(self, key, server, uplink):

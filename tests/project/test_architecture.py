@@ -71,7 +71,7 @@ def private_imports(path):
     for name in imported(ast.parse(path.read_text())):
         first, *parts = name.split(".")
         private = any(part.startswith("_") and part[:2] != "__" for part in parts[1:])
-        if first == "jaxfed" and parts[0] != package and private:
+        if private and first == "jaxfed" and parts[0] != package:
             found.append(name)
     return found
 

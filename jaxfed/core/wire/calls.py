@@ -7,6 +7,7 @@ and types, so only `receive` is traced again.
 import jax
 from jaxtyping import Array, Key, PyTree
 
+from jaxfed._checks import check_instance
 from jaxfed.core.common.returned import check_alike, check_arrays, described
 from jaxfed.core.contract.reduction import plain
 from jaxfed.core.wire.channel import Channel, Context
@@ -14,12 +15,16 @@ from jaxfed.core.wire.channel import Channel, Context
 
 def bind(channel: Channel, context: Context) -> Channel:
     """The channel for one client in one round."""
-    return _checked_channel(f"{_name(channel)}.bind", channel.bind(context))
+    bound = channel.bind(context)
+    check_instance(f"{_name(channel)}.bind", bound, Channel, "a jaxfed.channel.Channel")
+    return bound
 
 
 def for_start(channel: Channel) -> Channel:
     """The channel for messages before the rounds."""
-    return _checked_channel(f"{_name(channel)}.for_start", channel.for_start())
+    found = channel.for_start()
+    check_instance(f"{_name(channel)}.for_start", found, Channel, "a jaxfed.channel.Channel")
+    return found
 
 
 def memory(channel: Channel, message: PyTree) -> PyTree:
@@ -64,12 +69,6 @@ def decode(channel: Channel, payload: PyTree, message: PyTree, memory: PyTree) -
         f"{name}.receive(decode(payload)): wanted", plain(message), plain(received), " as was sent"
     )
     return decoded
-
-
-def _checked_channel(where: str, channel: object) -> Channel:
-    if not isinstance(channel, Channel):
-        raise ValueError(f"{where}: wanted a jaxfed.channel.Channel, got {described(channel)}")
-    return channel
 
 
 def _name(channel: Channel) -> str:
