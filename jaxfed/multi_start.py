@@ -106,9 +106,9 @@ class MultiStart(Algorithm, DifferentiatedThrough, HasRemarks):
         """Whether clients of more energy have more influence, as the algorithm says."""
         return self.algorithm.energy_weighted
 
-    def check(self, clients, start) -> None:
+    def check(self, clients, warm_start) -> None:
         """Let the algorithm check the data and the warm start."""
-        self.algorithm.check(clients, start)
+        self.algorithm.check(clients, warm_start)
 
     def at_round(self, number):
         """Return the algorithm for one round."""
@@ -118,20 +118,20 @@ class MultiStart(Algorithm, DifferentiatedThrough, HasRemarks):
         """Return what the algorithm prepares."""
         return self.algorithm.prepare(data, client_id, rounds)
 
-    def first_message(self, key, data, start):
+    def first_message(self, key, data, warm_start):
         """Return the algorithm's first messages, one per start."""
 
         def send(one: Algorithm, key) -> PyTree:
-            return one.first_message(key, data, start)
+            return one.first_message(key, data, warm_start)
 
         # Not stacked, since messages of different algorithms may have different parts.
         return tuple(part for count, x in self._each(send, key) for part in _parts(x, count))
 
-    def server_init(self, key, first, like, start) -> Server:
+    def server_init(self, key, first, like, warm_start) -> Server:
         """Return the algorithm's states."""
 
         def init(one: Algorithm, key, received) -> PyTree:
-            return one.server_init(key, received, like, start)
+            return one.server_init(key, received, like, warm_start)
 
         states = _joined([state for _, state in self._each(init, key, first)])
         return Server(states, jnp.zeros((), jnp.int32))
@@ -141,11 +141,11 @@ class MultiStart(Algorithm, DifferentiatedThrough, HasRemarks):
         downlinks = jax.vmap(self.algorithm.downlink)(server.servers)
         return Downlink(_parts(downlinks, len(self.starts)), server.best)
 
-    def client_init(self, key, downlink: Downlink, data, start) -> PyTree:
+    def client_init(self, key, downlink: Downlink, data, warm_start) -> PyTree:
         """Return the algorithm's local states, with a leading axis of starts."""
 
         def init(one: Algorithm, key, received) -> PyTree:
-            return one.client_init(key, received, data, start)
+            return one.client_init(key, received, data, warm_start)
 
         return _joined([local for _, local in self._each(init, key, downlink.downlinks)])
 

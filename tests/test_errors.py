@@ -322,16 +322,16 @@ class Own(jf.Algorithm):
     returned: Any = eqx.field(static=True)
     number: Any = 1.0
 
-    def first_message(self, key, data, start):
+    def first_message(self, key, data, warm_start):
         return self._answer("first_message", None)
 
-    def server_init(self, key, first, like, start):
+    def server_init(self, key, first, like, warm_start):
         return jnp.zeros(3)
 
     def downlink(self, server):
         return server
 
-    def client_init(self, key, downlink, data, start):
+    def client_init(self, key, downlink, data, warm_start):
         return jnp.zeros(2)
 
     def client_step(self, key, downlink, local, data):
@@ -352,10 +352,10 @@ class Pair(NamedTuple):
 class Fields(Own):
     """One whose states have as many fields as its steps return results."""
 
-    def server_init(self, key, first, like, start):
+    def server_init(self, key, first, like, warm_start):
         return Pair(jnp.zeros(3), jnp.zeros(2))
 
-    def client_init(self, key, downlink, data, start):
+    def client_init(self, key, downlink, data, warm_start):
         return jnp.ones(1), jnp.ones(1), jnp.ones(1)
 
 

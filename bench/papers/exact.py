@@ -32,7 +32,7 @@ def frame(features: int, rank: int) -> Float[np.ndarray, "features rank"]:
 def curve(
     algorithm: Algorithm,
     clients: Clients,
-    start: Personalized,
+    warm_start: Personalized,
     measure: Callable[[Any, Personalized], Array],
     rounds: int,
 ) -> Float[Array, " rounds"]:
@@ -42,7 +42,7 @@ def curve(
         clients,
         rounds=rounds,
         key=jax.random.key(0),
-        warm_start=start,
+        warm_start=warm_start,
         metrics=lambda result: {"value": measure(clients.data.values, result)},
     )
     return solution.history["value"]

@@ -75,7 +75,7 @@ def runs(
     clients: Clients,
     keys: Key[Array, " runs"],
     rounds: int = 1,
-    start: Personalized | None = None,
+    warm_start: Personalized | None = None,
     *,
     tol: float | None = None,
     measure: Partial | None = None,
@@ -92,7 +92,7 @@ def runs(
         clients: data sets.
         keys: random keys.
         rounds: how many rounds.
-        start: what the runs start from.
+        warm_start: what the runs start from.
         tol: of the stopping rule, if it is to stop.
         measure: metrics of the result, or of `given` and the result; of a function of a module,
             so that all calls with it are compiled once.
@@ -116,7 +116,7 @@ def runs(
             clients,
             rounds=rounds,
             key=key,
-            warm_start=start,
+            warm_start=warm_start,
             tol=tol,
             channel=channel,
             metrics=None if measure is None else metrics,
@@ -125,9 +125,9 @@ def runs(
         )
 
     if in_turn:
-        each = None if one_for_all else clients, keys, start, given
+        each = None if one_for_all else clients, keys, warm_start, given
         return jax.lax.map(lambda run: one(clients if one_for_all else run[0], *run[1:]), each)
-    return jax.vmap(one, (None if one_for_all else 0, 0, 0, 0))(clients, keys, start, given)
+    return jax.vmap(one, (None if one_for_all else 0, 0, 0, 0))(clients, keys, warm_start, given)
 
 
 def learned(*arguments: Any, **options: Any) -> Personalized:

@@ -71,9 +71,9 @@ class Attacked(jf.Algorithm):
         """If the algorithm needs it."""
         return self.algorithm.needs_everybody
 
-    def check(self, clients, start):
+    def check(self, clients, warm_start):
         """As the algorithm."""
-        self.algorithm.check(clients, start)
+        self.algorithm.check(clients, warm_start)
 
     def prepare(self, data, client_id, rounds):
         """And whether the client is bad."""
@@ -81,21 +81,21 @@ class Attacked(jf.Algorithm):
         prepared = self.algorithm.prepare(data, client_id, rounds)
         return Member(prepared, self.bad[client_id], key, client_id)
 
-    def first_message(self, key, data, start):
+    def first_message(self, key, data, warm_start):
         """Perhaps another one."""
-        return self._sent(key, data, self.algorithm.first_message(key, data.data, start))
+        return self._sent(key, data, self.algorithm.first_message(key, data.data, warm_start))
 
-    def server_init(self, key, first, like, start):
+    def server_init(self, key, first, like, warm_start):
         """As the algorithm."""
-        return self.algorithm.server_init(key, first, like.data, start)
+        return self.algorithm.server_init(key, first, like.data, warm_start)
 
     def downlink(self, server):
         """As the algorithm."""
         return self.algorithm.downlink(server)
 
-    def client_init(self, key, downlink, data, start):
+    def client_init(self, key, downlink, data, warm_start):
         """As the algorithm."""
-        return self.algorithm.client_init(key, downlink, data.data, start)
+        return self.algorithm.client_init(key, downlink, data.data, warm_start)
 
     def client_step(self, key, downlink, local, data):
         """With another message from a bad client."""
@@ -143,21 +143,21 @@ class Omniscient(jf.Algorithm):
         """As the algorithm."""
         return self.algorithm.prepare(data, client_id, rounds)
 
-    def first_message(self, key, data, start):
+    def first_message(self, key, data, warm_start):
         """As the algorithm."""
-        return self.algorithm.first_message(key, data, start)
+        return self.algorithm.first_message(key, data, warm_start)
 
-    def server_init(self, key, first, like, start):
+    def server_init(self, key, first, like, warm_start):
         """As the algorithm."""
-        return self.algorithm.server_init(key, first, like, start)
+        return self.algorithm.server_init(key, first, like, warm_start)
 
     def downlink(self, server):
         """As the algorithm."""
         return self.algorithm.downlink(server)
 
-    def client_init(self, key, downlink, data, start):
+    def client_init(self, key, downlink, data, warm_start):
         """As the algorithm."""
-        return self.algorithm.client_init(key, downlink, data, start)
+        return self.algorithm.client_init(key, downlink, data, warm_start)
 
     def client_step(self, key, downlink, local, data):
         """As the algorithm."""

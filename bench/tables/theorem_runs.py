@@ -48,15 +48,15 @@ def states(
     key: Key[Array, ""],
     *,
     channel: jf.channel.Channel | None = None,
-    start: jf.Personalized | None = None,
+    warm_start: jf.Personalized | None = None,
     schedule: Schedule | None = None,
 ) -> States:
     """All states of a run; a schedule changes the problem by the round."""
     wire, everybody = channel or jf.channel.lossless(), jf.participation.everybody()
-    problem, start = problem_of(
-        algorithm, clients, rounds, key, start, wire, everybody, jf.backend.vmap()
+    problem, warm_start = problem_of(
+        algorithm, clients, rounds, key, warm_start, wire, everybody, jf.backend.vmap()
     )
-    problem, first, _ = prepare(problem, start, rounds)
+    problem, first, _ = prepare(problem, warm_start, rounds)
 
     def kept(state):
         return States(state.server, state.local, state.uplink.sender)

@@ -92,7 +92,7 @@ def client_influence(
 
 def _weighted(
     algorithm: Algorithm,
-    start: Personalized | Solution,
+    warm_start: Personalized | Solution,
     clients: Clients,
     weights: Weights,
     key: Key[Array, ""],
@@ -100,7 +100,7 @@ def _weighted(
 ) -> Personalized:
     """Return the result of rounds with other weights."""
     weighted = eqx.tree_at(lambda c: c.weights, clients, weights)
-    return rollout(algorithm, weighted, key=key, warm_start=start, **options).result
+    return rollout(algorithm, weighted, key=key, warm_start=warm_start, **options).result
 
 
 @eqx.filter_jit
@@ -129,14 +129,14 @@ def _to_first_order(
 @eqx.filter_jit
 def _without_each(
     algorithm: Algorithm,
-    start: Personalized,
+    warm_start: Personalized,
     clients: Clients,
     key: Key[Array, ""],
     of: Of | None,
     rounds: int,
 ) -> Weights:
     def result(weights: Weights) -> Personalized:
-        return _weighted(algorithm, start, clients, weights, key, rounds=rounds)
+        return _weighted(algorithm, warm_start, clients, weights, key, rounds=rounds)
 
     every = result(clients.weights)
 

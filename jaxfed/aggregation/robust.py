@@ -116,12 +116,12 @@ class Robust(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
         """False: the influence of every client is bounded."""
         return False
 
-    def check(self, clients, start) -> None:
+    def check(self, clients, warm_start) -> None:
         """Raise a `ValueError` if a group has no clients, or the algorithm refuses the data."""
         # Without local parts, these may be any number of new clients of a run that has ended.
-        if start is None or start.local is not None:
+        if warm_start is None or warm_start.local is not None:
             self._check_groups(clients)
-        self.algorithm.check(clients, start)
+        self.algorithm.check(clients, warm_start)
 
     def _check_groups(self, clients: ClientsLike) -> None:
         if self.groups > len(clients):
@@ -146,17 +146,17 @@ class Robust(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
         """Return what the algorithm prepares, and the client's group."""
         return Member(self.algorithm.prepare(data, client_id, rounds), client_id % self.groups)
 
-    def first_message(self, key, data: Member, start) -> PyTree:
+    def first_message(self, key, data: Member, warm_start) -> PyTree:
         """Return the algorithm's message, with means and sums sent to the client's group."""
-        message = self.algorithm.first_message(key, data.data, start)
+        message = self.algorithm.first_message(key, data.data, warm_start)
         return self._sent(message, data.group, _all_finite(message), first=True)
 
-    def server_init(self, key, first: PyTree, like: Member, start) -> Server:
+    def server_init(self, key, first: PyTree, like: Member, warm_start) -> Server:
         """Return the algorithm's state, from the aggregate of the first messages."""
         received = Received(first, jnp.zeros(self.groups))
         if isinstance(first, Message):
             received = aggregated(first, self.rule, self.groups)
-        server = self.algorithm.server_init(key, received.message, like.data, start)
+        server = self.algorithm.server_init(key, received.message, like.data, warm_start)
         real = [x.dtype for x in jax.tree.leaves(server) if jnp.issubdtype(x.dtype, jnp.floating)]
         return Server(server, received.distances.astype(jnp.result_type(jnp.float32, *real)))
 
@@ -164,9 +164,9 @@ class Robust(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
         """Return the algorithm's downlink."""
         return self.algorithm.downlink(server.server)
 
-    def client_init(self, key, downlink, data: Member, start):
+    def client_init(self, key, downlink, data: Member, warm_start):
         """Return the algorithm's local state."""
-        return self.algorithm.client_init(key, downlink, data.data, start)
+        return self.algorithm.client_init(key, downlink, data.data, warm_start)
 
     def client_step(self, key, downlink, local, data: Member):
         """Take the algorithm's step, with means and sums sent to the client's group."""

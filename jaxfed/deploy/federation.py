@@ -29,7 +29,7 @@ class Settings(NamedTuple):
 
     algorithm: Algorithm
     wire: Wire
-    start: Personalized | None
+    warm_start: Personalized | None
     clients: int
     rounds: int
     key: Key[Array, ""]
@@ -84,7 +84,7 @@ class Federation:
         weights = jnp.asarray(raw / raw.sum(), dtype)
         counts = [member.samples for member in members]
         self._clients = clients_from(run.like, ids, weights, counts)
-        settings.algorithm.check(self._clients, settings.start)
+        settings.algorithm.check(self._clients, settings.warm_start)
         self.planned = eqx.tree_at(
             lambda p: (p.clients.ids, p.clients.weights, p.participation),
             problem_of_run(settings.algorithm, settings.wire, self.run, dtype),
@@ -100,7 +100,7 @@ class Federation:
             data,
         )
         self.kind = Kind.of(prepared, len(members))
-        self.shapes = run_shapes(self.problem, self.kind, settings.start)
+        self.shapes = run_shapes(self.problem, self.kind, settings.warm_start)
 
     def check(self) -> None:
         """Refuse settings that do not work together, as `fit` does.
@@ -119,7 +119,7 @@ class Federation:
             first_uplink=wire.first_up,
             first_downlink=wire.first_down,
         )
-        check_together(given, settings.start, settings.rounds)
+        check_together(given, settings.warm_start, settings.rounds)
         if wire.up.private and settings.tol is not None:
             raise ValueError(
                 "tol: wanted None, since clients that hide their messages report no objective"

@@ -134,7 +134,7 @@ def server_app(
         settings = Settings(
             algorithm=algorithm,
             wire=wire,
-            start=None if warm_start is None else warm_start(config)._replace(local=None),
+            warm_start=None if warm_start is None else warm_start(config)._replace(local=None),
             clients=clients,
             rounds=rounds,
             key=seed,

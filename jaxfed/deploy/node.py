@@ -65,7 +65,7 @@ class Node:
         algorithm: Algorithm,
         clients: Clients,
         wire: Wire,
-        start: Personalized | None,
+        warm_start: Personalized | None,
         folder: Path,
     ):
         """Set up the only client of `clients`.
@@ -77,7 +77,7 @@ class Node:
             raise ValueError(f"make_data: wanted Clients with one client, got {len(clients)}")
         self.id, self.algorithm, self.wire = client_id, algorithm, wire
         self.data, self.weights = jax.tree.map(lambda x: x[0], clients.data), clients.weights
-        self.start, self.folder = start, folder
+        self.warm_start, self.folder = warm_start, folder
 
     def answer(self, asked: Packet) -> Packet:
         """Return the reply to a message.
@@ -104,7 +104,7 @@ class Node:
                 "data": describe(self.data),
                 "samples": _number_of_samples(self.data),
                 "weights": self.weights.dtype.name,
-                "run": description(self.algorithm, self.wire, self.start),
+                "run": description(self.algorithm, self.wire, self.warm_start),
                 "versions": versions(),
             }
         )
@@ -132,15 +132,15 @@ class _NodeRun:
             id=client_id,
             weight=jnp.asarray(words["weight"], node.weights.dtype),
             position=jnp.asarray(words["position"], jnp.int32),
-            start=None if node.start is None else node.start.local,
+            warm_start=None if node.warm_start is None else node.warm_start.local,
         )
         self.store = states(self.folder)
         everybody: Personalized | None = None
-        if node.start is not None:
+        if node.warm_start is not None:
             local = jax.tree.map(
-                lambda x: jnp.broadcast_to(x, (run.size, *x.shape)), node.start.local
+                lambda x: jnp.broadcast_to(x, (run.size, *x.shape)), node.warm_start.local
             )
-            everybody = Personalized(node.start.shared, local)
+            everybody = Personalized(node.warm_start.shared, local)
         if not words["base"]:  # nothing has been computed yet
             self._check(everybody)
         self.shapes = run_shapes(self.server, Kind.of(self.member.data, run.size), everybody)
@@ -156,7 +156,11 @@ class _NodeRun:
         """
         node, run = self.node, self.run
         check_pads(node.data, run.like)
-        each = [node.weights, np.int32(0), *jax.tree.leaves(node.start and node.start.local)]
+        each = [
+            node.weights,
+            np.int32(0),
+            *jax.tree.leaves(node.warm_start and node.warm_start.local),
+        ]
         data = jax.tree.leaves(shapes_from(run.like))
         parts = [(run.size, x) for x in each] + [(1, x) for x in data]
         needed = sum(number * x.size * x.dtype.itemsize for number, x in parts)
@@ -166,7 +170,7 @@ class _NodeRun:
                 f"has, got {in_bytes(needed)}"
             )
 
-    def _check(self, start: Personalized | None) -> None:
+    def _check(self, warm_start: Personalized | None) -> None:
         """Refuse data, or a warm start of the client's own, that the algorithm cannot use.
 
         Raises:
@@ -175,7 +179,7 @@ class _NodeRun:
         size, data, weight = self.run.size, self.node.data, self.member.weight
         counts = [_number_of_samples(data)] * size
         ids, weights = jnp.arange(size, dtype=jnp.int32), jnp.broadcast_to(weight, size)
-        self.node.algorithm.check(clients_from(self.run.like, ids, weights, counts), start)
+        self.node.algorithm.check(clients_from(self.run.like, ids, weights, counts), warm_start)
 
     def first(self, asked: Packet) -> Packet:
         """Return the message before the rounds."""
@@ -302,7 +306,7 @@ class _NodeRun:
         return downlink if self.problem.downlink.cumulative else None
 
     def _before_rounds(self, problem: Problem, downlink: PyTree = None) -> Broadcast:
-        return self.programs(before_rounds)(problem, self.node.start, downlink)
+        return self.programs(before_rounds)(problem, self.node.warm_start, downlink)
 
     def _first_state(self, downlink: PyTree) -> ClientState:
         first = None

@@ -75,9 +75,9 @@ class Remote(FromHost):
         del problem
         return (self.federation.kind,)
 
-    def first_messages(self, problem, start):
+    def first_messages(self, problem, warm_start):
         """The messages of all members, unless the algorithm sends none."""
-        del start
+        del warm_start
         like = self.federation.shapes.first
         messages = [Message(like, jnp.asarray(False))] * len(self.members)
         if jax.tree.leaves(like):
@@ -88,9 +88,9 @@ class Remote(FromHost):
         contribution, failed = self.call(server.reduce_first, problem.for_server, arrived)
         return Collected(contribution, None, failed)
 
-    def first_states(self, problem, start, broadcast, first):
+    def first_states(self, problem, warm_start, broadcast, first):
         """Empty, since the clients keep their states."""
-        del problem, start, broadcast, first
+        del problem, warm_start, broadcast, first
         return ClientState(None, None)
 
     def steps(self, problem, state, inclusion, broadcast):

@@ -95,12 +95,12 @@ def programs_for(algorithm: Algorithm, data: PyTree, weights: Float[Array, " cli
     return programs(**compiler_options(algorithm, clients))
 
 
-def description(algorithm: Algorithm, wire: Wire, start: PyTree) -> dict[str, str]:
+def description(algorithm: Algorithm, wire: Wire, warm_start: PyTree) -> dict[str, str]:
     """What must be the same on all machines, by name, as short text."""
     return {
         "algorithm": f"{_text(algorithm)} {digest_of(algorithm)}",
         "channel": _text(wire.channels),
-        "warm_start": "none" if start is None else digest_of(start.shared),
+        "warm_start": "none" if warm_start is None else digest_of(warm_start.shared),
         "precision": "64 bits" if jax.config.read("jax_enable_x64") else "32 bits",
     }
 

@@ -84,7 +84,9 @@ class Server:
         checked_dtype("weights", hello["weights"])
         if hello["samples"] is not None:
             check_count("samples", hello["samples"])
-        for name, value in description(settings.algorithm, settings.wire, settings.start).items():
+        for name, value in description(
+            settings.algorithm, settings.wire, settings.warm_start
+        ).items():
             if hello["run"][name] != value:
                 raise RefusedError(
                     f"{name}: wanted at client {client} the server's, {value}, got "
@@ -114,7 +116,7 @@ class Server:
         members = remote.new_members(clients, late=False)
         remote.use(Federation(settings, run, hello[clients[0]]["weights"], members), members)
         remote.federation.check()
-        state, costs = remote.prepare(settings.start, settings.rounds)
+        state, costs = remote.prepare(settings.warm_start, settings.rounds)
         if int(state.failure.round):
             raise self._diverged(state)
         progress = host_loop.Progress.first(state, self.requests)
@@ -170,7 +172,7 @@ class Server:
     def _description(self) -> dict[str, str]:
         """What must be the same when the run continues."""
         settings = self.settings
-        return description(settings.algorithm, settings.wire, settings.start) | {
+        return description(settings.algorithm, settings.wire, settings.warm_start) | {
             "participation": repr(settings.participants),
             "rounds": str(settings.rounds),
             "deadline": str(settings.deadline is not None),

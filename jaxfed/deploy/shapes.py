@@ -41,28 +41,28 @@ class Shapes(NamedTuple):
     state: State  # the server's
 
 
-def run_shapes(problem: Problem, kind: Kind, start: Personalized | None) -> Shapes:
+def run_shapes(problem: Problem, kind: Kind, warm_start: Personalized | None) -> Shapes:
     """Find all shapes without computing anything.
 
     Args:
         problem: the run, as the server knows it.
         kind: shapes of one client's prepared data.
-        start: shapes of a warm start with all clients' local parts, or None.
+        warm_start: shapes of a warm start with all clients' local parts, or None.
     """
     # Follow the order of a run, since each part depends on earlier ones. A client asks with each
     # message; JAX traces only once what is the same function of arguments of the same shapes.
     run = problem.for_client
-    broadcast = jax.eval_shape(before_rounds, problem, start)
-    member = member_shapes(kind, start)
+    broadcast = jax.eval_shape(before_rounds, problem, warm_start)
+    member = member_shapes(kind, warm_start)
     first = jax.eval_shape(client.first_message, run, broadcast, member)
     everybody = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct((problem.size, *x.shape), x.dtype),
         Message(first.payload, first.not_finite),
     )
     received, _ = jax.eval_shape(server.reduce_first, problem, everybody)
-    opening = jax.eval_shape(_opened, problem, received, kind, start)
+    opening = jax.eval_shape(_opened, problem, received, kind, warm_start)
     downlink = jax.eval_shape(client.receive_first, run, opening.payload)
-    broadcast = jax.eval_shape(before_rounds, problem, start, downlink)
+    broadcast = jax.eval_shape(before_rounds, problem, warm_start, downlink)
     state = jax.eval_shape(client.first_state, run, broadcast, member, first.decoded)
     member = member._replace(state=state)
     message, _ = jax.eval_shape(client.step, run, broadcast, member)
@@ -84,9 +84,9 @@ def run_shapes(problem: Problem, kind: Kind, start: Personalized | None) -> Shap
 
 
 def _opened(
-    problem: Problem, received: Contribution, kind: Kind, start: Personalized | None
+    problem: Problem, received: Contribution, kind: Kind, warm_start: Personalized | None
 ) -> _Opened:
-    opening = server.open_run(problem, received, (kind,), start)
+    opening = server.open_run(problem, received, (kind,), warm_start)
     return _Opened(opening.state, opening.payload)
 
 

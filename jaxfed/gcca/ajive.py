@@ -168,7 +168,7 @@ class AJIVE(Algorithm, DifferentiatedThrough, HasRemarks):
         if individual_rank is not None:
             self.individual_rank = checked_ranks("individual_rank", individual_rank, least=0)
 
-    def check(self, clients, start) -> None:
+    def check(self, clients, warm_start) -> None:
         """Raise a `ValueError` if data or ranks do not fit."""
         check_views(clients, self.rank, dense="AJIVE needs", complete="AJIVE needs")
         check_fit("signal_rank", self.signal_rank, clients)
@@ -189,11 +189,13 @@ class AJIVE(Algorithm, DifferentiatedThrough, HasRemarks):
             least = signal.rounding
         return Member(data.values, signal.left, signal.threshold, least, individual_rank)
 
-    def first_message(self, key, data: Member, start) -> Gather:
+    def first_message(self, key, data: Member, warm_start) -> Gather:
         """Return the basis of the signal's scores, for the server to collect."""
         return Gather(data.basis)
 
-    def server_init(self, key, first: Float[Array, "views entities width"], like, start) -> Joint:
+    def server_init(
+        self, key, first: Float[Array, "views entities width"], like, warm_start
+    ) -> Joint:
         """Return the directions nearest to all views' signals."""
         bases = side_by_side(first)
         left, singular, _ = svd(bases)
@@ -208,7 +210,7 @@ class AJIVE(Algorithm, DifferentiatedThrough, HasRemarks):
         """Return the joint scores."""
         return server.scores
 
-    def client_init(self, key, downlink: Scores, data: Member, start) -> None:
+    def client_init(self, key, downlink: Scores, data: Member, warm_start) -> None:
         """Return None: the parts depend on the joint scores that remain after the round."""
 
     def client_step(self, key, downlink: Scores, local: None, data: Member):

@@ -22,6 +22,7 @@ from jaxfed.contract import (
     Algorithm,
     Diagnostics,
     DifferentiatedThrough,
+    Personalized,
     check_count,
     check_factor,
     check_instance,
@@ -31,7 +32,7 @@ from jaxfed.contract import (
 from jaxfed.core.common.processes import finite
 from jaxfed.gcca import _networks as networks
 from jaxfed.gcca._networks import Maker
-from jaxfed.gcca.views import RandomKey, Scores, Start, View, Views, check_shape, check_views
+from jaxfed.gcca.views import RandomKey, Scores, View, Views, check_shape, check_views
 from jaxfed.linalg import polar
 
 
@@ -141,7 +142,7 @@ class DeepMaxVar(Algorithm, DifferentiatedThrough):
         self.inner_epochs, self.batch_size = inner_epochs, batch_size
         self.step_size, self.proximal = hyperparameter(step_size), hyperparameter(proximal)
 
-    def check(self, clients, start) -> None:
+    def check(self, clients, warm_start) -> None:
         """Raise a `ValueError` if data, network, batch size or warm start do not fit."""
         check_views(clients, self.rank, dense="networks need", complete="networks need")
         values = clients.data.values
@@ -155,33 +156,35 @@ class DeepMaxVar(Algorithm, DifferentiatedThrough):
             raise ValueError(f"batch_size: {self.batch_size} of {entities} entities")
         batch = entities if self.batch_size is None else self.batch_size
         arrays = networks.check_network(self.network, clients.data, batch, self.rank)
-        if start is None:
+        if warm_start is None:
             return
-        check_shape("shared", start.shared, (entities, self.rank))
+        check_shape("shared", warm_start.shared, (entities, self.rank))
         wanted = jax.tree.map(lambda x: ((len(values), *x.shape), x.dtype), arrays)
-        local = jax.tree.map(lambda x: (x.shape, x.dtype), eqx.filter(start.local, eqx.is_array))
-        if start.local is not None and local != wanted:
+        local = jax.tree.map(
+            lambda x: (x.shape, x.dtype), eqx.filter(warm_start.local, eqx.is_array)
+        )
+        if warm_start.local is not None and local != wanted:
             raise ValueError(
                 f"warm_start: wanted as local part the arrays of {len(values)} networks, "
                 f"{networks.described(wanted)}, got {networks.described(local)}"
             )
-        for leaf in jax.tree.leaves((start.shared, start.local)):
+        for leaf in jax.tree.leaves((warm_start.shared, warm_start.local)):
             # On the host, since JAX would trace it within a traced function.
             if not isinstance(leaf, Tracer) and not finite(leaf):
                 raise ValueError("warm_start: NaN or infinite numbers")
 
-    def first_message(self, key, data: View, start) -> Scores:
+    def first_message(self, key, data: View, warm_start) -> Scores:
         """Return the scores of the first network."""
-        return self._first(key, data, start)[1]
+        return self._first(key, data, warm_start)[1]
 
-    def server_init(self, key, first: Scores, like, start) -> Scores:
+    def server_init(self, key, first: Scores, like, warm_start) -> Scores:
         """Return the representation closest to the scores, or that of the warm start."""
-        return _closest(first) if start is None else start.shared
+        return _closest(first) if warm_start is None else warm_start.shared
 
-    def client_init(self, key, downlink: Scores, data: View, start) -> Learner:
+    def client_init(self, key, downlink: Scores, data: View, warm_start) -> Learner:
         """Return the network of the first message and the order of the entities."""
         # Half of the split key is for the network, as in `first_message`, the other for the order.
-        network, scores = self._first(key, data, start)
+        network, scores = self._first(key, data, warm_start)
         order = None
         if self.batch_size is not None:
             entities = jnp.arange(len(scores), dtype=jnp.int32)
@@ -189,12 +192,14 @@ class DeepMaxVar(Algorithm, DifferentiatedThrough):
         state = self.optimizer.init(networks.split(network)[0])
         return Learner(eqx.filter(network, eqx.is_array), state, order, scores)
 
-    def _first(self, key: RandomKey, data: View, start: Start) -> tuple[Any, Scores]:
+    def _first(
+        self, key: RandomKey, data: View, warm_start: Personalized | None
+    ) -> tuple[Any, Scores]:
         features, dtype = data.shape[-1], data.values.dtype
-        if start is None or start.local is None:
+        if warm_start is None or warm_start.local is None:
             arrays = networks.arrays_of(self.network, jax.random.split(key)[0], data.mask, dtype)
         else:
-            arrays = eqx.filter(start.local, eqx.is_array)
+            arrays = eqx.filter(warm_start.local, eqx.is_array)
         network = eqx.combine(arrays, networks.frame_of(self.network, features, dtype)[1])
         return network, networks.scores_of(network, data.values)
 

@@ -23,6 +23,7 @@ from jaxfed.contract import (
     Bases,
     DifferentiatedThrough,
     HasBases,
+    Personalized,
     check_count,
     check_factor,
     check_name,
@@ -37,7 +38,6 @@ from jaxfed.gcca.views import (
     RandomKey,
     Scores,
     SparseView,
-    Start,
     View,
     Weights,
     check_all_seen,
@@ -195,19 +195,19 @@ class MaxVar(Algorithm, DifferentiatedThrough, HasBases):
         """Whether every client must take part in each round, as a memory needs."""
         return self.memory > 0
 
-    def check(self, clients, start) -> None:
+    def check(self, clients, warm_start) -> None:
         """Raise a `ValueError` if data, batch size or warm start do not fit."""
         check_views(clients, self.rank)
-        check_all_seen(clients, start)
+        check_all_seen(clients, warm_start)
         views, (entities, features) = len(clients.ids), clients.data.shape
         if self.batch_size is not None and self.batch_size > entities:
             raise ValueError(f"batch_size: {self.batch_size} of {entities} entities")
         if isinstance(clients.data, SparseView) and self.solver == "exact":
             raise ValueError("solver: sparse views want 'gradient', got 'exact'")
-        if start is not None:
-            check_shape("shared", start.shared, (entities, self.rank))
-            if start.local is not None:
-                check_shape("local", start.local, (views, features, self.rank))
+        if warm_start is not None:
+            check_shape("shared", warm_start.shared, (entities, self.rank))
+            if warm_start.local is not None:
+                check_shape("local", warm_start.local, (views, features, self.rank))
 
     def prepare(self, data: View | SparseView, client_id, rounds) -> Member:
         """Return the view's singular value decomposition, or what gradient steps need."""
@@ -226,20 +226,20 @@ class MaxVar(Algorithm, DifferentiatedThrough, HasBases):
                 moment = whole.matrix()
         return Member(data, data.mask, moment, largest + self.ridge.astype(largest.dtype))
 
-    def first_message(self, key, data: Member, start) -> Scores | First:
+    def first_message(self, key, data: Member, warm_start) -> Scores | First:
         """Return the scores of the first map, and the seen entities if not all are seen."""
-        scores, observed = self._first(key, data, start).scores, data.view.observed
+        scores, observed = self._first(key, data, warm_start).scores, data.view.observed
         # Differences continue from this message if it has the same structure as a round's.
         return scores if observed is None else First(scores, observed)
 
-    def server_init(self, key, first: Scores | First, like, start) -> Server:
+    def server_init(self, key, first: Scores | First, like, warm_start) -> Server:
         """Return the representation closest to the scores, or that of the warm start."""
         first = first if isinstance(first, First) else First(first, None)
         root = root_of(first.observed)
-        if start is None:
+        if warm_start is None:
             shared = polar(divided(first.scores, root))
         else:
-            shared = start.shared if root is None else start.shared * root
+            shared = warm_start.shared if root is None else warm_start.shared * root
         # More columns than entities would never be used.
         columns = min(self.memory * self.rank, len(shared) - self.rank)
         if columns <= 0:
@@ -251,16 +251,16 @@ class MaxVar(Algorithm, DifferentiatedThrough, HasBases):
         """Return the representation."""
         return divided(server.shared, server.root)
 
-    def client_init(self, key, downlink: Scores, data: Member, start) -> Map:
+    def client_init(self, key, downlink: Scores, data: Member, warm_start) -> Map:
         """Return the map of the first message and its scores."""
-        return self._first(key, data, start)
+        return self._first(key, data, warm_start)
 
     # First message and first state use the same key, so that both have the same map.
-    def _first(self, key: RandomKey, data: Member, start: Start) -> Map:
-        if start is None or start.local is None:
+    def _first(self, key: RandomKey, data: Member, warm_start: Personalized | None) -> Map:
+        if warm_start is None or warm_start.local is None:
             weights = jax.random.normal(key, (len(data.mask), self.rank), data.mask.dtype)
         else:
-            weights = start.local
+            weights = warm_start.local
         weights = weights * data.mask[:, None]
         return Map(weights, _scores(data, weights))
 

@@ -55,10 +55,10 @@ class MVLSA(OneExchange):
         check_count("view_rank", 1 if view_rank is None else view_rank)
         self.rank, self.view_rank = rank, view_rank
 
-    def check(self, clients, start) -> None:
+    def check(self, clients, warm_start) -> None:
         """Raise a `ValueError` if data or ranks do not fit."""
         check_views(clients, self.rank)
-        check_all_seen(clients, start)
+        check_all_seen(clients, warm_start)
         views, shape = len(clients), clients.data.shape
         if self.view_rank is not None and self.view_rank > min(shape):
             raise ValueError(f"view_rank: wanted at most {min(shape)}, got {self.view_rank}")
@@ -73,17 +73,17 @@ class MVLSA(OneExchange):
         """Return the view's truncated singular value decomposition."""
         return factorize(data, self._width(*data.shape))
 
-    def first_message(self, key, data: Factors, start) -> First:
+    def first_message(self, key, data: Factors, warm_start) -> First:
         """Return the left singular vectors, for the server to collect."""
         return First(Gather(data.left), data.observed)
 
-    def server_init(self, key, first: First, like, start) -> Scores:
+    def server_init(self, key, first: First, like, warm_start) -> Scores:
         """Combine the views' bases, `(views, entities, k)`, to the common representation."""
         root, bases = root_of(first.observed), first.scores
         together = bases.transpose(1, 0, 2).reshape(bases.shape[1], -1)
         return divided(svd(divided(together, root))[0][:, : self.rank], root)
 
-    def client_init(self, key, downlink: Scores, data: Factors, start) -> Weights:
+    def client_init(self, key, downlink: Scores, data: Factors, warm_start) -> Weights:
         """Return the least-squares map of the truncated view."""
         return data.solve(downlink)
 

@@ -24,7 +24,6 @@ from jaxfed.linalg import matmul, transposed_product
 from jaxfed.linalg.sparse import checked_rows
 
 RandomKey = Key[Array, ""]
-Start = Personalized | None  # the warm start
 Scores = Float[Array, "rows rank"]
 Weights = Float[Array, "features rank"]
 Rows = Int[Array, " rows"] | None  # None: all
@@ -358,9 +357,9 @@ def check_views(
             raise ValueError(f"{name}: wanted views of at least {rank} entities, got {fewest}")
 
 
-def check_all_seen(clients: ClientsLike, start: Start) -> None:
+def check_all_seen(clients: ClientsLike, warm_start: Personalized | None) -> None:
     """Raise a `ValueError` if no client has seen some entity, unless all clients are new."""
-    observed, new = clients.data.observed, start is not None and start.local is None
+    observed, new = clients.data.observed, warm_start is not None and warm_start.local is None
     if new or not is_known(observed):
         return
     seen = np.asarray(observed).any(axis=-2)

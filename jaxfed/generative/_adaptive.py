@@ -62,9 +62,9 @@ class Adaptive(Training):
         """Set up the algorithm."""
 
     @final
-    def server_init(self, key, first: None, like, start) -> Prior:
+    def server_init(self, key, first: None, like, warm_start) -> Prior:
         """The initial global model, with the same spread for every weight."""
-        mean = parameters_of(self.arrays if start is None else start.shared)
+        mean = parameters_of(self.arrays if warm_start is None else warm_start.shared)
         return Prior(mean, jax.tree.map(lambda w: jnp.full_like(w, self.initial_spread), mean))
 
     @final
@@ -73,11 +73,11 @@ class Adaptive(Training):
         return server
 
     @final
-    def client_init(self, key, downlink: Prior, data: Samples, start) -> Local:
+    def client_init(self, key, downlink: Prior, data: Samples, warm_start) -> Local:
         """The personal model: the warm start's if it has one, else the global model."""
         personal = downlink.mean
-        if start is not None and jax.tree.leaves(start.local):
-            personal = parameters_of(start.local)
+        if warm_start is not None and jax.tree.leaves(warm_start.local):
+            personal = parameters_of(warm_start.local)
         return Local(
             personal,
             self.optimizer.init(personal),

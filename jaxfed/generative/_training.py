@@ -15,7 +15,6 @@ from jaxfed._checks import host_array
 from jaxfed.contract import (
     Algorithm,
     DifferentiatedThrough,
-    Personalized,
     check_count,
     refuse,
     without_batches,
@@ -24,7 +23,6 @@ from jaxfed.core.clients.samples import Samples, at_least_single, other_data
 from jaxfed.core.common.processes import finite, inspectable
 from jaxfed.core.common.shuffle import shuffled
 
-Start = Personalized | None
 Loss = Callable[[Any, Float[Array, "b d"], Key[Array, ""]], Float[Array, ""]]
 
 
@@ -62,7 +60,7 @@ class Training(Algorithm, DifferentiatedThrough):
         return without_batches(self, self.batch_size)
 
     @final
-    def check(self, clients, start) -> None:
+    def check(self, clients, warm_start) -> None:
         """Check that the data, the loss and the warm start fit the model.
 
         Raises:
@@ -79,10 +77,10 @@ class Training(Algorithm, DifferentiatedThrough):
                     f"got {self.batch_size}"
                 )
         self._check_loss(part.values)
-        if start is not None:
-            self._check_arrays("shared", start.shared)
-            if jax.tree.leaves(start.local):
-                self._check_arrays("local", start.local, len(clients.ids))
+        if warm_start is not None:
+            self._check_arrays("shared", warm_start.shared)
+            if jax.tree.leaves(warm_start.local):
+                self._check_arrays("local", warm_start.local, len(clients.ids))
 
     @final
     def _check_arrays(self, part: str, given: PyTree, clients: int | None = None) -> None:

@@ -122,9 +122,9 @@ class FedAvg(Training):
         self.local_steps, self.fine_tuning_steps = local_steps, fine_tuning_steps
         self.step_size, self.proximal = hyperparameter(step_size), hyperparameter(proximal)
 
-    def server_init(self, key, first: None, like, start) -> Server:
+    def server_init(self, key, first: None, like, warm_start) -> Server:
         """The initial parameters."""
-        parameters = parameters_of(self.arrays if start is None else start.shared)
+        parameters = parameters_of(self.arrays if warm_start is None else warm_start.shared)
         optimizer = self.server_optimizer
         return Server(parameters, None if optimizer is None else optimizer.init(parameters))
 
@@ -132,7 +132,7 @@ class FedAvg(Training):
         """The parameters."""
         return server.parameters
 
-    def client_init(self, key, downlink: PyTree, data: Samples, start) -> PyTree:
+    def client_init(self, key, downlink: PyTree, data: Samples, warm_start) -> PyTree:
         """The seed of all random draws in fine-tuning; None without fine-tuning."""
         return jax.random.bits(key, (), jnp.uint32) if self.fine_tuning_steps else None
 

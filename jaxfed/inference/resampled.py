@@ -116,7 +116,7 @@ class Resampled(Algorithm, DifferentiatedThrough):
         """Whether every client must take part in each round, as the algorithm says."""
         return self.algorithm.needs_everybody
 
-    def check(self, clients: ClientsLike, start) -> None:
+    def check(self, clients: ClientsLike, warm_start) -> None:
         """Refuse data without rows, or with too few, and let the algorithm check them."""
         for part in clients.parts:
             check_resampled(part)
@@ -126,14 +126,14 @@ class Resampled(Algorithm, DifferentiatedThrough):
                 raise refuse("clients", "None for views, of which each is needed", self.clients)
         if self.clients is not None and self.clients != len(clients):
             raise refuse("clients", f"{len(clients)}, all clients", self.clients)
-        if start is not None and self.state is None:
+        if warm_start is not None and self.state is None:
             # What is not a result of as many resamples has other shapes, which are refused below.
             first = (
-                jax.tree.map(lambda x: x[0] if x.ndim else x, start.shared),
-                jax.tree.map(lambda x: x[:, 0] if x.ndim > 1 else x, start.local),
+                jax.tree.map(lambda x: x[0] if x.ndim else x, warm_start.shared),
+                jax.tree.map(lambda x: x[:, 0] if x.ndim > 1 else x, warm_start.local),
             )
-            start = Personalized(*first)
-        self.algorithm.check(clients, start)
+            warm_start = Personalized(*first)
+        self.algorithm.check(clients, warm_start)
 
     @property
     def numbers(self) -> Int[Array, " resamples"]:
@@ -164,14 +164,14 @@ class Resampled(Algorithm, DifferentiatedThrough):
 
         return jax.vmap(one)(self.numbers)
 
-    def first_message(self, key, data, start):
+    def first_message(self, key, data, warm_start):
         """Return the algorithm's first messages, unless all resamples start from a state."""
         if self.state is not None:
             return None
-        send = jax.vmap(partial(self.algorithm.first_message, key), (0, self._axes(start, 0)))
-        return self._messages(send(data, start))
+        send = jax.vmap(partial(self.algorithm.first_message, key), (0, self._axes(warm_start, 0)))
+        return self._messages(send(data, warm_start))
 
-    def server_init(self, key, first, like, start) -> PyTree:
+    def server_init(self, key, first, like, warm_start) -> PyTree:
         """Return the algorithm's states."""
         if self.state is not None:
             shape = (self.resamples,)
@@ -179,19 +179,19 @@ class Resampled(Algorithm, DifferentiatedThrough):
         one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), like)
 
         def init(received, start):
-            return self.algorithm.server_init(key, received, one, start)
+            return self.algorithm.server_init(key, received, one, warm_start)
 
-        axes = (0, self._axes(start, 1))
-        return jax.vmap(init, axes, axis_size=self.resamples)(_stacked(first), start)
+        axes = (0, self._axes(warm_start, 1))
+        return jax.vmap(init, axes, axis_size=self.resamples)(_stacked(first), warm_start)
 
     def downlink(self, server) -> PyTree:
         """Return the algorithm's downlinks."""
         return jax.vmap(self.algorithm.downlink)(server)
 
-    def client_init(self, key, downlink, data, start) -> PyTree:
+    def client_init(self, key, downlink, data, warm_start) -> PyTree:
         """Return the algorithm's local states."""
         init = partial(self.algorithm.client_init, key)
-        return jax.vmap(init, (0, 0, self._axes(start, 0)))(downlink, data, start)
+        return jax.vmap(init, (0, 0, self._axes(warm_start, 0)))(downlink, data, warm_start)
 
     def client_step(self, key, downlink, local, data):
         """Take the algorithm's step on each resample, with the same random key."""
@@ -227,9 +227,9 @@ class Resampled(Algorithm, DifferentiatedThrough):
         """
         raise refuse("adjoint", "one run's algorithm for an implicit derivative", self)
 
-    def _axes(self, start: Personalized | None, local: int) -> Personalized | None:
+    def _axes(self, warm_start: Personalized | None, local: int) -> Personalized | None:
         """Return the axes of resamples in a warm start, for `jax.vmap`."""
-        return None if start is None or self.state is not None else Personalized(0, local)
+        return None if warm_start is None or self.state is not None else Personalized(0, local)
 
     def _messages(self, message: PyTree) -> PyTree:
         """Split a message of all resamples into parts that reductions treat correctly."""

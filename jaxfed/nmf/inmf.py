@@ -126,7 +126,7 @@ class INMF(Algorithm, DifferentiatedThrough):
         if is_known(self.active_rank) and np.max(np.asarray(self.active_rank)) > rank:
             raise refuse("active_rank", f"at most rank={rank}", active_rank)
 
-    def check(self, clients, start) -> None:
+    def check(self, clients, warm_start) -> None:
         """Raise a `ValueError` if the data, the rank or the warm start do not fit."""
         samples.check_rows(clients)
         if self.rank > clients.features:
@@ -138,7 +138,7 @@ class INMF(Algorithm, DifferentiatedThrough):
             known = np.asarray(part.values) if is_known(part.values) else np.zeros(1)
             if negative := known[known < 0].tolist():
                 raise refuse("clients", "samples without negative numbers", negative[0])
-        check_start(start, clients, self.rank)
+        check_warm_start(warm_start, clients, self.rank)
 
     def prepare(self, data: samples.Rows, client_id, rounds) -> Member:
         """Replace missing entries by zeros."""
@@ -146,10 +146,10 @@ class INMF(Algorithm, DifferentiatedThrough):
             return Member(data.values, None, data.count)
         return Member(jnp.where(data.observed, data.values, 0), data.observed, data.count)
 
-    def server_init(self, key, first, like: Member, start) -> Rows:
+    def server_init(self, key, first, like: Member, warm_start) -> Rows:
         """Return the warm start's shared parts, or random ones of unit length."""
-        if start is not None:
-            return self._active(start.shared.T)
+        if warm_start is not None:
+            return self._active(warm_start.shared.T)
         features, dtype = like.values.shape[-1], like.size.dtype
 
         def one(number):
@@ -157,10 +157,10 @@ class INMF(Algorithm, DifferentiatedThrough):
 
         return self._active(_unit(jax.vmap(one)(jnp.arange(self.rank))))
 
-    def client_init(self, key, downlink: Rows, data: Member, start) -> Local:
+    def client_init(self, key, downlink: Rows, data: Member, warm_start) -> Local:
         """Return the warm start's own parts, or samples at random, scaled to unit length."""
-        if start is not None and start.local is not None:
-            components = start.local.T
+        if warm_start is not None and warm_start.local is not None:
+            components = warm_start.local.T
         else:
 
             def one(number):
@@ -293,19 +293,19 @@ def _together(local: Local) -> Products:
     return jax.tree.map(jnp.add, local.products, local.earlier)
 
 
-def check_start(start, clients, rank: int) -> None:
+def check_warm_start(warm_start, clients, rank: int) -> None:
     """Refuse a warm start of other shapes.
 
     Raises:
         ValueError: names the part, and both shapes.
     """
-    if start is None:
+    if warm_start is None:
         return
     wanted: dict[str, tuple[int, ...]] = {"shared": (clients.features, rank)}
-    if start.local is not None:
+    if warm_start.local is not None:
         wanted["local"] = (len(clients), clients.features, rank)
     for name, shape in wanted.items():
-        part = getattr(start, name)
+        part = getattr(warm_start, name)
         if jnp.shape(part) != shape:
             raise ValueError(
                 f"warm_start: wanted {name} components of shape {shape}, got {jnp.shape(part)}"

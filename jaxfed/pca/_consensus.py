@@ -16,7 +16,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxfed.contract import Algorithm, Diagnostics, DifferentiatedThrough, check_count, check_name
+from jaxfed.contract import (
+    Algorithm,
+    Diagnostics,
+    DifferentiatedThrough,
+    Personalized,
+    check_count,
+    check_name,
+)
 from jaxfed.core.clients.samples import Samples
 from jaxfed.core.contract.reduction import Sum
 from jaxfed.linalg import Moment, orthonormalize
@@ -24,9 +31,8 @@ from jaxfed.linalg.division import ratio
 from jaxfed.pca.components import (
     Frame,
     RandomKey,
-    Start,
     check_fits,
-    check_start,
+    check_warm_start,
     deflate,
     moment_of,
     uncaptured,
@@ -68,10 +74,10 @@ class Eigensolver(Algorithm, DifferentiatedThrough):
         """Estimate the number of products with the client's matrix in so many rounds."""
 
     @final
-    def check(self, clients, start) -> None:
+    def check(self, clients, warm_start) -> None:
         """Raise a `ValueError` if the rank or the warm start does not fit."""
         check_fits("rank", self.rank, clients)
-        check_start(start, clients, self.rank, None)
+        check_warm_start(warm_start, clients, self.rank, None)
 
     @final
     def prepare(self, data: Samples | Moment, client_id, rounds) -> Member:
@@ -92,18 +98,20 @@ class Measured(Eigensolver):
     """An eigensolver whose server measures how good the components of a round were."""
 
     @final
-    def first_message(self, key, data: Member, start) -> Sum | None:
+    def first_message(self, key, data: Member, warm_start) -> Sum | None:
         """Return the energy |A_i|_F² of the samples if the stopping rule needs it."""
         return Sum(data.moment.trace) if self.stop == "kkt" else None
 
     @final
-    def _first(self, key: RandomKey, energy: Array | None, like: Member, start: Start) -> Server:
+    def _first(
+        self, key: RandomKey, energy: Array | None, like: Member, warm_start: Personalized | None
+    ) -> Server:
         """Return the server's first state, with random components or the warm start's."""
         dtype = like.moment.trace.dtype
-        if start is None:
+        if warm_start is None:
             shared = jax.random.uniform(key, (like.moment.dim, self.rank), dtype, -1, 1)
         else:
-            shared = start.shared.astype(dtype)
+            shared = warm_start.shared.astype(dtype)
         return Server(orthonormalize(shared), jnp.full((), jnp.nan, dtype), energy)
 
     @final
@@ -132,9 +140,9 @@ class HoldsBasis(Measured):
     """An eigensolver whose server holds and sends only the components."""
 
     @final
-    def server_init(self, key, first: Array | None, like: Member, start) -> Server:
+    def server_init(self, key, first: Array | None, like: Member, warm_start) -> Server:
         """Return the first components."""
-        return self._first(key, first, like, start)
+        return self._first(key, first, like, warm_start)
 
     @final
     def downlink(self, server: Server) -> Frame:

@@ -135,13 +135,13 @@ class PersonalizedPCA(Algorithm, DifferentiatedThrough, HasBases):
         )
 
     @final
-    def client_init(self, key, downlink: Any, data: Member, start) -> Rows:
+    def client_init(self, key, downlink: Any, data: Member, warm_start) -> Rows:
         """Return the first local components: the warm start's, random, or the shared ones."""
-        from_shared = self.start == "pooled" if start is None else start.local is None
+        from_shared = self.start == "pooled" if warm_start is None else warm_start.local is None
         return (
             shared_of(downlink)
             if from_shared
-            else likelihood.first_local(self.rank, key, data, start)
+            else likelihood.first_local(self.rank, key, data, warm_start)
         )
 
     @final

@@ -55,19 +55,19 @@ class Reduced(Algorithm, HasBases):
         """Return the client's second moment, with a mask if ranks differ."""
         return self.model.prepare(data, client_id, rounds)
 
-    def server_init(self, key, first, like, start):
+    def server_init(self, key, first, like, warm_start):
         """Return the shared components of the solution."""
-        assert start is not None
-        return start.shared
+        assert warm_start is not None
+        return warm_start.shared
 
     def downlink(self, server):
         """Return the shared components."""
         return server
 
-    def client_init(self, key, downlink, data, start):
+    def client_init(self, key, downlink, data, warm_start):
         """Return the local components of the solution."""
-        assert start is not None
-        return start.local
+        assert warm_start is not None
+        return warm_start.local
 
     def client_step(self, key, downlink, local, data):
         """Evaluate the gradient and the objective with the best local components."""

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, PyTree
 from jaxfed.contract import Algorithm, Diagnostics, check_name, check_positive, hyperparameter
 from jaxfed.pca._personalized import SOLVERS, PersonalizedPCA
 from jaxfed.pca._quasi_newton import Evaluation, Memory, begin, climb, refuse_implicit
-from jaxfed.pca.components import Rows, check_start
+from jaxfed.pca.components import Rows, check_warm_start
 from jaxfed.pca.likelihood import (
     Member,
     Scalar,
@@ -142,10 +142,10 @@ class AdaptivePCA(PersonalizedPCA):
         self.hyper_prior = hyperparameter(hyper_prior)
         self.spread_step_size = hyperparameter(spread_step_size)
 
-    def check(self, clients, start) -> None:
+    def check(self, clients, warm_start) -> None:
         """Raise a `ValueError` if arguments do not fit the data or violate Lemma 3.2."""
         check_proper_rank(self.rank, clients)
-        check_start(start, clients, self.rank, self.rank)
+        check_warm_start(warm_start, clients, self.rank, self.rank)
         dimension = self._dimension(clients.features)
         settings = (self.hyper_prior, self.prior_variance, self.spread_step_size)
         if self.hyper_prior is None or any(isinstance(x, Tracer) for x in settings):
@@ -164,17 +164,17 @@ class AdaptivePCA(PersonalizedPCA):
                     f"variance vanish (Lemma 3.2), got {self.hyper_prior}"
                 )
 
-    def first_message(self, key, data: Member, start) -> dict[str, PyTree]:
+    def first_message(self, key, data: Member, warm_start) -> dict[str, PyTree]:
         """Return the second moment for a pooled start, and the precision for an automatic ξ."""
-        first = pooled_message(data, self.start, start)
+        first = pooled_message(data, self.start, warm_start)
         if self.hyper_prior is None:
             noise = self.noise_variance.astype(data.precision.dtype)
             first["precision"] = precision(data.moment.count, noise)
         return first
 
-    def server_init(self, key, first: dict[str, PyTree], like, start) -> Server:
+    def server_init(self, key, first: dict[str, PyTree], like, warm_start) -> Server:
         """Return the first shared components, the first variance and the hyperprior."""
-        shared = first_shared(self.rank, key, first, like, start)
+        shared = first_shared(self.rank, key, first, like, warm_start)
         hyper_prior = self.hyper_prior
         if hyper_prior is None:
             hyper_prior = self._dimension(shared.shape[1]) / (6 * first["precision"])

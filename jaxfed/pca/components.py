@@ -28,7 +28,6 @@ from jaxfed.linalg.division import ratio
 from jaxfed.linalg.moments import should_densify
 
 RandomKey = Key[Array, ""]
-Start = Personalized | None  # the warm start
 StartName = Literal["local_first", "common", "random"]  # where to start without one
 Frame = Float[Array, "features rank"]
 # Components as rows, the transpose of U in the formulas: batches of such small matrices are
@@ -106,19 +105,22 @@ def warn_of_few(local_rank: int, clients: ClientsLike) -> None:
         )
 
 
-def check_start(
-    start: Start, clients: ClientsLike, shared_rank: int | None, local_rank: int | None
+def check_warm_start(
+    warm_start: Personalized | None,
+    clients: ClientsLike,
+    shared_rank: int | None,
+    local_rank: int | None,
 ) -> None:
     """Raise a `ValueError` if a warm start has other shapes or is not finite.
 
     A rank is None if the algorithm does not use that part. Local components may be missing.
     """
-    if start is None:
+    if warm_start is None:
         return
     features = clients.features
     for name, part, wanted, needed in (
-        ("shared", start.shared, (features, shared_rank), shared_rank is not None),
-        ("local", start.local, (len(clients.ids), features, local_rank), False),
+        ("shared", warm_start.shared, (features, shared_rank), shared_rank is not None),
+        ("local", warm_start.local, (len(clients.ids), features, local_rank), False),
     ):
         if wanted[-1] is None or (part is None and not needed):
             continue

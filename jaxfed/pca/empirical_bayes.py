@@ -42,7 +42,7 @@ from jaxfed.pca._quasi_newton import Evaluation, Memory, begin, climb, refuse_im
 from jaxfed.pca.components import (
     Frame,
     change_within,
-    check_start,
+    check_warm_start,
     moment_message,
     moment_of,
     moment_received,
@@ -145,24 +145,28 @@ class EmpiricalBayesPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
         """Whether every client must take part in each round, as the quasi-Newton solver needs."""
         return self.solver == "quasi_newton"
 
-    def check(self, clients, start) -> None:
+    def check(self, clients, warm_start) -> None:
         """Raise a `ValueError` if the rank or the warm start does not fit."""
         check_proper_rank(self.rank, clients)
-        check_start(start, clients, self.rank, None)
+        check_warm_start(warm_start, clients, self.rank, None)
 
     def prepare(self, data: Samples | Moment, client_id, rounds) -> Moment:
         """Return the client's second moment."""
         return moment_of(data, rank=self.rank, rounds=rounds)
 
-    def first_message(self, key, data: Moment, start) -> dict[str, PyTree]:
+    def first_message(self, key, data: Moment, warm_start) -> dict[str, PyTree]:
         """Return the precision of the second moment, and the moment itself for a pooled start."""
         weight = self._precision(data)
         first: dict[str, PyTree] = {"precision": weight}
-        return first if start is not None else first | {"moment": moment_message(data, weight)}
+        return first if warm_start is not None else first | {"moment": moment_message(data, weight)}
 
-    def server_init(self, key, first: dict[str, PyTree], like, start) -> Server:
+    def server_init(self, key, first: dict[str, PyTree], like, warm_start) -> Server:
         """Return the first components and a prior as strong as the samples."""
-        top = moment_received(first["moment"]).top(self.rank)[1] if start is None else start.shared
+        top = (
+            moment_received(first["moment"]).top(self.rank)[1]
+            if warm_start is None
+            else warm_start.shared
+        )
         # A previous step of zero makes the first step EM's own.
         weight = first["precision"]
         place = jnp.log(weight)
@@ -180,7 +184,7 @@ class EmpiricalBayesPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
         """Return the shared components and the concentration."""
         return Downlink(server.shared, server.concentration)
 
-    def client_init(self, key, downlink: Downlink, data: Moment, start) -> None:
+    def client_init(self, key, downlink: Downlink, data: Moment, warm_start) -> None:
         """Return None: each round computes the posterior anew."""
 
     def client_step(self, key, downlink: Downlink, local: None, data: Moment):

@@ -137,7 +137,7 @@ class FAPS(Accelerated, HoldsBasis):
     def _products(self, rounds: int) -> int:
         return rounds * (self.local_steps + 1 if self.local_solver == "fixed" else 2)
 
-    def client_init(self, key, downlink: Frame, data: Member, start) -> Consensus:
+    def client_init(self, key, downlink: Frame, data: Member, warm_start) -> Consensus:
         """Return X_i = Z with its multiplier."""
         norm = data.moment.largest_eigenvalue()
         return Consensus(

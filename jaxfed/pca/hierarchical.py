@@ -21,7 +21,7 @@ from jaxtyping import Array, PyTree
 from jaxfed.contract import Algorithm, Diagnostics
 from jaxfed.pca._personalized import SOLVERS, PersonalizedPCA, shared_of
 from jaxfed.pca._quasi_newton import Evaluation, Memory, begin, climb
-from jaxfed.pca.components import Rows, check_start
+from jaxfed.pca.components import Rows, check_warm_start
 from jaxfed.pca.likelihood import Member, Scalar, check_proper_rank, first_shared, pooled_message
 
 
@@ -100,18 +100,18 @@ class HierarchicalPCA(PersonalizedPCA):
         steps = step_size, global_step_size
         self._set(rank, noise_variance, prior_variance, *steps, solver, likelihood, start, align)
 
-    def check(self, clients, start) -> None:
+    def check(self, clients, warm_start) -> None:
         """Raise a `ValueError` if the rank or the warm start does not fit."""
         check_proper_rank(self.rank, clients)
-        check_start(start, clients, self.rank, self.rank)
+        check_warm_start(warm_start, clients, self.rank, self.rank)
 
-    def first_message(self, key, data: Member, start) -> dict[str, PyTree]:
+    def first_message(self, key, data: Member, warm_start) -> dict[str, PyTree]:
         """Return the second moment for the pooled start."""
-        return pooled_message(data, self.start, start)
+        return pooled_message(data, self.start, warm_start)
 
-    def server_init(self, key, first: dict[str, PyTree], like, start) -> Rows | Memory:
+    def server_init(self, key, first: dict[str, PyTree], like, warm_start) -> Rows | Memory:
         """Return the shared components."""
-        shared = first_shared(self.rank, key, first, like, start)
+        shared = first_shared(self.rank, key, first, like, warm_start)
         return begin(shared.T) if self.solver == "quasi_newton" else shared
 
     def downlink(self, server: Rows | Memory) -> Rows:

@@ -34,7 +34,7 @@ from jaxfed.pca.components import (
     Rows,
     beside,
     check_room,
-    check_start,
+    check_warm_start,
     common_local,
     first_components,
     first_shared,
@@ -154,12 +154,12 @@ class HMF(Algorithm, HasBases, HasRemarks):
         self.shared_rank, self.local_rank = shared_rank, local_rank
         self.step_size, self.penalty = hyperparameter(step_size), hyperparameter(penalty)
 
-    def check(self, clients, start) -> None:
+    def check(self, clients, warm_start) -> None:
         """Raise a `ValueError` if the data, the ranks or the warm start do not fit."""
         samples.check_rows(clients)
         check_room("shared_rank + local_rank", self.shared_rank + self.local_rank, clients)
         warn_of_few(self.local_rank, clients)
-        check_start(start, clients, self.shared_rank, self.local_rank)
+        check_warm_start(warm_start, clients, self.shared_rank, self.local_rank)
 
     def prepare(self, data: samples.Rows, client_id, rounds) -> Member:
         """Replace missing entries by zeros, and compute the largest eigenvalue."""
@@ -172,29 +172,29 @@ class HMF(Algorithm, HasBases, HasRemarks):
         curvature = ratio(Moment.from_dense(inner).largest_eigenvalue(), share)
         return Member(values, observed, curvature)
 
-    def first_message(self, key, data: Member, start):
+    def first_message(self, key, data: Member, warm_start):
         """Return what the server starts from: a deflated moment and the largest eigenvalue."""
         first: dict[str, PyTree] = {}
         if self.step_size is None or self.penalty is None:
             first["curvature"] = Max(data.curvature)
-        if start is None:
+        if warm_start is None:
             moment = Moment.from_samples(data.values, 1)
             deflated = moment.deflate(first_components(moment, self.local_rank).T)
             first["moment"] = moment_message(deflated)
         return first
 
-    def server_init(self, key, first, like, start) -> Server:
+    def server_init(self, key, first, like, warm_start) -> Server:
         """Return the shared components and the largest curvature."""
         curvature = first.get("curvature")
-        if start is not None:
-            return Server(start.shared.T, curvature, curvature)
+        if warm_start is not None:
+            return Server(warm_start.shared.T, curvature, curvature)
         return Server(first_shared(first["moment"], self.shared_rank), curvature, curvature)
 
-    def client_init(self, key, downlink: Message, data: Member, start) -> Local:
+    def client_init(self, key, downlink: Message, data: Member, warm_start) -> Local:
         """Return the warm start's local components, or the top ones, and all scores."""
         shared = downlink.components
-        if start is not None and start.local is not None:
-            components = start.local.T
+        if warm_start is not None and warm_start.local is not None:
+            components = warm_start.local.T
         else:
             first = Moment.from_samples(data.values, 1)
             components = first_components(first, self.local_rank, None, shared)

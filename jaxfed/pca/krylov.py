@@ -125,17 +125,17 @@ class BlockLanczos(Accelerated):
         wanted = max(6, COLUMNS // self.rank) if self.memory is None else self.memory
         return min(wanted, -(-features // self.rank))
 
-    def first_message(self, key, data: Member, start) -> Sum:
+    def first_message(self, key, data: Member, warm_start) -> Sum:
         """Return the energy and the number of the samples."""
         return Sum(Totals(data.moment.trace, data.count))
 
-    def server_init(self, key, first: Totals, like, start) -> Memory:
+    def server_init(self, key, first: Totals, like, warm_start) -> Memory:
         """Return an empty memory and a first block: the warm start's, or random."""
         features, dtype = like.moment.dim, like.moment.trace.dtype
-        if start is None:
+        if warm_start is None:
             block = jax.random.normal(key, (features, self.rank), dtype)
         else:
-            block = start.shared.astype(dtype)
+            block = warm_start.shared.astype(dtype)
         columns = self._blocks(features) * self.rank
         unknown = jnp.full((), jnp.nan, dtype)
         return Memory(
@@ -150,7 +150,7 @@ class BlockLanczos(Accelerated):
             totals=first,
         )
 
-    def client_init(self, key, downlink: Frame, data: Member, start) -> None:
+    def client_init(self, key, downlink: Frame, data: Member, warm_start) -> None:
         """Return None: clients keep no state."""
 
     def downlink(self, server: Memory) -> Frame:

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, PyTree
 
-from jaxfed.contract import ClientsLike, check_count, check_positive
+from jaxfed.contract import ClientsLike, Personalized, check_count, check_positive
 from jaxfed.core.clients.samples import Samples
 from jaxfed.linalg import Moment, matmul, polar
 from jaxfed.linalg.division import ratio
@@ -15,7 +15,6 @@ from jaxfed.pca.components import (
     Frame,
     RandomKey,
     Rows,
-    Start,
     check_fits,
     moment_behind,
     moment_message,
@@ -157,27 +156,31 @@ def member(
     return Member(moment, weight, largest)
 
 
-def pooled_message(data: Member, rule: str, start: Start) -> dict[str, PyTree]:
+def pooled_message(data: Member, rule: str, warm_start: Personalized | None) -> dict[str, PyTree]:
     """Return a client's second moment times its precision if the start is pooled."""
-    pooled = start is None and rule == "pooled"
+    pooled = warm_start is None and rule == "pooled"
     return {"moment": moment_message(data.moment, data.precision)} if pooled else {}
 
 
 def first_shared(
-    rank: int, key: RandomKey, first: dict[str, PyTree], like: Member, start: Start
+    rank: int,
+    key: RandomKey,
+    first: dict[str, PyTree],
+    like: Member,
+    warm_start: Personalized | None,
 ) -> Rows:
     """Return the first shared components: warm start, top eigenvectors of the mean, or random."""
-    if start is not None:
-        return start.shared.T
+    if warm_start is not None:
+        return warm_start.shared.T
     if "moment" in first:
         return moment_received(first["moment"]).top(rank)[1].T
     return stiefel.random(key, like.moment.dim, rank, like.moment.trace.dtype).T
 
 
-def first_local(rank: int, key: RandomKey, data: Member, start: Start) -> Rows:
+def first_local(rank: int, key: RandomKey, data: Member, warm_start: Personalized | None) -> Rows:
     """Return a client's first components: the warm start's, or random."""
-    if start is not None and start.local is not None:
-        return start.local.T
+    if warm_start is not None and warm_start.local is not None:
+        return warm_start.local.T
     return stiefel.random(key, data.moment.dim, rank, data.moment.trace.dtype).T
 
 

@@ -91,12 +91,12 @@ class LocalPower(Accelerated, Measured):
     def _products(self, rounds: int) -> int:
         return rounds
 
-    def server_init(self, key, first: Array | None, like, start) -> PowerServer:
+    def server_init(self, key, first: Array | None, like, warm_start) -> PowerServer:
         """Return the first components and the first number of local steps."""
         steps = jnp.asarray(self.local_steps, jnp.int32)
-        return PowerServer(self._first(key, first, like, start), steps)
+        return PowerServer(self._first(key, first, like, warm_start), steps)
 
-    def client_init(self, key, downlink: Broadcast, data: Member, start) -> None:
+    def client_init(self, key, downlink: Broadcast, data: Member, warm_start) -> None:
         """Return None: clients keep no state."""
 
     def downlink(self, server: PowerServer) -> Broadcast:

@@ -53,7 +53,7 @@ class _OneRank(OneExchange):
         self.rank = rank
 
     @final
-    def check(self, clients, start) -> None:
+    def check(self, clients, warm_start) -> None:
         """Raise a `ValueError` if the rank does not fit."""
         check_fits("rank", self.rank, clients)
 
@@ -69,10 +69,10 @@ class Local(_OneRank):
     Source: Shi & Kontar (2024), Section 7.1.5.
     """
 
-    def server_init(self, key, first, like, start):
+    def server_init(self, key, first, like, warm_start):
         """Return None: nothing is shared."""
 
-    def client_init(self, key, downlink, data, start):
+    def client_init(self, key, downlink, data, warm_start):
         """Return the top components."""
         return top_components(data, self.rank)
 
@@ -90,15 +90,15 @@ class Pooled(_OneRank):
     Source: Shi & Kontar (2024), Section 7.1.5.
     """
 
-    def first_message(self, key, data, start):
+    def first_message(self, key, data, warm_start):
         """Return the exact sum of the samples' outer products."""
         return moment_message(data, data.count, total=True)
 
-    def server_init(self, key, first, like, start):
+    def server_init(self, key, first, like, warm_start):
         """Return the top eigenvectors of the sum."""
         return moment_received(first).top(self.rank)[1]
 
-    def client_init(self, key, downlink, data, start):
+    def client_init(self, key, downlink, data, warm_start):
         """Return None: nothing is local."""
 
     def residual_variance(self, downlink, local, data):
@@ -154,7 +154,7 @@ class OneShot(OneExchange, HasRemarks):
         check_name("method", method, METHODS)
         self.shared_rank, self.local_rank, self.method = shared_rank, local_rank, method
 
-    def check(self, clients, start) -> None:
+    def check(self, clients, warm_start) -> None:
         """Raise a `ValueError` if the ranks do not fit."""
         check_fits("shared_rank + local_rank", self.shared_rank + self.local_rank, clients)
         warn_of_few(self.local_rank, clients)
@@ -163,7 +163,7 @@ class OneShot(OneExchange, HasRemarks):
         """Return the client's second moment."""
         return moment_of(data, rank=self.shared_rank + self.local_rank, rounds=1)
 
-    def first_message(self, key, data, start):
+    def first_message(self, key, data, warm_start):
         """Return what the server averages: the one shot."""
         if self.method == "local_first":
             return moment_message(data.deflate(top_components(data, self.local_rank)))
@@ -180,7 +180,7 @@ class OneShot(OneExchange, HasRemarks):
         vectors = jnp.where(values > least, vectors, 0)
         return Gather(vectors) if self.method == "median" else Gram(vectors, thin=True)
 
-    def server_init(self, key, first, like, start) -> Frame:
+    def server_init(self, key, first, like, warm_start) -> Frame:
         """Return the top eigenvectors of the mean or the median."""
         if self.method == "median":
             first = _median_factor(first)
@@ -191,7 +191,7 @@ class OneShot(OneExchange, HasRemarks):
         """Whether components count by their variance; projectors ignore it."""
         return self.method in ("spectrum", "local_first")
 
-    def client_init(self, key, downlink, data, start):
+    def client_init(self, key, downlink, data, warm_start):
         """Return the local components (the personal second shot)."""
         return best_local(data, downlink, self.local_rank)
 

@@ -39,7 +39,7 @@ from jaxfed.pca.components import (
     beside,
     best_local,
     check_fits,
-    check_start,
+    check_warm_start,
     common_local,
     common_message,
     first_components,
@@ -191,7 +191,7 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
     def _needs_curvature(self) -> bool:
         return self.step_size is None and self.variant != "power"
 
-    def check(self, clients, start) -> None:
+    def check(self, clients, warm_start) -> None:
         """Raise a `ValueError` if the ranks or the warm start do not fit."""
         check_fits("shared_rank + local_rank", self.shared_rank + self._width, clients)
         if isinstance(self.local_rank, tuple):
@@ -204,7 +204,7 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
                     f"got clients with ids up to {np.asarray(clients.ids).max()}"
                 )
         warn_of_few(int(np.min(self.local_rank)), clients)
-        check_start(start, clients, self.shared_rank, self._width)
+        check_warm_start(warm_start, clients, self.shared_rank, self._width)
 
     def prepare(self, data, client_id, rounds):
         """Return the client's second moment, with a mask if ranks differ."""
@@ -219,13 +219,13 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
             active = (jnp.arange(self._width) < rank).astype(moment.trace.dtype)
         return Member(moment, unshrunk, active)
 
-    def first_message(self, key, data, start):
+    def first_message(self, key, data, warm_start):
         """Return what the server starts from, and the largest eigenvalue if steps need it."""
         moment, unshrunk, active = data
         moment = moment if unshrunk is None else unshrunk
         first: dict[str, PyTree] = {}
-        local_first = start is None and self.start == "local_first"
-        if start is None and self.start == "common":
+        local_first = warm_start is None and self.start == "local_first"
+        if warm_start is None and self.start == "common":
             first["moment"] = common_message(moment, self.shared_rank + self._width)
         if local_first or self._needs_curvature:
             local = first_components(moment, self._width)
@@ -238,10 +238,10 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
                 first["moment"] = moment_message(moment.deflate(local.T))
         return first
 
-    def server_init(self, key, first, like, start):
+    def server_init(self, key, first, like, warm_start):
         """Return the first shared components and the first curvature."""
-        if start is not None:
-            shared = start.shared.T
+        if warm_start is not None:
+            shared = warm_start.shared.T
         elif self.start == "random":
             shape = like.moment.dim, self.shared_rank
             shared = retract(jax.random.normal(key, shape, like.moment.trace.dtype).T, "qr")
@@ -256,18 +256,18 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
                 curvature = 1 / self.step_size.astype(shared.dtype)
         return Server(shared, curvature, objective)
 
-    def client_init(self, key, downlink, data, start):
+    def client_init(self, key, downlink, data, warm_start):
         """Return the local components: the warm start's, random, or the best beside `shared`."""
         moment, unshrunk, active = data
-        if start is not None and start.local is not None:
+        if warm_start is not None and warm_start.local is not None:
             # Make them orthogonal to the shared ones now: deflation in a round could leave too few.
-            return beside(downlink.shared.T, start.local, active).T
-        if start is None and self.start == "random":
+            return beside(downlink.shared.T, warm_start.local, active).T
+        if warm_start is None and self.start == "random":
             # Transposed, so that rows hold the same random numbers as columns would.
             draw = jax.random.normal(key, (moment.dim, self._width), moment.trace.dtype)
             return retract(draw.T, "qr", active)
         moment = moment if unshrunk is None else unshrunk
-        if start is not None:
+        if warm_start is not None:
             return best_local(moment, downlink.shared.T, self._width, active).T
         return first_components(moment, self._width, active, downlink.shared)
 

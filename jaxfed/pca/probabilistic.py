@@ -13,7 +13,7 @@ from jaxfed.contract import Algorithm, Bases, Diagnostics, HasBases, check_name,
 from jaxfed.core.clients.samples import Samples
 from jaxfed.linalg import Moment
 from jaxfed.pca import likelihood
-from jaxfed.pca.components import Frame, Rows, check_start, moment_received
+from jaxfed.pca.components import Frame, Rows, check_warm_start, moment_received
 from jaxfed.pca.likelihood import Member, Number, Scalar, check_settings
 
 
@@ -63,25 +63,25 @@ class LocalProbabilisticPCA(_Descent):
         """
         self._set(rank, noise_variance, step_size)
 
-    def check(self, clients, start) -> None:
+    def check(self, clients, warm_start) -> None:
         """Raise a `ValueError` if the rank or the warm start does not fit."""
         likelihood.check_proper_rank(self.rank, clients)
-        check_start(start, clients, None, self.rank)
+        check_warm_start(warm_start, clients, None, self.rank)
 
     def prepare(self, data: Samples | Moment, client_id, rounds) -> Member:
         """Return the client's second moment, with its curvature if the step size is automatic."""
         automatic = self.step_size is None
         return likelihood.member(data, self.noise_variance, self.rank, rounds, curvature=automatic)
 
-    def server_init(self, key, first: None, like, start) -> None:
+    def server_init(self, key, first: None, like, warm_start) -> None:
         """Return None: nothing is shared."""
 
     def downlink(self, server: None) -> None:
         """Return None: nothing is sent."""
 
-    def client_init(self, key, downlink: None, data: Member, start) -> Rows:
+    def client_init(self, key, downlink: None, data: Member, warm_start) -> Rows:
         """Return the warm start's components, or random ones."""
-        return likelihood.first_local(self.rank, key, data, start)
+        return likelihood.first_local(self.rank, key, data, warm_start)
 
     def client_step(self, key, downlink: None, local: Rows, data: Member):
         """Take a gradient step."""
@@ -146,25 +146,25 @@ class GlobalProbabilisticPCA(_Descent):
         check_name("start", start, ("pooled", "random"))
         self.start = start
 
-    def check(self, clients, start) -> None:
+    def check(self, clients, warm_start) -> None:
         """Raise a `ValueError` if the rank or the warm start does not fit."""
         likelihood.check_proper_rank(self.rank, clients)
-        check_start(start, clients, self.rank, None)
+        check_warm_start(warm_start, clients, self.rank, None)
 
     def prepare(self, data: Samples | Moment, client_id, rounds) -> Member:
         """Return the client's second moment."""
         return likelihood.member(data, self.noise_variance, self.rank, rounds)
 
-    def first_message(self, key, data: Member, start) -> dict[str, PyTree]:
+    def first_message(self, key, data: Member, warm_start) -> dict[str, PyTree]:
         """Return the second moment for a pooled start, or the curvature for the step size."""
-        first = likelihood.pooled_message(data, self.start, start)
+        first = likelihood.pooled_message(data, self.start, warm_start)
         if self.step_size is None and not first:
             first["curvature"] = data.precision * data.moment.largest_eigenvalue()
         return first
 
-    def server_init(self, key, first: dict[str, PyTree], like, start) -> Server:
+    def server_init(self, key, first: dict[str, PyTree], like, warm_start) -> Server:
         """Return the components, and the curvature if the step size is automatic."""
-        shared, curvature = likelihood.first_shared(self.rank, key, first, like, start), None
+        shared, curvature = likelihood.first_shared(self.rank, key, first, like, warm_start), None
         if self.step_size is None:
             # The mean of largest eigenvalues bounds that of the mean, which a pooled start knows.
             curvature = first.get("curvature")
@@ -176,7 +176,7 @@ class GlobalProbabilisticPCA(_Descent):
         """Return the components."""
         return server.shared
 
-    def client_init(self, key, downlink: Rows, data: Member, start) -> None:
+    def client_init(self, key, downlink: Rows, data: Member, warm_start) -> None:
         """Return None: there are no local components."""
 
     def client_step(self, key, downlink: Rows, local: None, data: Member):

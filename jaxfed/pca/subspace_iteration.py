@@ -65,7 +65,7 @@ class SubspaceIteration(HoldsBasis, HasBases):
     def _products(self, rounds: int) -> int:
         return rounds
 
-    def client_init(self, key, downlink: Frame, data: Member, start) -> None:
+    def client_init(self, key, downlink: Frame, data: Member, warm_start) -> None:
         """Return None: clients keep no state."""
 
     def client_step(self, key, downlink: Frame, local: None, data: Member):

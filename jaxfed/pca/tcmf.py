@@ -37,7 +37,7 @@ from jaxfed.pca.components import (
     Rows,
     best_local,
     check_room,
-    check_start,
+    check_warm_start,
     common_local,
     deflate,
     first_components,
@@ -167,12 +167,12 @@ class TCMF(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
         self.first_threshold = hyperparameter(first_threshold)
         self.decay, self.inner_rounds = hyperparameter(decay), inner_rounds
 
-    def check(self, clients, start) -> None:
+    def check(self, clients, warm_start) -> None:
         """Raise a `ValueError` if the data, the ranks or the warm start do not fit."""
         samples.check_rows(clients)
         check_room("shared_rank + local_rank", self.shared_rank + self.local_rank, clients)
         warn_of_few(self.local_rank, clients)
-        check_start(start, clients, self.shared_rank, self.local_rank)
+        check_warm_start(warm_start, clients, self.shared_rank, self.local_rank)
 
     def prepare(self, data: samples.Rows, client_id, rounds) -> Member:
         """Replace missing entries by zeros, and compute the first threshold."""
@@ -186,18 +186,18 @@ class TCMF(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
             first = self.first_threshold.astype(values.dtype)
         return Member(values, observed, first)
 
-    def first_message(self, key, data: Member, start) -> Gram | Symmetric | None:
+    def first_message(self, key, data: Member, warm_start) -> Gram | Symmetric | None:
         """Return what the server starts from, a deflated moment."""
-        if start is not None:
+        if warm_start is not None:
             return None
         moment = _moment(_first(data))
         return moment_message(moment.deflate(first_components(moment, self.local_rank).T))
 
-    def server_init(self, key, first, like, start) -> Rows:
+    def server_init(self, key, first, like, warm_start) -> Rows:
         """Return the warm start's shared components, or those of the mean deflated moment."""
-        return first_shared(first, self.shared_rank) if start is None else start.shared.T
+        return first_shared(first, self.shared_rank) if warm_start is None else warm_start.shared.T
 
-    def client_init(self, key, downlink: Rows, data: Member, start) -> Local:
+    def client_init(self, key, downlink: Rows, data: Member, warm_start) -> Local:
         """Return the samples without the entries above the first threshold."""
         rounds = None if self.inner_rounds == 1 else jnp.zeros((), jnp.int32)
         return Local(_first(data), data.first_threshold, rounds)

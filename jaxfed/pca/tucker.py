@@ -52,7 +52,7 @@ from jaxfed.pca._tucker import (
 )
 from jaxfed.pca.components import (
     Frame,
-    check_start,
+    check_warm_start,
     common_local,
     common_message,
     moment_received,
@@ -153,7 +153,7 @@ class PerTucker(Updates, DifferentiatedThrough, HasRemarks):
         check_factor("proximal", proximal)
         self.proximal, self.mode = hyperparameter(proximal), None
 
-    def check(self, clients, start) -> None:
+    def check(self, clients, warm_start) -> None:
         """Raise a `ValueError` if the data or the warm start do not fit."""
         for part in clients.parts:
             if not isinstance(part, Samples):
@@ -162,16 +162,18 @@ class PerTucker(Updates, DifferentiatedThrough, HasRemarks):
             raise ValueError(
                 f"shape: wanted {clients.features} entries, as many as features, got {self.shape}"
             )
-        check_start(start, clients, math.prod(self.shared_ranks), math.prod(self.local_ranks))
+        check_warm_start(
+            warm_start, clients, math.prod(self.shared_ranks), math.prod(self.local_ranks)
+        )
 
     def at_round(self, number: Int[Array, ""]) -> "PerTucker":
         """Return the algorithm with the mode of a round."""
         mode = (number - 1) % len(self.shape)
         return eqx.tree_at(lambda x: x.mode, self, mode, is_leaf=lambda x: x is None)
 
-    def first_message(self, key, data: Member, start) -> tuple[Gram, ...] | None:
+    def first_message(self, key, data: Member, warm_start) -> tuple[Gram, ...] | None:
         """Return a message about the client's top directions in each mode."""
-        if start is not None:
+        if warm_start is not None:
             return None
         messages = []
         for k in self.modes:
@@ -179,24 +181,26 @@ class PerTucker(Updates, DifferentiatedThrough, HasRemarks):
             messages.append(common_message(Moment.from_dense(second(data.values, k)), rank))
         return tuple(messages)
 
-    def server_init(self, key, first, like, start) -> Server:
+    def server_init(self, key, first, like, warm_start) -> Server:
         """Return factors of the directions common to most clients, or the warm start's."""
-        if start is None:
+        if warm_start is None:
             each = zip(first, self.shared_ranks, strict=True)
             factors = tuple(moment_received(x).top(rank)[1] for x, rank in each)
         else:
-            factors = factors_of(start.shared, self.shape, self.shared_ranks)
+            factors = factors_of(warm_start.shared, self.shape, self.shared_ranks)
         return Server(factors, jnp.ones(len(self.shape), factors[0].dtype))
 
     def downlink(self, server: Server) -> Factors:
         """Return the shared factors."""
         return server.factors
 
-    def client_init(self, key, downlink: Factors, data: Member, start) -> Factors:
+    def client_init(self, key, downlink: Factors, data: Member, warm_start) -> Factors:
         """Return the warm start's local factors, or the best ones of each mode by itself."""
-        if start is None or start.local is None:
+        if warm_start is None or warm_start.local is None:
             return self.first_local(downlink, data)
-        return self.aligned(downlink, factors_of(start.local, self.shape, self.local_ranks)).local
+        return self.aligned(
+            downlink, factors_of(warm_start.local, self.shape, self.local_ranks)
+        ).local
 
     def client_step(self, key, downlink: Factors, local: Factors, data: Member):
         """Update the local factor of the last round's mode, and send the moment of this round's."""
@@ -268,19 +272,19 @@ class AllModes(Updates, HasBases):
     local_ranks: tuple[int, ...] = eqx.field(static=True)
     orthogonal_modes: tuple[int, ...] = eqx.field(static=True)
 
-    def server_init(self, key, first, like, start) -> Frame:
+    def server_init(self, key, first, like, warm_start) -> Frame:
         """Return the shared components of the solution."""
-        assert start is not None
-        return start.shared
+        assert warm_start is not None
+        return warm_start.shared
 
     def downlink(self, server: Frame) -> Frame:
         """Return the shared components."""
         return server
 
-    def client_init(self, key, downlink: Frame, data: Member, start) -> LocalFrame:
+    def client_init(self, key, downlink: Frame, data: Member, warm_start) -> LocalFrame:
         """Return the local components of the solution."""
-        assert start is not None
-        return start.local
+        assert warm_start is not None
+        return warm_start.local
 
     def client_step(self, key, downlink: Frame, local: LocalFrame, data: Member):
         """Update all local factors, and send the second moments of all modes."""

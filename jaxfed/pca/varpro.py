@@ -31,7 +31,7 @@ from jaxfed.pca.components import (
     Frame,
     StartName,
     best_local,
-    check_start,
+    check_warm_start,
     common_local,
     deflate,
 )
@@ -141,10 +141,10 @@ class VarProPerPCA(Algorithm, DifferentiatedThrough, HasRemarks):
     def _width(self) -> int:
         return self.local_rank if isinstance(self.local_rank, int) else max(self.local_rank)
 
-    def check(self, clients, start) -> None:
+    def check(self, clients, warm_start) -> None:
         """Raise a `ValueError` if the ranks or the warm start do not fit."""
         self._model.check(clients, None)
-        check_start(start, clients, self.shared_rank, None)
+        check_warm_start(warm_start, clients, self.shared_rank, None)
 
     def prepare(self, data: Samples | Moment, client_id, rounds) -> Member:
         """Return the client's second moment, with a mask if ranks differ, and its fingerprint.
@@ -158,13 +158,13 @@ class VarProPerPCA(Algorithm, DifferentiatedThrough, HasRemarks):
         fingerprint = jax.random.uniform(key)
         return Member(prepared, fingerprint.astype(prepared.moment.trace.dtype))
 
-    def first_message(self, key, data: Member, start) -> Gram | Symmetric | None:
+    def first_message(self, key, data: Member, warm_start) -> Gram | Symmetric | None:
         """Return what the server starts from, as in `PerPCA`."""
-        return self._model.first_message(key, data.prepared, start).get("moment")
+        return self._model.first_message(key, data.prepared, warm_start).get("moment")
 
-    def server_init(self, key, first: Any, like: Member, start) -> Server:
+    def server_init(self, key, first: Any, like: Member, warm_start) -> Server:
         """Return a state whose first trial is the start."""
-        model = self._model.server_init(key, {"moment": first}, like.prepared, start)
+        model = self._model.server_init(key, {"moment": first}, like.prepared, warm_start)
         shared = model.shared.T
         one = jnp.ones((), shared.dtype)
         return Server(begin(shared, pairs=self.memory), jnp.nan * one, one)
@@ -173,7 +173,7 @@ class VarProPerPCA(Algorithm, DifferentiatedThrough, HasRemarks):
         """Return the trial point, which as a result is one step beyond the last accepted point."""
         return server.memory.trial.frame
 
-    def client_init(self, key, downlink: Frame, data: Member, start) -> None:
+    def client_init(self, key, downlink: Frame, data: Member, warm_start) -> None:
         """Return None: each round computes the local components anew."""
 
     def client_step(self, key, downlink: Frame, local: None, data: Member):

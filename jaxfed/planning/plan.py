@@ -15,7 +15,7 @@ from jaxfed._checks import check_count, check_instance, checked_dtype, refuse
 from jaxfed.core.backends.backend import AXIS, Backend
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
-from jaxfed.core.run.arguments import LOSSLESS, checked_start, problem_of
+from jaxfed.core.run.arguments import LOSSLESS, checked_warm_start, problem_of
 from jaxfed.core.run.compiling import compiler_options
 from jaxfed.core.run.loop import Options, prepare
 from jaxfed.core.run.runner import programs, whole_run
@@ -159,7 +159,7 @@ def plan(
     check_count("rounds", rounds)
     check_instance("algorithm", algorithm, Algorithm, "a jaxfed algorithm")
     check_instance("clients", clients, Clients, "jaxfed.Clients")
-    checked_start(warm_start)
+    checked_warm_start(warm_start)
     if backend is not None and chunk_size is not None:
         raise refuse("chunk_size", "None beside a backend", chunk_size)
     if chunk_size is not None:

@@ -126,7 +126,7 @@ class Impute(Algorithm, HasBases):
         check_count("local_rank", local_rank)
         self.shared_rank, self.local_rank = shared_rank, local_rank
 
-    def check(self, clients, start) -> None:
+    def check(self, clients, warm_start) -> None:
         """Raise a `ValueError` if data or warm start do not fit, or nobody observed a feature."""
         check_rows(clients)
         features = clients.features
@@ -142,13 +142,13 @@ class Impute(Algorithm, HasBases):
                     "clients: wanted every feature observed by some client, got none of feature "
                     f"{int(np.argmin(seen))}"
                 )
-        if start is not None:
-            self._check_start(start, features)
+        if warm_start is not None:
+            self._check_warm_start(warm_start, features)
 
-    def _check_start(self, start, features: int) -> None:
+    def _check_warm_start(self, warm_start, features: int) -> None:
         wanted = features, self.shared_rank + self.local_rank
         # New clients have no local part.
-        for part in [start.shared] if start.local is None else start:
+        for part in [warm_start.shared] if warm_start.local is None else warm_start:
             model = isinstance(part, Imputation)
             if not model or part.loadings.shape[-2:] != wanted:
                 got = f"loadings {part.loadings.shape}" if model else type(part).__name__
@@ -162,13 +162,13 @@ class Impute(Algorithm, HasBases):
         values = jnp.where(observed, data.values, 0).astype(data.count.dtype)
         return Member(values, observed, data.count)
 
-    def first_message(self, key, data: Member, start) -> First:
+    def first_message(self, key, data: Member, warm_start) -> First:
         """Return what the common mean and the features' variances need."""
         observed, values = data.observed.astype(data.values.dtype), data.values
         sums = (x.sum(axis=0) / data.count for x in (observed, values, values**2))
         return First(*sums)
 
-    def server_init(self, key, first: First, like, start) -> Server:
+    def server_init(self, key, first: First, like, warm_start) -> Server:
         """Return random components, or the warm start's."""
         # A lossy channel may turn a number into zero.
         observed = jnp.where(first.observed > 0, first.observed, 1)
@@ -176,12 +176,15 @@ class Impute(Algorithm, HasBases):
         # At least rounding error, in case the difference of the squares is lost in it.
         variance = jnp.maximum(square - mean**2, jnp.finfo(mean.dtype).eps * jnp.abs(square))
         typical = jnp.mean(variance)
-        if start is None:
+        if warm_start is None:
             draw = jax.random.normal(key, (len(mean), self.shared_rank), mean.dtype)
             # Half of the variance is in the components, half is noise.
             loadings = draw * jnp.sqrt(typical / (2 * self.shared_rank))
         else:
-            mean, loadings = start.shared.mean, start.shared.loadings[:, : self.shared_rank]
+            mean, loadings = (
+                warm_start.shared.mean,
+                warm_start.shared.loadings[:, : self.shared_rank],
+            )
         noise = jnp.maximum(variance, LEAST_NOISE * typical) / 2
         spread = FIRST_SPREAD * jnp.maximum(variance, jnp.finfo(mean.dtype).eps * typical)
         return Server(Model(mean, loadings, noise, Spread(spread, spread)), observed)
@@ -190,10 +193,10 @@ class Impute(Algorithm, HasBases):
         """Return the common part of the model."""
         return server.model
 
-    def client_init(self, key, downlink: Model, data: Member, start) -> Local:
+    def client_init(self, key, downlink: Model, data: Member, warm_start) -> Local:
         """Draw a local part from the prior, or return the warm start's."""
-        if start is not None and start.local is not None:
-            own: Imputation = start.local
+        if warm_start is not None and warm_start.local is not None:
+            own: Imputation = warm_start.local
             return Local(own.mean - downlink.mean, own.loadings[:, self.shared_rank :])
         shape = (data.values.shape[1], self.local_rank)
         draw = jax.random.normal(key, shape, data.values.dtype)

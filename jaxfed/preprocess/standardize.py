@@ -96,7 +96,7 @@ class Standardize(Algorithm):
         check_flag("robust", robust)
         self.center, self.scale, self.robust = center, scale, bool(robust)
 
-    def check(self, clients, start) -> None:
+    def check(self, clients, warm_start) -> None:
         """Raise a `ValueError` for clients that hold no samples."""
         check_rows(clients)
 
@@ -108,13 +108,13 @@ class Standardize(Algorithm):
     def _has_shared_scale(self) -> bool:
         return self.scale == "shared"
 
-    def first_message(self, key, data, start):
+    def first_message(self, key, data, warm_start):
         """Return counts and sums, from which the server computes a first mean."""
         if self._has_shared_mean:
             return self._message(_sums(data, 0.0)._replace(second=None))
         return None
 
-    def server_init(self, key, first, like, start) -> Moments:
+    def server_init(self, key, first, like, warm_start) -> Moments:
         """Return the rough common mean."""
         ones = jnp.ones(like.values.shape[-1], like.count.dtype)
         mean = self._pooled(first).mean if self._has_shared_mean else None
@@ -124,7 +124,7 @@ class Standardize(Algorithm):
         """Return the common moments."""
         return server
 
-    def client_init(self, key, downlink, data, start):
+    def client_init(self, key, downlink, data, warm_start):
         """Return None: clients keep no state."""
 
     def client_step(self, key, downlink, local, data):

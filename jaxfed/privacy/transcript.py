@@ -135,17 +135,17 @@ class _Recorded(Algorithm):
     def prepare(self, data, client_id, rounds):
         return self.inner.prepare(data, client_id, rounds)
 
-    def first_message(self, key, data, start):
-        return self.inner.first_message(key, data, start)
+    def first_message(self, key, data, warm_start):
+        return self.inner.first_message(key, data, warm_start)
 
-    def server_init(self, key, first, like, start):
-        return self.inner.server_init(key, first, like, start), first
+    def server_init(self, key, first, like, warm_start):
+        return self.inner.server_init(key, first, like, warm_start), first
 
     def downlink(self, server):
         return self.inner.downlink(server[0])
 
-    def client_init(self, key, downlink, data, start):
-        return self.inner.client_init(key, downlink, data, start)
+    def client_init(self, key, downlink, data, warm_start):
+        return self.inner.client_init(key, downlink, data, warm_start)
 
     def client_step(self, key, downlink, local, data):
         return self.inner.client_step(key, downlink, local, data)
@@ -158,11 +158,11 @@ class _Recorded(Algorithm):
 
 @partial(jax.jit, static_argnames="rounds")  # compiled once for all records of a shape
 def _run(
-    problem: Problem, start: Personalized | None, client: Int[Array, ""], rounds: int
+    problem: Problem, warm_start: Personalized | None, client: Int[Array, ""], rounds: int
 ) -> Transcript:
     """The transcript as JAX arrays, without the number of features."""
     problem = prepared(problem, rounds)
-    state, _ = begin(problem, start, WHOLE)
+    state, _ = begin(problem, warm_start, WHOLE)
 
     def step(state, _):
         received = state.downlink.receiver
@@ -172,14 +172,16 @@ def _run(
         return state, (received, sent, jax.tree.unflatten(jax.tree.structure(sent), leaves))
 
     _, rest = jax.lax.scan(step, state, length=rounds)
-    first = _first_message(problem, start, client)
+    first = _first_message(problem, warm_start, client)
     return Transcript(0, first, state.server[1], *rest)
 
 
-def _first_message(problem: Problem, start: Personalized | None, client: Int[Array, ""]) -> PyTree:
+def _first_message(
+    problem: Problem, warm_start: Personalized | None, client: Int[Array, ""]
+) -> PyTree:
     """One client's message before the first round, as decoded by the receiver."""
-    member = jax.tree.map(lambda x: x[client], members_of(problem, start))
-    message = first_message(problem, before_rounds(problem, start), member)
+    member = jax.tree.map(lambda x: x[client], members_of(problem, warm_start))
+    message = first_message(problem, before_rounds(problem, warm_start), member)
     return plain(problem.first_uplink.receive(message.decoded, None))
 
 

@@ -36,14 +36,14 @@ class Told(NamedTuple):
 class Tells(jf.Algorithm):
     """Every client tells its first sample; the server keeps what it received."""
 
-    def server_init(self, key, first, like, start):
+    def server_init(self, key, first, like, warm_start):
         zeros = jnp.zeros(like.values.shape[1], like.values.dtype)
         return Told(zeros, zeros)
 
     def downlink(self, server):
         return server.mean
 
-    def client_init(self, key, downlink, data, start):
+    def client_init(self, key, downlink, data, warm_start):
         return None
 
     def client_step(self, key, downlink, local, data):
@@ -66,14 +66,14 @@ class Liars(jf.Algorithm):
     def prepare(self, data, client_id, rounds):
         return self.algorithm.prepare(data, client_id, rounds), client_id < self.liars
 
-    def server_init(self, key, first, like, start):
-        return self.algorithm.server_init(key, first, like[0], start)
+    def server_init(self, key, first, like, warm_start):
+        return self.algorithm.server_init(key, first, like[0], warm_start)
 
     def downlink(self, server):
         return self.algorithm.downlink(server)
 
-    def client_init(self, key, downlink, data, start):
-        return self.algorithm.client_init(key, downlink, data[0], start)
+    def client_init(self, key, downlink, data, warm_start):
+        return self.algorithm.client_init(key, downlink, data[0], warm_start)
 
     def client_step(self, key, downlink, local, data):
         sent, local, told = self.algorithm.client_step(key, downlink, local, data[0])

@@ -67,10 +67,10 @@ class Elsewhere(FAPS):
     (26), which waits for that, could not be compared round for round.
     """
 
-    def client_init(self, key, downlink, data, start):
+    def client_init(self, key, downlink, data, warm_start):
         tilt = jnp.sin(1.0 + jnp.arange(downlink.size)).reshape(downlink.shape)
         first = jf.linalg.orthonormalize(downlink + 0.3 * tilt)
-        return super().client_init(key, first, data, start)
+        return super().client_init(key, first, data, warm_start)
 
 
 def by_rule(rule, tol):

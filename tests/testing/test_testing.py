@@ -22,20 +22,20 @@ class Average(jf.Algorithm):
 
     step: jax.Array = eqx.field(converter=jf.hyperparameter, default=0.5)
 
-    def check(self, clients, start):
+    def check(self, clients, warm_start):
         if not isinstance(clients.parts[0], jf.Samples):
             raise ValueError(f"clients: wanted samples, got {type(clients.data).__name__}")
 
     def mean(self, data):
         return data.values.sum(0) / data.count
 
-    def server_init(self, key, first, like, start):
+    def server_init(self, key, first, like, warm_start):
         return jnp.zeros(like.values.shape[-1:], like.values.dtype)
 
     def downlink(self, server):
         return server
 
-    def client_init(self, key, downlink, data, start):
+    def client_init(self, key, downlink, data, warm_start):
         return downlink - self.mean(data)
 
     def client_step(self, key, downlink, local, data):
@@ -53,7 +53,7 @@ def test_the_contract_is_five_functions_and_at_most_six_with_defaults():
 
 
 class Empty(Average):
-    def first_message(self, key, data, start):
+    def first_message(self, key, data, warm_start):
         return jnp.zeros((0, 2), data.values.dtype)
 
 
@@ -108,7 +108,7 @@ class Quadratic(Average):
 
 
 class Trusting(Average):
-    def check(self, clients, start):
+    def check(self, clients, warm_start):
         pass
 
 

@@ -154,7 +154,7 @@ def _fitted(
     rounds: int,
     seed: int,
     personal: bool,
-    start: Personalized | None = None,
+    warm_start: Personalized | None = None,
 ) -> Fitted:
     """Run an algorithm with metrics of the validation images."""
     held_out, key = jnp.asarray(validation), jax.random.key(seed)
@@ -185,7 +185,7 @@ def _fitted(
         clients,
         rounds=rounds,
         key=key,
-        warm_start=start,
+        warm_start=warm_start,
         backend=_backend(),
         metrics=metrics,
         metrics_every=every,

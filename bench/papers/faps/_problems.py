@@ -129,7 +129,7 @@ def solved(
     keys: Key[Array, " runs"],
     rounds: int,
     tol: float | None = TOLERANCE,
-    start: Personalized | None = None,
+    warm_start: Personalized | None = None,
     *,
     in_turn: bool = False,
 ) -> Outcomes:
@@ -142,7 +142,7 @@ def solved(
         clients(matrices) if alike else jax.vmap(clients)(matrices),
         keys,
         rounds,
-        start,
+        warm_start,
         tol=tol,
         measure=Partial(_violation, whole),
         one_for_all=alike,

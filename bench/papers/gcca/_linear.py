@@ -78,7 +78,7 @@ _first_costs = jax.jit(jax.vmap(lambda views, start: cost(views, *start)))
 
 def solved(
     views: Views,
-    start: Personalized,
+    warm_start: Personalized,
     keys: Key[Array, " draws"],
     wire: channels.Channel,
     batch: int | None,
@@ -90,18 +90,18 @@ def solved(
         views,
         keys,
         rounds,
-        start,
+        warm_start,
         channel=wire,
         given=views,
         measure=Partial(_cost),
     ).history
-    costs = np.concatenate([_first_costs(views, start)[:, None], history["cost"]], axis=1)
+    costs = np.concatenate([_first_costs(views, warm_start)[:, None], history["cost"]], axis=1)
     return costs, np.stack([history["bits_up"], history["bits_down"]], axis=1)
 
 
 def costs_of(
     views: Views,
-    start: Personalized,
+    warm_start: Personalized,
     keys: Key[Array, " draws"],
     bits: int | None = None,
     *,
@@ -110,12 +110,12 @@ def costs_of(
     contraction: float = 1.0,
 ) -> Costs:
     """Costs at the server's own representation, at the start and after each round."""
-    return solved(views, start, keys, wire_of(bits, contraction), batch, rounds)[0]
+    return solved(views, warm_start, keys, wire_of(bits, contraction), batch, rounds)[0]
 
 
 def processor_time(
     views: Views,
-    start: Personalized,
+    warm_start: Personalized,
     keys: Key[Array, " draws"],
     bits: int | None = None,
     *,
@@ -127,7 +127,9 @@ def processor_time(
     def once() -> float:
         start_time = time.process_time()
         algorithm = MaxVar(RANK, batch_size=batch)
-        jax.block_until_ready(runs(algorithm, views, keys, rounds, start, channel=wire_of(bits)))
+        jax.block_until_ready(
+            runs(algorithm, views, keys, rounds, warm_start, channel=wire_of(bits))
+        )
         return time.process_time() - start_time
 
     once()

@@ -106,7 +106,7 @@ def _learning(
     algorithm: DeepMaxVar,
     views: Views,
     others: NonlinearViews,
-    start: Personalized,
+    warm_start: Personalized,
     key: Any,
     wire: channels.Channel,
     rounds: int,
@@ -118,7 +118,7 @@ def _learning(
         rows = deep.represented(algorithm, local, validation) * CLASSIFIED**0.5
         return svm_accuracy(rows[:half], labels[:half], rows[half:], labels[half:])
 
-    accuracies = [accuracy(start.local)]
+    accuracies = [accuracy(warm_start.local)]
 
     def note(solution: Solution) -> None:
         accuracies.append(accuracy(solution.result.local))
@@ -129,7 +129,7 @@ def _learning(
         rounds=rounds,
         key=key,
         channel=wire,
-        warm_start=start,
+        warm_start=warm_start,
         callbacks=[note],
         chunk_rounds=1,
     )

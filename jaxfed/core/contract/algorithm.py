@@ -102,7 +102,7 @@ class Algorithm(eqx.Module):
 
     @abc.abstractmethod
     def server_init(
-        self, key: Key[Array, ""], first: PyTree, like: PyTree, start: Personalized | None
+        self, key: Key[Array, ""], first: PyTree, like: PyTree, warm_start: Personalized | None
     ) -> PyTree:
         """Create the server's initial state.
 
@@ -110,7 +110,7 @@ class Algorithm(eqx.Module):
             key: random key.
             first: the reduced first messages.
             like: shapes and types of one client's prepared data (`jax.ShapeDtypeStruct`).
-            start: a warm start with all clients' local parts, or None.
+            warm_start: a warm start with all clients' local parts, or None.
         """
 
     @abc.abstractmethod
@@ -119,7 +119,7 @@ class Algorithm(eqx.Module):
 
     @abc.abstractmethod
     def client_init(
-        self, key: Key[Array, ""], downlink: PyTree, data: PyTree, start: Personalized | None
+        self, key: Key[Array, ""], downlink: PyTree, data: PyTree, warm_start: Personalized | None
     ) -> PyTree:
         """Create ONE client's initial state from the first downlink.
 
@@ -127,8 +127,8 @@ class Algorithm(eqx.Module):
             key: the client's random key, the same as for its first message.
             downlink: the server's message.
             data: the client's prepared data.
-            start: a warm start whose `local` is this client's part, or None. `local` is None for a
-                new client, which has no local part yet (see `jaxfed.personalize`).
+            warm_start: a warm start whose `local` is this client's part, or None. `local` is None
+                for a new client, which has no local part yet (see `jaxfed.personalize`).
         """
 
     @abc.abstractmethod
@@ -161,7 +161,7 @@ class Algorithm(eqx.Module):
 
     # --- optional methods ----------------------------------------------------------------------
 
-    def check(self, clients: ClientsLike, start: Personalized | None) -> None:
+    def check(self, clients: ClientsLike, warm_start: Personalized | None) -> None:
         """Refuse unsuitable data or warm starts, from static shapes alone where possible.
 
         Raises:
@@ -174,10 +174,10 @@ class Algorithm(eqx.Module):
         return data
 
     def first_message(
-        self, key: Key[Array, ""], data: PyTree, start: Personalized | None
+        self, key: Key[Array, ""], data: PyTree, warm_start: Personalized | None
     ) -> PyTree:
         """Return what ONE client sends before the first round; nothing by default."""
-        del key, data, start
+        del key, data, warm_start
 
     def client_result(self, downlink: PyTree, local: PyTree, data: PyTree) -> PyTree:
         """Return ONE client's personal model after the last round; its state by default."""

@@ -31,25 +31,29 @@ def arrays_of(algorithm: Algorithm, function: str, value: Any) -> PyTree:
 
 
 @jax.jit
-def first_message(algorithm: Algorithm, key: Key[Array, ""], data: PyTree, start: PyTree) -> PyTree:
+def first_message(
+    algorithm: Algorithm, key: Key[Array, ""], data: PyTree, warm_start: PyTree
+) -> PyTree:
     """One client's message before the rounds.
 
     Raises:
         ValueError: if it is not a tree of arrays.
     """
-    return arrays_of(algorithm, "first_message", algorithm.first_message(key, data, start))
+    return arrays_of(algorithm, "first_message", algorithm.first_message(key, data, warm_start))
 
 
 @jax.jit
 def client_init(
-    algorithm: Algorithm, key: Key[Array, ""], downlink: PyTree, data: PyTree, start: PyTree
+    algorithm: Algorithm, key: Key[Array, ""], downlink: PyTree, data: PyTree, warm_start: PyTree
 ) -> PyTree:
     """One client's initial state.
 
     Raises:
         ValueError: if it is not a tree of arrays.
     """
-    return arrays_of(algorithm, "client_init", algorithm.client_init(key, downlink, data, start))
+    return arrays_of(
+        algorithm, "client_init", algorithm.client_init(key, downlink, data, warm_start)
+    )
 
 
 @jax.jit

@@ -41,8 +41,8 @@ class _Implicit(Adjoint):
         # An algorithm passed by the caller is used itself, if its rounds have a fixed point.
         return named if self.algorithm is None else given
 
-    def solve(self, problem, start, tol, options):
-        solution = solve(*jax.lax.stop_gradient((problem, start)), tol, options)
+    def solve(self, problem, warm_start, tol, options):
+        solution = solve(*jax.lax.stop_gradient((problem, warm_start)), tol, options)
         through, settings = self._through(problem), self.settings
         if problem.backend.processes > 1:
             # An error in one process would leave the others waiting.
@@ -50,7 +50,7 @@ class _Implicit(Adjoint):
         # Without a requested report the adjoint has no leaves, which optimizers would update.
         report = Report() if self.report is None else self.report
         return differentiable(
-            problem, start, jax.lax.stop_gradient(solution), through, report, settings
+            problem, warm_start, jax.lax.stop_gradient(solution), through, report, settings
         )
 
     def with_report(self, report):

@@ -91,7 +91,7 @@ class _Round(eqx.Module):
 
 def differentiable(
     problem: Problem,
-    start: Personalized | None,
+    warm_start: Personalized | None,
     solution: Solution,
     through: Algorithm,
     report: Report,
@@ -101,7 +101,7 @@ def differentiable(
 
     Args:
         problem: the unprepared problem, with its derivatives.
-        start: the warm start, if any.
+        warm_start: the warm start, if any.
         solution: the result of the run, without derivatives.
         through: the algorithm whose round is differentiated. If it is the problem's own, the states
             and the result have derivatives; otherwise only the result.
@@ -114,7 +114,7 @@ def differentiable(
     # point is that of a lossless channel.
     problem = replace(problem, algorithm=through, **dict.fromkeys(ways, LOSSLESS))
     problem = prepared(problem, settings.max_rounds)
-    template, _ = begin(problem, start if own else solution.result, WHOLE)
+    template, _ = begin(problem, warm_start if own else solution.result, WHOLE)
     problem = replace(problem, backend=in_blocks(backend, data, DECOMPOSITION))
     if own:
         reached = solution.state.server, solution.state.local

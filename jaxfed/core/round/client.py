@@ -28,8 +28,8 @@ def prepare(problem: Problem, data: PyTree, client_id: Int[Array, ""], rounds: i
 def first_message(problem: Problem, broadcast: Broadcast, member: Member) -> Message:
     """The client's message before the first round."""
     key, channel_key = _keys(broadcast, member)
-    start = _warm_start(broadcast, member)
-    message = calls.first_message(problem.algorithm, key, member.data, start)
+    warm_start = _warm_start(broadcast, member)
+    message = calls.first_message(problem.algorithm, key, member.data, warm_start)
     way = bind(problem.first_uplink, _context(broadcast, member))
     # Wrap bare arrays in `Mean`, since masks depend on what is summed.
     transit = send_first(way, channel_key, reduction.wrapped(message))
@@ -59,8 +59,8 @@ def first_state(
 def first_local(problem: Problem, broadcast: Broadcast, member: Member) -> PyTree:
     """The algorithm's part of the client's initial state."""
     key, _ = _keys(broadcast, member)
-    start = _warm_start(broadcast, member)
-    return calls.client_init(problem.algorithm, key, broadcast.downlink, member.data, start)
+    warm_start = _warm_start(broadcast, member)
+    return calls.client_init(problem.algorithm, key, broadcast.downlink, member.data, warm_start)
 
 
 def remembers_first(problem: Problem, first: PyTree, uplink: PyTree) -> bool:
@@ -140,6 +140,6 @@ def _context(broadcast: Broadcast, member: Member) -> Context:
 
 
 def _warm_start(broadcast: Broadcast, member: Member) -> Personalized | None:
-    if broadcast.start is None:
+    if broadcast.warm_start is None:
         return None
-    return Personalized(broadcast.start.shared, member.start)
+    return Personalized(broadcast.warm_start.shared, member.warm_start)

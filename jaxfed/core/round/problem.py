@@ -89,7 +89,7 @@ class Member(NamedTuple):
     id: Int[Array, "*members"]
     weight: Float[Array, "*members"]
     position: Int[Array, "*members"]  # see `Problem.positions`
-    start: PyTree = None  # the local part of a warm start
+    warm_start: PyTree = None  # the local part of a warm start
     state: ClientState | None = None
     present: Float[Array, "*members"] | None = None  # factor on its weight; 0 if absent
 
@@ -101,7 +101,7 @@ class Broadcast(NamedTuple):
     secret: Key[Array, ""]  # unknown to the server
     round: Int[Array, ""]  # 0 before the first round
     downlink: PyTree = None
-    start: Personalized | None = None  # the shared part of a warm start
+    warm_start: Personalized | None = None  # the shared part of a warm start
 
 
 class Missed(NamedTuple):
@@ -196,12 +196,12 @@ def server_keys(problem: Problem, done: Int[Array, ""] | int) -> ServerKeys:
 
 
 def before_rounds(
-    problem: Problem, start: Personalized | None, downlink: PyTree = None
+    problem: Problem, warm_start: Personalized | None, downlink: PyTree = None
 ) -> Broadcast:
     """The broadcast before the first round, with the first downlink if it exists yet."""
     # Rounds are counted from 1; 0 means before the first round.
     key, zero = jax.random.fold_in(problem.key, 0), jnp.zeros((), jnp.int32)
-    shared = None if start is None else Personalized(start.shared, None)
+    shared = None if warm_start is None else Personalized(warm_start.shared, None)
     return Broadcast(key, shared_secret(problem.key), zero, downlink, shared)
 
 

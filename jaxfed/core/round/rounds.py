@@ -49,7 +49,7 @@ class Engine(abc.ABC):
         """Shapes of the clients' prepared data, starting with the largest."""
 
     @abc.abstractmethod
-    def first_messages(self, problem: Problem, start: Personalized | None) -> Collected:
+    def first_messages(self, problem: Problem, warm_start: Personalized | None) -> Collected:
         """Collect the clients' messages before the first round.
 
         If uplink differences start from them, clients keep them as the server decoded them.
@@ -57,7 +57,7 @@ class Engine(abc.ABC):
 
     @abc.abstractmethod
     def first_states(
-        self, problem: Problem, start: Personalized | None, broadcast: Broadcast, first: PyTree
+        self, problem: Problem, warm_start: Personalized | None, broadcast: Broadcast, first: PyTree
     ) -> ClientState:
         """The clients' initial states, from what `first_messages` kept."""
 
@@ -90,23 +90,23 @@ class Engine(abc.ABC):
         """The clients' own models, leading axis = clients."""
 
 
-def begin(problem: Problem, start: Personalized | None, engine: Engine) -> tuple[State, Costs]:
+def begin(problem: Problem, warm_start: Personalized | None, engine: Engine) -> tuple[State, Costs]:
     """The state before the first round, and the cost of messages.
 
     Args:
         problem: the run, with prepared data.
-        start: a warm start.
+        warm_start: a warm start.
         engine: runs the clients' part.
     """
-    firsts = engine.first_messages(problem, start)
+    firsts = engine.first_messages(problem, warm_start)
     opening: Opening = engine.call(
-        server.open_run, problem.for_server, firsts.received, engine.kinds(problem), start
+        server.open_run, problem.for_server, firsts.received, engine.kinds(problem), warm_start
     )
     opening = engine.opened(problem, opening)
     state = opening.state
     downlink = state.downlink.receiver
-    broadcast = engine.call(before_rounds, problem.for_server, start, downlink)
-    state = state.with_clients(engine.first_states(problem, start, broadcast, firsts.kept))
+    broadcast = engine.call(before_rounds, problem.for_server, warm_start, downlink)
+    state = state.with_clients(engine.first_states(problem, warm_start, broadcast, firsts.kept))
     failure = state.failure._replace(clients=firsts.failed)
     return replace(state, failure=failure), opening.costs
 

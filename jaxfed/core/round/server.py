@@ -60,7 +60,7 @@ def open_run(
     problem: Problem,
     received: Contribution,
     kinds: tuple[Kind, ...],
-    start: Personalized | None,
+    warm_start: Personalized | None,
 ) -> Opening:
     """Initialise the server from the first messages and send the first downlink.
 
@@ -68,7 +68,7 @@ def open_run(
         problem: the run.
         received: all clients' first messages, reduced.
         kinds: shapes of the clients' data, starting with the largest.
-        start: a warm start.
+        warm_start: a warm start.
 
     Raises:
         ValueError: if what clients keep or send in a round depends on the size of their data.
@@ -77,12 +77,12 @@ def open_run(
     failed = plain(received.failures) > 0
     first = nan_where_failed(problem.first_uplink.receive(received.message, None), failed)
     key = server_key_of(before_rounds(problem, None).key)
-    server = algorithm.server_init(key, plain(first), kinds[0].data, start)
+    server = algorithm.server_init(key, plain(first), kinds[0].data, warm_start)
     server = calls.arrays_of(algorithm, "server_init", server)
     transit = send_first(way, server_keys(problem, 0).downlink, algorithm.downlink(server))
     downlink = way.receive(transit.decoded, None)
 
-    shapes = message_shapes(problem, kinds, start, downlink)
+    shapes = message_shapes(problem, kinds, warm_start, downlink)
     # Both ends of a difference channel must start from the message as decoded.
     known = None
     if problem.uplink.cumulative:

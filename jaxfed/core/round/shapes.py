@@ -51,15 +51,15 @@ class MessageShapes(NamedTuple):
 
 
 def message_shapes(
-    problem: Problem, kinds: Sequence[Kind], start: Personalized | None, downlink: PyTree
+    problem: Problem, kinds: Sequence[Kind], warm_start: Personalized | None, downlink: PyTree
 ) -> MessageShapes:
     """Shapes of the clients' messages, found without computing them.
 
     Raises:
         ValueError: if what clients keep or send in a round depends on the size of their data.
     """
-    broadcast = before_rounds(problem, start, downlink)
-    members = [member_shapes(kind, start) for kind in kinds]
+    broadcast = before_rounds(problem, warm_start, downlink)
+    members = [member_shapes(kind, warm_start) for kind in kinds]
     firsts = [jax.eval_shape(partial(client.first_message, problem, broadcast), x) for x in members]
     locals_ = [jax.eval_shape(partial(client.first_local, problem, broadcast), x) for x in members]
     # States are arrays with one row per client, so all clients' states need the same shape.
@@ -92,11 +92,11 @@ def received_shapes(uplink: PyTree) -> PyTree:
     return jax.eval_shape(of_one, uplink)
 
 
-def member_shapes(kind: Kind, start: Personalized | None) -> Member:
+def member_shapes(kind: Kind, warm_start: Personalized | None) -> Member:
     """Shapes of one client of this kind, with its part of a warm start."""
 
     def member(data, local):
         zero = jnp.zeros((), jnp.int32)
         return Member(data, zero, jnp.ones(()), zero, jax.tree.map(lambda x: x[0], local))
 
-    return jax.eval_shape(member, kind.data, None if start is None else start.local)
+    return jax.eval_shape(member, kind.data, None if warm_start is None else warm_start.local)

@@ -31,14 +31,14 @@ class Whole(Engine):
         ones = jax.eval_shape(each_first, data)
         return tuple(Kind.of(one, count) for one, count in zip(ones, counts, strict=True))
 
-    def first_messages(self, problem, start):
-        broadcast = before_rounds(problem, start)
-        return first_messages(problem, broadcast, members_of(problem, start), problem.rows)
+    def first_messages(self, problem, warm_start):
+        broadcast = before_rounds(problem, warm_start)
+        return first_messages(problem, broadcast, members_of(problem, warm_start), problem.rows)
 
-    def first_states(self, problem, start, broadcast, first):
+    def first_states(self, problem, warm_start, broadcast, first):
         if layout_of(first) is not None:  # messages of several shapes differ from a round's
             first = None
-        members = members_of(problem, start)
+        members = members_of(problem, warm_start)
         return first_states(problem, broadcast, members, first)
 
     def steps(self, problem, state, inclusion, broadcast):
@@ -74,10 +74,10 @@ class Whole(Engine):
 WHOLE = Whole()
 
 
-def members_of(problem: Problem, start: Personalized | None) -> Member:
+def members_of(problem: Problem, warm_start: Personalized | None) -> Member:
     """All clients of a run, with their local parts of a warm start."""
     clients, positions = problem.clients, jnp.asarray(problem.positions)
-    local = None if start is None else start.local
+    local = None if warm_start is None else warm_start.local
     local = clients.layout.with_all_rows(local, problem.size)
     return Member(clients.data, clients.ids, clients.weights, positions, local)
 

@@ -30,7 +30,7 @@ class Adjoint(eqx.Module):
     def solve(
         self,
         problem: Problem,
-        start: Personalized | None,
+        warm_start: Personalized | None,
         tol: Array | float | None,
         options: Options,
     ) -> Solution:
@@ -51,8 +51,8 @@ class _Unrolled(Adjoint):
     def check(self, problem):
         del problem
 
-    def solve(self, problem, start, tol, options):
-        return solve(problem, start, tol, options, self._loop)
+    def solve(self, problem, warm_start, tol, options):
+        return solve(problem, warm_start, tol, options, self._loop)
 
     def _loop(self, step, unfinished, state, options):
         if self.remat and not options.stops:
@@ -66,8 +66,8 @@ class _Checkpointed(Adjoint):
     def check(self, problem):
         del problem
 
-    def solve(self, problem, start, tol, options):
-        return solve(problem, start, tol, options, self._loop)
+    def solve(self, problem, warm_start, tol, options):
+        return solve(problem, warm_start, tol, options, self._loop)
 
     def _loop(self, step, unfinished, state, options):
         """Nested scans whose bodies are recomputed.

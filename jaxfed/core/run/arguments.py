@@ -79,7 +79,7 @@ def problem_of(
     check_rounds(rounds)
     check_instance("backend", mapped, backend.Backend, "one of jaxfed.backend")
     wire, participants = checked_wire(channels), _checked_participation(participants)
-    start = checked_start(warm_start)
+    start = checked_warm_start(warm_start)
     clients.layout.check_backend(mapped)
     participants.check(len(clients))
     key = checked_key("key", key)
@@ -124,7 +124,7 @@ def check_host_alone(*given: PyTree) -> None:
         )
 
 
-def _check_processes(problem: Problem, start: Personalized | None) -> None:
+def _check_processes(problem: Problem, warm_start: Personalized | None) -> None:
     """Refuse arguments that differ between processes, which would silently mix runs."""
     if problem.backend.processes == 1 or jax.process_count() == 1 or is_tracing():
         return
@@ -132,7 +132,7 @@ def _check_processes(problem: Problem, start: Personalized | None) -> None:
         ("algorithm", problem.algorithm),
         ("clients", problem.clients),
         ("key", problem.key),
-        ("warm_start", start),
+        ("warm_start", warm_start),
         ("participation", problem.participation),
     ):
         leaves = jax.tree.leaves(given)
@@ -158,7 +158,7 @@ def _checked_participation(given: Any) -> participation.Participation:
     return given
 
 
-def checked_start(warm_start: object) -> Personalized | None:
+def checked_warm_start(warm_start: object) -> Personalized | None:
     """The result to start from, or None.
 
     Raises:
@@ -180,18 +180,18 @@ def check_passed_on(arguments: Mapping[str, Any]) -> None:
     check_instance("backend", known("backend", VMAP), backend.Backend, "one of jaxfed.backend")
     checked_wire(known("channel", LOSSLESS))
     _checked_participation(known("participation"))
-    checked_start(known("warm_start"))
+    checked_warm_start(known("warm_start"))
     check_loop(
         known("tol"), known("metrics"), known("metrics_every", 1), known("adjoint", UNROLLED)
     )
 
 
-def check_together(problem: Problem, start: Personalized | None, rounds: int) -> None:
+def check_together(problem: Problem, warm_start: Personalized | None, rounds: int) -> None:
     """Refuse a channel, participation and algorithm that do not work together.
 
     Args:
         problem: the run; only the shapes of its clients' data matter.
-        start: a warm start.
+        warm_start: a warm start.
         rounds: number of rounds.
 
     Raises:
@@ -212,7 +212,7 @@ def check_together(problem: Problem, start: Personalized | None, rounds: int) ->
     if not (up.private or up.cumulative or problem.first_uplink.private):
         return
     sketch = replace(problem, clients=clients.sketch())
-    for first, uplink in jax.eval_shape(partial(messages_of, rounds=rounds), sketch, start):
+    for first, uplink in jax.eval_shape(partial(messages_of, rounds=rounds), sketch, warm_start):
         if up.cumulative and not is_linear(uplink):
             raise ValueError(
                 f"channel: differences add up only in means and sums, but "
@@ -232,16 +232,16 @@ def check_together(problem: Problem, start: Personalized | None, rounds: int) ->
 
 
 def messages_of(
-    problem: Problem, start: Personalized | None, *, rounds: int
+    problem: Problem, warm_start: Personalized | None, *, rounds: int
 ) -> list[tuple[PyTree, PyTree]]:
     """The first message and the uplink of one client per bucket, to find their shapes."""
     open_problem = replace(
         problem, uplink=LOSSLESS, downlink=LOSSLESS, first_uplink=LOSSLESS, first_downlink=LOSSLESS
     )
-    ready, state, _ = prepare(open_problem, start, rounds)
+    ready, state, _ = prepare(open_problem, warm_start, rounds)
     algorithm, key = problem.algorithm, problem.key
-    own = None if start is None else jax.tree.map(lambda x: x[0], start.local)
-    warm = None if start is None else Personalized(start.shared, own)
+    own = None if warm_start is None else jax.tree.map(lambda x: x[0], warm_start.local)
+    warm = None if warm_start is None else Personalized(warm_start.shared, own)
     found = []
     for data, local in each_first((ready.clients.data, state.local)):
         in_round = algorithm.at_round(state.round + 1)

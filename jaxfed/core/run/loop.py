@@ -68,23 +68,23 @@ def forward(
 
 def solve(
     problem: Problem,
-    start: Personalized | None,
+    warm_start: Personalized | None,
     tol: Array | float | None,
     options: Options,
     loop: Loop = forward,
 ) -> Solution:
     """Run all rounds, for clients in memory."""
-    problem, state, costs = prepare(problem, start, options.rounds)
+    problem, state, costs = prepare(problem, warm_start, options.rounds)
     state, history = advance(problem, state, tol, options, loop)
     result = result_of(problem, state, WHOLE)
     history = with_bits(history, costs, problem.size, jnp)
     return finish(problem, state, costs, history, tol, result)
 
 
-def prepare(problem: Problem, start: Personalized | None, rounds: int) -> Prepared:
+def prepare(problem: Problem, warm_start: Personalized | None, rounds: int) -> Prepared:
     """Prepare clients in memory and begin their run."""
     problem = prepared(problem, rounds)
-    return Prepared(problem, *begin(problem, start, WHOLE))
+    return Prepared(problem, *begin(problem, warm_start, WHOLE))
 
 
 def advance(

@@ -63,16 +63,20 @@ def message_parts(solution: Solution, clients: Clients) -> list[MessagePart]:
     return found
 
 
-def _bits(problem: Problem, start: Personalized | None, rounds: int, first: Release) -> float:
+def _bits(problem: Problem, warm_start: Personalized | None, rounds: int, first: Release) -> float:
     problem = replace(problem, first_uplink=first.channel)
-    shapes = jax.eval_shape(lambda *given: prepare(given[0], given[1], rounds)[2], problem, start)
+    shapes = jax.eval_shape(
+        lambda *given: prepare(given[0], given[1], rounds)[2], problem, warm_start
+    )
     return shapes.first_up
 
 
 def _parts(
-    problem: Problem, start: Personalized | None, rounds: int, first: Release, last: Release
+    problem: Problem, warm_start: Personalized | None, rounds: int, first: Release, last: Release
 ) -> list[MessagePart]:
-    messages = jax.eval_shape(lambda *given: messages_of(*given, rounds=rounds), problem, start)[0]
+    messages = jax.eval_shape(
+        lambda *given: messages_of(*given, rounds=rounds), problem, warm_start
+    )[0]
     pairs = zip((True, False), messages, (first, last), strict=True)
     return [part for before, tree, release in pairs if release.bits for part in _of(before, tree)]
 

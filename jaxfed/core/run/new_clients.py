@@ -26,23 +26,23 @@ ROUNDS = 100
 
 @partial(jax.jit, static_argnames="rounds")
 def local_models(
-    problem: Problem, server: PyTree, start: Personalized, *, rounds: int = ROUNDS
+    problem: Problem, server: PyTree, warm_start: Personalized, *, rounds: int = ROUNDS
 ) -> PyTree:
     """The clients' local models, leading axis = clients.
 
     Args:
         problem: an algorithm and its new clients.
         server: the server's state from a run of that algorithm.
-        start: the shared model of that run, without local ones.
+        warm_start: the shared model of that run, without local ones.
         rounds: number of steps of each client.
     """
     algorithm, problem = problem.algorithm, prepared(problem, rounds)
 
     def model(shared, own):
-        key, downlink, start = shared
+        key, downlink, warm_start = shared
         data, client_id = own
         first_key, step_key = jax.random.split(jax.random.fold_in(key, client_id))
-        local = contract.client_init(algorithm, first_key, downlink, data, start)
+        local = contract.client_init(algorithm, first_key, downlink, data, warm_start)
 
         def step(local, number):
             key = jax.random.fold_in(step_key, number)
@@ -53,7 +53,7 @@ def local_models(
         return contract.client_result(algorithm, downlink, local, data)
 
     clients = problem.clients
-    shared = problem.key, algorithm.downlink(server), start
+    shared = problem.key, algorithm.downlink(server), warm_start
     models = problem.backend.map(model, shared, (clients.data, clients.ids))
     return problem.cut(models)
 

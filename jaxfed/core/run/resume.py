@@ -32,7 +32,7 @@ class _ToCheckpoint(Saver):
 def start_or_resume(
     runner_of: Callable[[Problem], LocalRunner],
     given: Problem,
-    start: Personalized | None,
+    warm_start: Personalized | None,
     requests: Requests,
     channel: Channel | Wire,
     checkpoint: Checkpoint | None,
@@ -42,7 +42,7 @@ def start_or_resume(
     Args:
         runner_of: returns the runner of a problem.
         given: the problem, unprepared.
-        start: a warm start.
+        warm_start: a warm start.
         requests: settings of the host loop.
         channel: the caller's `channel` argument.
         checkpoint: where to save the run, if anywhere.
@@ -51,13 +51,13 @@ def start_or_resume(
         ValueError: if the checkpoint belongs to another run.
     """
     runner = runner_of(given)
-    state, costs = runner.prepare(start, requests.rounds)
+    state, costs = runner.prepare(warm_start, requests.rounds)
     progress = Progress.first(state, requests)
     if checkpoint is None:
         return HostLoop(runner, costs, requests, progress, {})
     initial: Any = runner.problem, state
     lowered = runner.lower(state, requests.tol, requests.options)
-    identity = _identity(lowered, given, start, requests, channel)
+    identity = _identity(lowered, given, warm_start, requests, channel)
 
     def extends(fewer: int, done: int) -> bool:
         """Whether a run of fewer rounds is, bit for bit, the beginning of this one."""
@@ -69,7 +69,7 @@ def start_or_resume(
             return False
         # Some algorithms prepare data differently for another number of rounds.
         other = runner_of(given)
-        state, _ = other.prepare(start, fewer)
+        state, _ = other.prepare(warm_start, fewer)
         return digest_of((other.problem, state)) == digest_of(initial)
 
     best = None if requests.best is None else Best(np.full((), np.inf), state)
@@ -84,7 +84,7 @@ def start_or_resume(
 def _identity(
     lowered: Any,
     given: Problem,
-    start: Personalized | None,
+    warm_start: Personalized | None,
     requests: Requests,
     channel: Channel | Wire,
 ) -> Identity:
@@ -94,7 +94,7 @@ def _identity(
         given.clients,
         lowered,
         given.key,
-        start,
+        warm_start,
         processes=processes,
         rounds=requests.rounds,
         algorithm=given.algorithm,

@@ -63,7 +63,7 @@ class Runner(abc.ABC):
     problem: Problem
 
     @abc.abstractmethod
-    def prepare(self, start: Personalized | None, rounds: int) -> Start:
+    def prepare(self, warm_start: Personalized | None, rounds: int) -> Start:
         """Prepare a run of this many rounds, and run everything before the first."""
 
     @abc.abstractmethod
@@ -85,7 +85,7 @@ class LocalRunner(Runner):
         """The lowered program of a chunk, which is part of a run's identity."""
 
     @abc.abstractmethod
-    def run(self, start: Personalized | None, tol: Tolerance, options: Options) -> Solution:
+    def run(self, warm_start: Personalized | None, tol: Tolerance, options: Options) -> Solution:
         """Run all rounds in one chunk."""
 
 
@@ -97,9 +97,9 @@ class OneProgram(LocalRunner):
         """Run this problem by these programs."""
         self.problem, self._programs = problem, programs
 
-    def prepare(self, start, rounds):
+    def prepare(self, warm_start, rounds):
         prepare = self._programs(loop.prepare, static_argnums=(2,))
-        self.problem, state, costs = prepare(self.problem, start, rounds)
+        self.problem, state, costs = prepare(self.problem, warm_start, rounds)
         return Start(state, _on_host(costs))
 
     def advance(self, state, tol, options):
@@ -114,8 +114,8 @@ class OneProgram(LocalRunner):
     def lower(self, state, tol, options):
         return jax.jit(loop.advance).lower(self.problem, state, tol, options)
 
-    def run(self, start, tol, options):
-        solution, history, costs = self._programs(whole_run)(self.problem, start, tol, options)
+    def run(self, warm_start, tol, options):
+        solution, history, costs = self._programs(whole_run)(self.problem, warm_start, tol, options)
         history = _first(history, int(solution.rounds))
         history = with_bits(history, _on_host(costs), self.problem.size, np)
         return replace(solution, history=history)
@@ -130,10 +130,10 @@ class WholeRun(NamedTuple):
 
 
 def whole_run(
-    problem: Problem, start: Personalized | None, tol: Tolerance, options: Options
+    problem: Problem, warm_start: Personalized | None, tol: Tolerance, options: Options
 ) -> WholeRun:
     """A whole run as one program, which compiles faster than its parts."""
-    problem, state, costs = loop.prepare(problem, start, options.rounds)
+    problem, state, costs = loop.prepare(problem, warm_start, options.rounds)
     state, history = loop.advance(problem, state, tol, options)
     return WholeRun(_without_history(problem, state, costs, tol), history, costs)
 
@@ -168,9 +168,9 @@ class FromHost(Runner, Engine):
         return self.programs(function)(*arguments)
 
     @final
-    def prepare(self, start, rounds):
+    def prepare(self, warm_start, rounds):
         self.problem = self.prepared(self.problem, rounds)
-        state, costs = begin(self.problem, start, self)
+        state, costs = begin(self.problem, warm_start, self)
         return Start(state, _on_host(costs))
 
     @final
@@ -196,8 +196,8 @@ class FromHost(Runner, Engine):
         return finish(self.problem, state, costs, history, tol, result)
 
     @final
-    def run(self, start, tol, options):
-        state, costs = self.prepare(start, options.rounds)
+    def run(self, warm_start, tol, options):
+        state, costs = self.prepare(warm_start, options.rounds)
         state, history = self.advance(state, tol, options)
         return self.finish(state, costs, history, tol)
 

@@ -48,11 +48,11 @@ class Separate(FromHost, LocalRunner):
     def kinds(self, problem):
         return (Kind.of(jax.eval_shape(_at, problem.clients.data, 0), problem.size),)
 
-    def first_messages(self, problem, start):
-        broadcast = self.call(before_rounds, problem.for_server, start)
+    def first_messages(self, problem, warm_start):
+        broadcast = self.call(before_rounds, problem.for_server, warm_start)
 
         def own(i):
-            return broadcast, _member(problem, start, i)
+            return broadcast, _member(problem, warm_start, i)
 
         messages = self._of_each(problem, client.first_message, own)
         first = stacked([message.decoded for message in messages])
@@ -61,9 +61,9 @@ class Separate(FromHost, LocalRunner):
         received, failed = self.call(server.reduce_first, problem.for_server, arrived)
         return Collected(received, first if problem.uplink.cumulative else None, failed)
 
-    def first_states(self, problem, start, broadcast, first):
+    def first_states(self, problem, warm_start, broadcast, first):
         def own(i):
-            return broadcast, _member(problem, start, i), _at(first, i)
+            return broadcast, _member(problem, warm_start, i), _at(first, i)
 
         return stacked(self._of_each(problem, client.first_state, own))
 
@@ -147,14 +147,14 @@ def _with_downlink(state: State, downlink: PyTree) -> State:
     return replace(state, downlink=replace(state.downlink, receiver=downlink))
 
 
-def _member(problem: Problem, start: Personalized | None, i: int) -> Member:
+def _member(problem: Problem, warm_start: Personalized | None, i: int) -> Member:
     clients = problem.clients
     return Member(
         data=_at(clients.data, i),
         id=clients.ids[i],
         weight=clients.weights[i],
         position=jnp.asarray(i, jnp.int32),
-        start=None if start is None else _at(start.local, i),
+        warm_start=None if warm_start is None else _at(warm_start.local, i),
     )
 
 

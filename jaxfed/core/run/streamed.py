@@ -56,9 +56,9 @@ class Streamed(FromHost, LocalRunner):
             for rows, count in _sizes(reader)
         )
 
-    def first_messages(self, problem, start):
+    def first_messages(self, problem, warm_start):
         reader = _reader(problem)
-        broadcast = self.call(before_rounds, problem.for_server, start)
+        broadcast = self.call(before_rounds, problem.for_server, warm_start)
         firsts: list[PyTree] = [None] * len(reader.blocks)
         failed, energies = np.zeros(problem.size, bool), np.zeros(problem.size)
 
@@ -66,7 +66,7 @@ class Streamed(FromHost, LocalRunner):
             if problem.algorithm.energy_weighted:
                 values, counts = data
                 energies[block.places] = np.einsum("mnd,mnd->m", values, values) / counts
-            members = _members(problem, block, data, start)
+            members = _members(problem, block, data, warm_start)
             found = self.call(_first_messages, problem, broadcast, members)
             failed[block.places] = found.failed
             # Keep them on the host, since those of all clients may not fit on the device.
@@ -74,13 +74,13 @@ class Streamed(FromHost, LocalRunner):
             return found
 
         needed = self._reads(
-            problem, start, lambda member: client.first_message(problem, broadcast, member)
+            problem, warm_start, lambda member: client.first_message(problem, broadcast, member)
         )
         received = self._reduced(reader, range(len(reader.blocks)), work, needed)
         warn_of_large(energies, problem.clients)
         return Collected(received, firsts, jnp.asarray(failed))
 
-    def first_states(self, problem, start, broadcast, first):
+    def first_states(self, problem, warm_start, broadcast, first):
         shapes = [jax.eval_shape(first_of, each) for each in first]
         if not all(calls.alike(each, shapes[0]) for each in shapes):
             first = [None] * len(first)  # messages of several shapes differ from a round's
@@ -89,14 +89,14 @@ class Streamed(FromHost, LocalRunner):
             return client.first_state(problem, broadcast, member, own)
 
         def work(number: int, block: Block, data: tuple) -> PyTree:
-            members = _members(problem, block, data, start)
+            members = _members(problem, block, data, warm_start)
             return self.call(_first_states, problem, broadcast, members, first[number])
 
         own = jax.eval_shape(first_of, first[0])
-        kind = member_shapes(self.kinds(problem)[0], start)
+        kind = member_shapes(self.kinds(problem)[0], warm_start)
         like = jax.eval_shape(state, kind, own)
         needed = self._reads(
-            problem, start, lambda member: client.first_local(problem, broadcast, member)
+            problem, warm_start, lambda member: client.first_local(problem, broadcast, member)
         )
         return self._kept(problem, like, work, needed)
 
@@ -244,13 +244,13 @@ class Streamed(FromHost, LocalRunner):
     def _reads(
         self,
         problem: Problem,
-        start: Personalized | None,
+        warm_start: Personalized | None,
         function: Callable[[Member], PyTree],
         state: ClientState | None = None,
     ) -> bool:
         """Whether a function of a client depends on its samples, found by tracing it."""
         reader = _reader(problem)
-        member = member_shapes(Kind.of(None, 1), start)._replace(state=state)
+        member = member_shapes(Kind.of(None, 1), warm_start)._replace(state=state)
 
         def of_samples(samples: Rows, member: Member) -> PyTree:
             data = _prepared(problem, samples, member.id)
@@ -306,10 +306,12 @@ def _reader(problem: Problem) -> Reader:
     return problem.clients.data.reader
 
 
-def _members(problem: Problem, block: Block, data: tuple, start: Personalized | None) -> Member:
+def _members(
+    problem: Problem, block: Block, data: tuple, warm_start: Personalized | None
+) -> Member:
     """The clients of a block, with unprepared samples."""
     clients, places = problem.clients, block.places
-    local = None if start is None else rows(start.local, places)
+    local = None if warm_start is None else rows(warm_start.local, places)
     ids, weights = np.asarray(clients.ids)[places], np.asarray(clients.weights)[places]
     whose: tuple[Any, Any, Any] = ids, weights, places  # on the host
     return Member(data, *whose, local)

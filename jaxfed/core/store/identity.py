@@ -55,21 +55,23 @@ def check_same(argument: str, folder: Path, kind: str, saved: Identity, identity
         )
 
 
-def fingerprint(clients: Any, lowered: Any, key: Any, start: Any, **arguments: Any) -> Identity:
+def fingerprint(
+    clients: Any, lowered: Any, key: Any, warm_start: Any, **arguments: Any
+) -> Identity:
     """The identity of a run: everything that its numbers depend on.
 
     Args:
         clients: its clients.
         lowered: a chunk of rounds, `jax.jit(...).lower(...)`, which contains all functions' code.
         key: the random key, which is not shown, since it may protect noise.
-        start: the warm start.
+        warm_start: the warm start.
         **arguments: the other arguments, in the order in which differences are reported.
     """
     return {
         **{name: described(value) for name, value in arguments.items()},
         "clients": [f"{len(clients)} clients", digest_of(clients.identity())],
         "key": ["", digest_of(key)],
-        "warm_start": ["none" if start is None else "some", digest_of(start)],
+        "warm_start": ["none" if warm_start is None else "some", digest_of(warm_start)],
         "computation": ["", digest_of_text(lowered.as_text())],
     }
 

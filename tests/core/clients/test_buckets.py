@@ -27,7 +27,7 @@ class Probe(jf.Algorithm):
 
     step: jax.Array
 
-    def first_message(self, key, data, start):
+    def first_message(self, key, data, warm_start):
         """Second moments as their triangle or as a factor."""
         rows = data.values * jnp.sqrt(1 / data.count)
         if len(rows) > FEATURES:
@@ -36,7 +36,7 @@ class Probe(jf.Algorithm):
             moment = Gram(rows.T)
         return {"moment": moment, "noise": jax.random.normal(key, (2,))}
 
-    def server_init(self, key, first, like, start):
+    def server_init(self, key, first, like, warm_start):
         """What was said, and the smallest vector of all."""
         return {"moment": first["moment"], "direction": first["moment"][0], "seen": first["noise"]}
 
@@ -44,7 +44,7 @@ class Probe(jf.Algorithm):
         """A direction."""
         return server["direction"]
 
-    def client_init(self, key, downlink, data, start):
+    def client_init(self, key, downlink, data, warm_start):
         """The client's own vector."""
         return jax.random.normal(key, (FEATURES,)) + downlink
 
@@ -273,7 +273,7 @@ def test_sweeps(x64):
 class Unlike(Probe):
     """A state that depends on the number of samples."""
 
-    def client_init(self, key, downlink, data, start):
+    def client_init(self, key, downlink, data, warm_start):
         """As many numbers as samples."""
         return jnp.zeros(len(data.values))
 

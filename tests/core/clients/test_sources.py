@@ -248,13 +248,13 @@ def test_runs_resume_and_callbacks_see_them(tmp_path, x64):
 class Lazy(jf.Algorithm):
     """Needs the data in its rounds alone."""
 
-    def server_init(self, key, first, like, start):
+    def server_init(self, key, first, like, warm_start):
         return jnp.zeros(FEATURES)
 
     def downlink(self, server):
         return server
 
-    def client_init(self, key, downlink, data, start):
+    def client_init(self, key, downlink, data, warm_start):
         return data.count
 
     def client_step(self, key, downlink, local, data):
@@ -441,7 +441,7 @@ def test_every_client_tells_sources_apart(make, later, tmp_path):
     def identity(source):
         clients = jf.Clients.from_source(source, counts=[len(table) for table in source])
         lowered = SimpleNamespace(as_text=lambda: "")
-        known = fingerprint(clients, lowered, key=0, start=None)
+        known = fingerprint(clients, lowered, key=0, warm_start=None)
         return known["clients"]
 
     source = make(tmp_path)

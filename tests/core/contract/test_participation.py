@@ -115,13 +115,13 @@ def test_who_is_drawn_does_not_depend_on_the_order(key):
 class Report(jf.Algorithm):
     """Sends a number of each client, of which the server keeps the mean."""
 
-    def server_init(self, key, first, like, start):
+    def server_init(self, key, first, like, warm_start):
         return jnp.zeros(())
 
     def downlink(self, server):
         return server
 
-    def client_init(self, key, downlink, data, start):
+    def client_init(self, key, downlink, data, warm_start):
         return jnp.zeros(())
 
     def client_step(self, key, downlink, local, data):

@@ -495,13 +495,13 @@ def test_arguments_are_refused(name, make):
 class Shrunk(jf.Algorithm):
     """The mean of all samples, shrunk; nothing is said of its fixed points."""
 
-    def server_init(self, key, first, like, start):
+    def server_init(self, key, first, like, warm_start):
         return jnp.zeros(like.values.shape[-1])
 
     def downlink(self, server):
         return server
 
-    def client_init(self, key, downlink, data, start):
+    def client_init(self, key, downlink, data, warm_start):
         return None
 
     def client_step(self, key, downlink, local, data):
@@ -534,13 +534,13 @@ class Turned(jf.Algorithm, jf.adjoint.HasBases):
 
     angle: jax.Array
 
-    def server_init(self, key, first, like, start):
-        return start.shared
+    def server_init(self, key, first, like, warm_start):
+        return warm_start.shared
 
     def downlink(self, server):
         return server
 
-    def client_init(self, key, downlink, data, start):
+    def client_init(self, key, downlink, data, warm_start):
         return None
 
     def client_step(self, key, downlink, local, data):

@@ -365,8 +365,8 @@ class Bursts(jf.pca.PerPCA):
         objective = jnp.where(bad, jnp.nan, diagnostics["objective"])
         return uplink, (moved, local[1] + 1), diagnostics | {"objective": objective}
 
-    def client_init(self, key, downlink, data, start):
-        return super().client_init(key, downlink, data, start), jnp.int32(0)
+    def client_init(self, key, downlink, data, warm_start):
+        return super().client_init(key, downlink, data, warm_start), jnp.int32(0)
 
     def client_result(self, downlink, local, data):
         return super().client_result(downlink, local[0], data)

@@ -373,13 +373,13 @@ def test_differences_of_the_present_add_up_to_everybodys_mean(channel, x64):
     class Report(jf.Algorithm):
         """Clients send a number that changes from round to round; the server keeps the mean."""
 
-        def server_init(self, key, first, like, start):
+        def server_init(self, key, first, like, warm_start):
             return jnp.zeros(2)
 
         def downlink(self, server):
             return server
 
-        def client_init(self, key, downlink, data, start):
+        def client_init(self, key, downlink, data, warm_start):
             return jnp.zeros(())
 
         def client_step(self, key, downlink, local, data):

@@ -476,16 +476,16 @@ def test_differences_start_from_what_arrived_before_the_rounds():
     """Then both ends hold it already, and the first round has nothing new to say."""
 
     class Still(jf.Algorithm):
-        def first_message(self, key, data, start):
+        def first_message(self, key, data, warm_start):
             return 3.7 * jnp.ones((FEATURES, 2))
 
-        def server_init(self, key, first, like, start):
+        def server_init(self, key, first, like, warm_start):
             return first
 
         def downlink(self, server):
             return server
 
-        def client_init(self, key, downlink, data, start):
+        def client_init(self, key, downlink, data, warm_start):
             return None
 
         def client_step(self, key, downlink, local, data):
@@ -531,16 +531,16 @@ class Descent(jf.Algorithm):
 
     step_size: jax.Array
 
-    def check(self, clients, start):
+    def check(self, clients, warm_start):
         pass
 
-    def server_init(self, key, first, like, start):
+    def server_init(self, key, first, like, warm_start):
         return jnp.ones(like.values.shape[-1:], like.values.dtype)
 
     def downlink(self, server):
         return server
 
-    def client_init(self, key, downlink, data, start):
+    def client_init(self, key, downlink, data, warm_start):
         return None
 
     def client_step(self, key, downlink, local, data):

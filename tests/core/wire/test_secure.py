@@ -132,16 +132,16 @@ class Report(jf.Algorithm):
     broken: float
     at_start: bool = eqx.field(static=True)
 
-    def first_message(self, key, data, start):
+    def first_message(self, key, data, warm_start):
         return self._sent(data, self.at_start)
 
-    def server_init(self, key, first, like, start):
+    def server_init(self, key, first, like, warm_start):
         return first, jnp.int32(0)
 
     def downlink(self, server):
         return server
 
-    def client_init(self, key, downlink, data, start):
+    def client_init(self, key, downlink, data, warm_start):
         return None
 
     def client_step(self, key, downlink, local, data):

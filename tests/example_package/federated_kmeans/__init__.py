@@ -10,7 +10,6 @@ from jaxtyping import Array, Float, Key, PyTree
 import jaxfed as jf
 
 Centres = Float[Array, "clusters features"]
-Start = jf.Personalized | None
 
 
 class Summary(NamedTuple):
@@ -45,36 +44,46 @@ class KMeans(jf.Algorithm):
         jf.contract.check_count("clusters", clusters)
         self.clusters = clusters
 
-    def check(self, clients: jf.contract.ClientsLike, start: Start) -> None:
+    def check(self, clients: jf.contract.ClientsLike, warm_start: jf.Personalized | None) -> None:
         """Raise a `ValueError` if data are not samples, or first centres have another shape."""
         if not isinstance(clients.parts[0], jf.Samples):  # in buckets there are several
             raise ValueError(f"clients: wanted samples, got {type(clients.data).__name__}")
         wanted = (self.clusters, clients.features)
-        if start is not None and jnp.shape(start.shared) != wanted:
+        if warm_start is not None and jnp.shape(warm_start.shared) != wanted:
             raise ValueError(
-                f"warm_start: wanted centres of shape {wanted}, got {jnp.shape(start.shared)}"
+                f"warm_start: wanted centres of shape {wanted}, got {jnp.shape(warm_start.shared)}"
             )
 
-    def first_message(self, key: Key[Array, ""], data: jf.Samples, start: Start) -> PyTree:
+    def first_message(
+        self, key: Key[Array, ""], data: jf.Samples, warm_start: jf.Personalized | None
+    ) -> PyTree:
         """Assign samples to clusters at random, unless there are centres to start from."""
-        if start is not None:
+        if warm_start is not None:
             return None
         drawn = jax.random.randint(key, (len(data.values),), 0, self.clusters)
         return jf.reduction.Sum(self._summary(data, jax.nn.one_hot(drawn, self.clusters)))
 
     def server_init(
-        self, key: Key[Array, ""], first: Summary | None, like: PyTree, start: Start
+        self,
+        key: Key[Array, ""],
+        first: Summary | None,
+        like: PyTree,
+        warm_start: jf.Personalized | None,
     ) -> Centres:
         """Return the first centres."""
         del key, like
-        return start.shared if first is None else _centres(first, 0.0)
+        return warm_start.shared if first is None else _centres(first, 0.0)
 
     def downlink(self, server: Centres) -> Centres:
         """Send the centres."""
         return server
 
     def client_init(
-        self, key: Key[Array, ""], downlink: Centres, data: jf.Samples, start: Start
+        self,
+        key: Key[Array, ""],
+        downlink: Centres,
+        data: jf.Samples,
+        warm_start: jf.Personalized | None,
     ) -> None:
         """Return None: a client keeps no state."""
 

@@ -29,18 +29,18 @@ class Mixture(jf.Algorithm):
 
     deviation: jax.Array = eqx.field(converter=jnp.asarray)
 
-    def check(self, clients, start):
+    def check(self, clients, warm_start):
         """Refuse data that are not samples."""
         if not isinstance(clients.parts[0], jf.Samples):
             raise ValueError(f"clients: wanted samples, got {type(clients.data).__name__}")
 
-    def server_init(self, key, first, like, start):
+    def server_init(self, key, first, like, warm_start):
         return jnp.zeros(len(CANDIDATES), like.values.dtype)
 
     def downlink(self, server):
         return server
 
-    def client_init(self, key, downlink, data, start):
+    def client_init(self, key, downlink, data, warm_start):
         return None
 
     def client_step(self, key, downlink, local, data):
