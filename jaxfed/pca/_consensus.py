@@ -82,7 +82,8 @@ class Eigensolver(Algorithm, DifferentiatedThrough):
     @final
     def prepare(self, data: Samples | Moment, client_id, rounds) -> Member:
         """Return the client's matrix A_i A_iᵀ, or its samples, whichever is cheaper."""
-        # A mean over one sample is the sum.
+        # A `Moment` divides by its count. With a count of one it is the sum A_i A_iᵀ, as in the
+        # paper; the number of samples is kept beside it.
         one = jnp.ones_like(data.count)
         if isinstance(data, Samples):
             samples = Samples(data.values, one)
@@ -109,9 +110,11 @@ class Measured(Eigensolver):
         """Return the server's first state, with random components or the warm start's."""
         dtype = like.moment.trace.dtype
         if warm_start is None:
+            # As in Section 5.2 of Wang, Liu & Zhang (2022): entries uniform in [-1, 1].
             shared = jax.random.uniform(key, (like.moment.dim, self.rank), dtype, -1, 1)
         else:
             shared = warm_start.shared.astype(dtype)
+        # NaN for f makes the first relative change NaN, which is below no tolerance.
         return Server(orthonormalize(shared), jnp.full((), jnp.nan, dtype), energy)
 
     @final
@@ -130,6 +133,8 @@ class Measured(Eigensolver):
         if product is None or server.energy is None:
             change = relative_change(server.captured, captured)
             return {"captured": captured, "stopping_measure": change}
+        # Scaled as in Section 5.2. The paper does not stop by it because that takes extra messages
+        # (Remark 9); subspace iteration has A Aᵀ Z from its own sum.
         violation = norm(ratio(deflate(product, server.shared), server.energy))
         if exact is not None:
             violation = jnp.where(exact, violation, jnp.inf)
@@ -167,5 +172,7 @@ def positive(x: Array) -> Array:
 
 def norm(x: Array) -> Float[Array, ""]:
     """Return the Frobenius norm, with derivative zero at zero."""
+    # Both branches of `where` are differentiated. Without `positive`, the one not taken would
+    # contribute 0 times infinity at zero, which is NaN.
     square = jnp.sum(x**2)
     return jnp.where(square > 0, jnp.sqrt(positive(square)), 0)

@@ -41,6 +41,8 @@ class Solver(NamedTuple):
 
 
 def _descend(data, local, shared, variance, step_size):
+    # d² enters the objective as d²/(2 σ²), so half its gradient, divided by σ², is the prior's
+    # part.
     gradient = likelihood.likelihood_gradient(data.moment, local, data.precision)
     gradient = gradient + likelihood.distance_gradients(shared, local)[1] / variance
     curvature = None if data.curvature is None else data.curvature + 1 / variance
@@ -48,11 +50,15 @@ def _descend(data, local, shared, variance, step_size):
 
 
 def _descended_copy(shared, local, variance, step_size):
+    # The automatic step size σ² cancels the 1/σ² of the gradient. The copy is not retracted here:
+    # for polar factors, the server's retraction of mean V_i - V at V is the polar factor of mean
+    # V_i.
     ratio = 1 if step_size is None else step_size.astype(variance.dtype) / variance
     return shared - ratio * likelihood.distance_gradients(shared, local)[0]
 
 
 def _best_local(data, local, shared, variance, step_size):
+    # For an aligned basis the objective is -tr Uᵀ(c S + VVᵀ/σ²)U / 2 plus a constant.
     joint = likelihood.joint_moment(data.moment, data.precision, shared.T, variance)
     return aligned(joint.top(len(local))[1].T, shared)
 
@@ -69,6 +75,8 @@ def _attraction(shared, local, variance, step_size):
 
 SOLVERS = {
     "gradient": Solver(_descend, _descended_copy, lambda shared, received: polar(received)),
+    # The server receives mean U_iU_iᵀ, whose top eigenvectors minimize the mean of r - ‖VᵀU_i‖²,
+    # which is d² for aligned bases.
     "eigenvectors": Solver(_best_local, lambda shared, local, *_: Gram(local.T), _best_shared),
     # The shared step uses earlier rounds: see `_quasi_newton`.
     "quasi_newton": Solver(_best_local, _attraction, lambda shared, received: received),
@@ -157,6 +165,8 @@ class PersonalizedPCA(Algorithm, DifferentiatedThrough, HasBases):
         solver = SOLVERS[self.solver]
         moved = solver.local_step(data, local, shared, variance, self.step_size)
         if self.solver == "quasi_newton":
+            # The server climbs -min_U f(V, U) as a function of V, so the value must be that of the
+            # best components beside the V that it sent.
             distance = likelihood.squared_distance(shared, moved)
             objective = likelihood.negative_log_likelihood(data.moment, moved, noise)
             objective = objective + distance / (2 * variance)

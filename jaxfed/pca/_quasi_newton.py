@@ -168,6 +168,8 @@ def climb(
 
     before = memory.base
     by_frame, _ = _parts(memory.direction, before.frame)
+    # The tangent vector that was retracted, not the difference of the frames. Numbers may have
+    # stopped at a limit, so their move is measured.
     moved = _joined(memory.step * by_frame, (place - last) * weights)
     predicted = jnp.vdot(memory.gradient, moved)
     gain = found.value - memory.value
@@ -234,6 +236,7 @@ def climb(
         changed=changed,
         rounds=memory.rounds + 1,
     )
+    # The Newton decrement: twice the gain that the quadratic model predicts.
     left = ratio(jnp.abs(jnp.vdot(newton, gradient)), jnp.abs(found.value))
     return Climbed(after, accepted, jnp.where(comparable, left, jnp.inf))
 
@@ -270,6 +273,8 @@ def _carried(vector: Vector, frame: Frame) -> Vector:
 
 def _updated(pairs: Pairs, base: Frame, new: Vector, useful: Bool[Array, ""]) -> Pairs:
     """Project pairs to a base, and replace the oldest by a useful new one."""
+    # The vector transport is projection, which does not preserve inner products: a carried pair may
+    # lose its positive curvature, and `_newton` then gives it the weight zero.
     pairs = jax.vmap(lambda x: _carried(x, base))(pairs)
     return jnp.where(useful, jnp.roll(pairs, 1, axis=0).at[0].set(new), pairs)
 
@@ -294,6 +299,7 @@ def _newton(moves: Pairs, changes: Pairs, gradient: Vector, curvature_bound: Sca
         return vector + (share - weight * jnp.vdot(change, vector)) * move, None
 
     vector, shares = jax.lax.scan(from_latest, gradient, (moves, changes, weights))
+    # The usual first guess of the inverse Hessian, a multiple of the identity from the latest pair.
     square = jnp.vdot(changes[0], changes[0])
     known = (square > 0) & (curvatures[0] > 0)
     inverse = jnp.where(known, ratio(curvatures[0], square), 1 / curvature_bound)

@@ -79,6 +79,9 @@ def evidence_of(data, key, threshold, most: tuple[int, int], draws: int, subsets
     chosen = (places < size).astype(rows.dtype)
 
     def together(scores, chosen):
+        # Over the root of their number, a sum of independent scores has variance one under the
+        # null, as each of them has. So one threshold serves single clients, all of them, and
+        # subsets.
         limited = jnp.clip(scores, -MOST, MOST)
         return matmul(chosen, limited) / jnp.sqrt(chosen.sum(axis=-1, keepdims=True))
 
@@ -94,6 +97,7 @@ def evidence_of(data, key, threshold, most: tuple[int, int], draws: int, subsets
     shared = last_above(agreement.scores, threshold)
 
     basis = agreement.basis * (jnp.arange(most_shared) < shared)
+    # Noise of variance one in every client, lest a noisy client outweigh the others.
     scaled = rows / jnp.sqrt(jnp.where(variance > 0, variance, 1))[:, None, None]
     basis = _refined(scaled, basis, rank - shared)
     noise = _against_noise(rows, counts, basis, of_local, most_local, draws)
@@ -142,6 +146,8 @@ def _next_score(rows, known: Known, triples, bits, *, basis, larger, draws: int)
     # closely. An outlying entry is absorbed by its row twice: by its direction, and by its size.
     of_rows = 1 - jnp.sum(left**2 * before, axis=1) - mean
     of_columns = 1 - jnp.sum(right**2 * before[:, None], axis=0) - jnp.sum(basis**2, axis=1)
+    # Rows and columns that the larger directions fit almost exactly have hardly any residual left.
+    # Without a floor, rounding would be scaled up.
     row_floor, column_floor = jnp.maximum(of_rows, 0.05), jnp.maximum(of_columns, 0.05)
     rest = rest / row_floor[:, None] / jnp.sqrt(column_floor)
     noise = rest * jnp.sqrt(_reciprocal(jnp.sum(rest**2)))
@@ -149,6 +155,8 @@ def _next_score(rows, known: Known, triples, bits, *, basis, larger, draws: int)
     def drawn(draw, signal, energy):
         signs = 1 - 2 * ((bits[draw // 32] >> (draw % 32)) & 1).astype(noise.dtype)
         signed = noise * signs
+        # As in the observed residual, the mean, if it was subtracted, and the shared directions are
+        # taken out.
         signed = signed - real * jnp.sum(signed, axis=0) * mean
         signed = signed - matmul(matmul(signed, basis), basis.T)
         return _squares(matmul(left * jnp.sqrt(signal), right) + jnp.sqrt(energy) * signed)
@@ -162,6 +170,8 @@ def _next_score(rows, known: Known, triples, bits, *, basis, larger, draws: int)
         return signal, energy * jnp.clip(factor, 0.5, 2)
 
     features = rows.shape[1] - jnp.sum(basis**2)
+    # Noise outside the larger directions has this share of its degrees of freedom. The loop then
+    # matches the draws' mean singular values to the observed ones.
     room = jnp.maximum((count - larger) * (features - larger), 1)
     largest = squares[jnp.minimum(larger, len(squares) - 1)]
     guess = jnp.where(before, squares - largest, 0), tail * count * features / room
@@ -170,6 +180,7 @@ def _next_score(rows, known: Known, triples, bits, *, basis, larger, draws: int)
     def share(squares):
         return jnp.log(squares[larger] / jnp.sum(jnp.where(before, 0, squares)))
 
+    # From bit 32 on: the draws that matched the null would agree with it too well.
     null = lax.map(
         lambda draw: share(drawn(draw, *guess)), 32 + jnp.arange(draws), batch_size=BLOCK
     )
@@ -200,6 +211,7 @@ def _against_chance(signals, chosen, key, ranks: int, draws: int) -> Agreement:
     basis, singular, _ = svd(_side_by_side(signals, everyone))
     basis, values = basis[:, :ranks], singular[:ranks] ** 2
     shares = jnp.sum(jnp.einsum("mdw,dr->mwr", signals, basis) ** 2, axis=1)
+    # A direction at random captures 1/d of the energy, so only what exceeds that counts.
     shares = shares - jnp.sum(signals**2, axis=(1, 2))[:, None] / d
     # Half of the mean is not reached in most clients if fewer than half have the direction.
     by_most = jnp.cumprod(jnp.median(shares, axis=0) > jnp.mean(shares, axis=0) / 2) > 0
@@ -222,6 +234,7 @@ def _against_chance(signals, chosen, key, ranks: int, draws: int) -> Agreement:
             rotated = frames * jnp.sqrt(weights)[:, None]
             return jnp.stack([largest(rotated, everyone)[0], largest(rotated, subset)[0]])
 
+        # Fewer clients agree more by chance, so subsets have a null of their own.
         subset = chosen[jnp.arange(draws) % len(chosen)]
         null = lax.map(drawn, (jax.random.split(key, draws), subset), batch_size=BLOCK)
         return null.mean(axis=0), null.std(axis=0, ddof=1)

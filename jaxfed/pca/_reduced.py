@@ -34,6 +34,8 @@ def evaluate(
     moment: Moment, shared: Frame, rank: int, active: Active = None
 ) -> tuple[Evaluation, Float[Array, ""]]:
     """Return ONE client's part of gradient and objective at U, and the variance it leaves."""
+    # By the envelope theorem the derivative by U is S U minus V times VᵀS U, the multiplier of the
+    # constraint VᵀU = 0; how V changes with U does not count.
     local = best_local(moment, shared, rank, active)
     product = moment.mv(jnp.concatenate([shared, local], axis=1))
     by_shared, by_local = jnp.split(product, [shared.shape[1]], axis=1)
@@ -76,6 +78,8 @@ class Reduced(Algorithm, HasBases):
 
     def server_step(self, key, server, uplink):
         """Take a gradient step of length one over the gradient's norm."""
+        # Any step size gives the same implicit derivative as long as it is a constant: see the
+        # class.
         size = jax.lax.stop_gradient(jnp.linalg.norm(uplink, 2))
         scale = ratio(jnp.ones_like(size), size)
         return polar(server + scale * deflate(uplink, server)), {}
@@ -86,6 +90,8 @@ class Reduced(Algorithm, HasBases):
         best = best_local(moment, downlink, self.rank, data.active)
         overlap = best.T @ local
         if data.active is not None:
+            # Columns not in use are zero. Ones in their place keep the overlap regular and leave
+            # the other columns alone.
             overlap = overlap + jnp.diag(1 - data.active)
         return best @ polar(overlap)
 

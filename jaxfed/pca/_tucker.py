@@ -75,6 +75,8 @@ class Updates(Algorithm):
         """
         for k in self.modes:
             if k in self.orthogonal_modes:
+                # The first columns of a QR factor do not depend on the last: the shared span is
+                # kept, and only the local factor is projected.
                 joint = orthonormalize(jnp.concatenate([shared[k], local[k]], axis=1))
                 local = replaced(local, k, joint[:, self.shared_ranks[k] :])
                 shared = replaced(shared, k, joint[:, : self.shared_ranks[k]])
@@ -126,6 +128,8 @@ class Updates(Algorithm):
         return top_eigenvectors(moment, self.local_ranks[k])[1]
 
     def _proximal(self, before: Factor) -> Second:
+        # ‖UUᵀ - U'U'ᵀ‖² = 2 (r - tr UᵀU'U'ᵀU), so the proximal term adds this to the matrix whose
+        # top eigenvectors are the update.
         return 2 * self.proximal.astype(before.dtype) * matmul(before, before.T)
 
 

@@ -35,12 +35,16 @@ def _closed_form(variance, distance, hyper_prior, dimension, step=None):
 
 
 def _log_step(variance, distance, hyper_prior, dimension, step):
+    # dR/d(log σ²) = D (1 - B/(D σ²)) / 2 with B = 2ξ + mean d², and `wanted` is B/D. A step in the
+    # logarithm keeps the variance positive.
     step = 1 / dimension if step is None else step.astype(variance.dtype)
     wanted = _closed_form(variance, distance, hyper_prior, dimension)
     return variance * jnp.exp(-step * dimension * (1 - wanted / variance) / 2)
 
 
 def _gradient_step(variance, distance, hyper_prior, dimension, step):
+    # Line 7 of Algorithm 1 with dR/dσ = D (1 - B/(D σ²)) / σ. The default is the largest step for
+    # which Lemma 3.2 keeps σ² at ξ/(2D) or above.
     step = hyper_prior / dimension**2 if step is None else step.astype(variance.dtype)
     deviation = jnp.sqrt(variance)
     wanted = _closed_form(variance, distance, hyper_prior, dimension)
@@ -177,6 +181,8 @@ class AdaptivePCA(PersonalizedPCA):
         shared = first_shared(self.rank, key, first, like, warm_start)
         hyper_prior = self.hyper_prior
         if hyper_prior is None:
+            # With the sampling variance v = 1/c, 2ξ/D is v/3. In the Gaussian model of ADEPT,
+            # collaboration helps at every stationary point if it exceeds 0.17 v (Corollary 4.6).
             hyper_prior = self._dimension(shared.shape[1]) / (6 * first["precision"])
         variance, memory = self.prior_variance.astype(shared.dtype), None
         if self.solver == "quasi_newton":
@@ -192,8 +198,10 @@ class AdaptivePCA(PersonalizedPCA):
     def client_step(self, key, downlink: Message, local: Rows, data: Member):
         """Take the step of `HierarchicalPCA`, and measure the distance that the variance needs."""
         sent, moved, diagnostics = self._step(downlink.shared, downlink.scalar, local, data)
-        # The paper's gradient step uses the components from before the round; the other rules are
-        # block steps and use the new ones.
+        # The gradient step uses the components from before the round (line 7 comes before lines 8
+        # and 9); the other rules are block steps and use the new ones. Clients send d² instead of
+        # steps of their own: R is linear in d², so the mean of their steps is one step with the
+        # mean.
         distance = diagnostics["distance"]
         if self.spread != "gradient":
             distance = squared_distance(downlink.shared, moved)
@@ -220,6 +228,8 @@ class AdaptivePCA(PersonalizedPCA):
         half = self._dimension(server.shared.shape[1]) / 2
         pull = server.hyper_prior / server.prior_variance
         slope = uplink.scalar / (2 * server.prior_variance) - half + pull
+        # R = D/2 log σ² + ξ/σ² + d²/(2σ²), whose last term is part of the clients' objective
+        # already. `slope` is minus the derivative by log σ².
         value = -uplink.objective - half * memory.numbers[0] - pull
         anywhere = jnp.full(1, jnp.inf, slope.dtype)
         found = Evaluation(uplink.shared.T, value, slope[None])

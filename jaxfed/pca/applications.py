@@ -102,6 +102,7 @@ def embed_clients(local: Float[ArrayLike, "m d r"], dims: int = 2) -> Float[Arra
     check_count("dims", dims, most=len(distances))
     centred = distances - distances.mean(axis=0)
     centred = centred - centred.mean(axis=1, keepdims=True)
+    # -JρJ/2, symmetrized because the two centrings round differently.
     values, vectors = top_eigenvectors(-(centred + centred.T) / 4, dims)
     return vectors * jnp.sqrt(jnp.maximum(values, 0))
 
@@ -277,6 +278,8 @@ def _thin_start(clients: Clients, shared_rank: int, local_rank: int) -> Personal
     components are the best ones within the span of the client's top components.
     """
     top = _fit(Local(shared_rank + local_rank), clients).result.local
+    # Singular vectors of the clients' weighted bases side by side: the top eigenvectors of the mean
+    # projector, as `OneShot` computes.
     weighted = top * jnp.sqrt(clients.weights)[:, None, None]
     stacked = jnp.moveaxis(weighted, 0, 1).reshape(clients.features, -1)
     shared = jnp.linalg.svd(stacked, full_matrices=False)[0][:, :shared_rank]

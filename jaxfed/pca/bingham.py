@@ -73,6 +73,8 @@ def mean_projector_weights(values: Float[Array, " d"], rank: int) -> Float[Array
     """Eigenvalues of E[UUᵀ], from 0 to 1 with sum r, from those of A; both descending."""
     features = len(values)
     gaps = values[:rank, None] - values[rank:]
+    # In a prior with two distinct eigenvalues all r (d - r) pairs are alike, so each accounts for
+    # an equal part of the distance.
     pair = jax.vmap(jax.vmap(lambda gap: prior_distance(gap, features, rank)))(gaps)
     lost = pair / (rank * (features - rank))
     return jnp.concatenate([1 - lost.sum(axis=1), lost.sum(axis=0)])
@@ -109,6 +111,7 @@ def fitted_concentration(distance: Float[Array, ""], features: int, rank: int) -
         above = prior_distance(jnp.exp(middle), features, rank) > distance
         return jnp.where(above, middle, low), jnp.where(above, high, middle)
 
+    # κ spans tens of orders of magnitude, hence the logarithm; 50 halvings leave less than 1e-13.
     low, high = (jnp.full(distance.shape, limit) for limit in jnp.log(limits))
     bounds = jax.lax.fori_loop(0, 50, halve, jax.lax.stop_gradient((low, high)))
     root = jax.lax.stop_gradient(jnp.exp(sum(bounds) / 2))

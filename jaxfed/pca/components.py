@@ -285,6 +285,7 @@ def moment_message(
     It is a thin factor or the upper triangle of the matrix, times the scale. The total is the sum
     over clients, whatever their weights.
     """
+    # A factor has n d numbers and a triangle d (d + 1) / 2.
     if moment.samples is not None and 2 * len(moment.samples) <= moment.dim:
         root = jnp.sqrt(scale / jnp.maximum(moment.count, 1))
         return Gram(moment.samples.T * root, weighted=not total, thin=True)
@@ -340,6 +341,7 @@ def common_local(result: Personalized) -> tuple[str, ...]:
         return ()
     first = np.random.default_rng(0).standard_normal(min(stacked.shape))
     (largest,) = np.asarray(svds(stacked, 1, v0=first, return_singular_vectors=False))
+    # The largest eigenvalue of the mean local projector is 1 - θ: (11) of Shi & Kontar (2024).
     theta = max(0.0, 1 - largest**2 / len(local))
     if theta > COMMON:
         return ()

@@ -198,6 +198,8 @@ class EmpiricalBayesPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
         values = jnp.pad(top, (0, data.dim - count))
         features, rank, s = data.dim, self.rank, self.noise_variance.astype(values.dtype)
         weights = bingham.mean_projector_weights(values, rank)
+        # Outside the span of samples and shared components all eigenvalues are zero, so one weight
+        # serves all of these directions, and they need no eigenvectors.
         rest = weights[-1] if count < features else 0.0
         inside = vectors.T @ shared
         # The derivative of eigenvectors leaves out their rotations towards each other.
@@ -210,9 +212,11 @@ class EmpiricalBayesPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
 
         gaps = values[:rank, None] - values[rank:]
         posterior = bingham.log_normalizer(gaps, features, rank).mean() + values[:rank].sum() / 2
-        # The shared components arrive not quite orthonormal, and a large κ amplifies the error.
+        # `log_normalizer` leaves out tr κVᵀV / 2, which is κr/2 for orthonormal V. But V arrives
+        # not quite orthonormal, and a large κ amplifies the error.
         prior = bingham.log_normalizer(concentration, features, rank)
         prior += concentration / 2 * jnp.vdot(shared, shared)
+        # n/2 (log det W + tr W⁻¹S) without its part in U, which is in the posterior's c S.
         constant = features * jnp.log(s) + rank * jnp.log1p(1 / s) + data.trace / s
         objective = data.count / 2 * constant - posterior + prior
         # The variance along the components: tr E[UUᵀ]S from E[UUᵀ](cS + κVVᵀ).
@@ -228,6 +232,7 @@ class EmpiricalBayesPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
             return self._climbed(server, server.memory, uplink)
         features = len(server.shared)
         place = jnp.log(server.concentration)
+        # EM's own step. κ spans orders of magnitude, so steps and extrapolation are in log κ.
         move = jnp.log(bingham.fitted_concentration(uplink.distance, features, self.rank)) - place
         # EM is slow if samples say little about σ²; the secant through its last two steps predicts
         # where they vanish.
@@ -251,6 +256,8 @@ class EmpiricalBayesPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
         assert uplink.objective is not None
         concentration, features = server.concentration, len(server.shared)
         farther = bingham.prior_distance(concentration, features, self.rank) - uplink.distance
+        # d log C / d log κ is κ/2 (r - expected distance) for prior and posterior alike, so the
+        # slope vanishes where EM stops.
         slope = concentration * farther / 2
         found = Evaluation(concentration * uplink.product, -uplink.objective, slope[None])
         limit = jnp.asarray(bingham.concentrations(features, self.rank, slope.dtype)[0])

@@ -139,17 +139,21 @@ class FAPS(Accelerated, HoldsBasis):
 
     def client_init(self, key, downlink: Frame, data: Member, warm_start) -> Consensus:
         """Return X_i = Z with its multiplier."""
+        # |A_i|_2². The paper's initial penalty is 0.15 times that (Section 5.2).
         norm = data.moment.largest_eigenvalue()
         return Consensus(
             x=downlink,
             image=data.moment.mv(downlink),
             penalty=self.penalty.astype(norm.dtype) * norm,
+            # Zero, since X_i^(0) = Z^(0). So rule (25) raises every penalty at k = 5.
             distance=jnp.zeros_like(norm),
             age=jnp.zeros((), jnp.int32),
         )
 
     def client_step(self, key, downlink: Frame, local: Consensus, data: Member):
         """Improve the local solution, update the multiplier, send Q_i Z."""
+        # Lines 5 to 7 of Algorithm 1. The penalty that rule (25) gives below, β^(k+1), serves from
+        # the next round on.
         z, moment, penalty = downlink, data.moment, local.penalty
         x, image, steps = self._solve(local, z, data)
         w = -deflate(image, x)  # (16)
@@ -182,7 +186,8 @@ class FAPS(Accelerated, HoldsBasis):
         """Return the next penalty by rule (25), and the distance to compare with next."""
         if self.penalty_growth is None:
             return local.penalty, local.distance
-        # From a residual, since inner products lose all digits of a small distance. It needs no
+        # The distance of X^(k) and Z^(k): `local.x` is the basis before this round's steps. From a
+        # residual, since inner products lose all digits of a small distance. It needs no
         # derivative, and a norm has none at zero.
         distance = 2**0.5 * jnp.linalg.norm(jax.lax.stop_gradient(deflate(z, local.x)))
         due = local.age % PERIOD == 0
@@ -196,6 +201,8 @@ class FAPS(Accelerated, HoldsBasis):
         Returns:
             The basis X, A_i A_iᵀ X, and the number of steps.
         """
+        # H_i is fixed during the loop: W and the penalty are those of X^(k). Line 5 of Algorithm 1
+        # wants (13) and (14); the experiments of the paper stop by (26) instead (Section 5.2).
         initial, image, penalty, *_ = local
         moment, w = data.moment, -deflate(image, initial)
         empty = moment.trace == 0

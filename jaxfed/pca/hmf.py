@@ -168,7 +168,8 @@ class HMF(Algorithm, HasBases, HasRemarks):
         moment = Moment.from_samples(values, 1)
         inner = moment.row_products(first_components(moment, self.local_rank))[1]
         share = jnp.sum(observed) / (data.count * observed.shape[1])
-        # Extrapolates to the missing entries.
+        # Missing entries are zeros here, which makes the eigenvalue too small by about the observed
+        # share.
         curvature = ratio(Moment.from_dense(inner).largest_eigenvalue(), share)
         return Member(values, observed, curvature)
 
@@ -223,6 +224,7 @@ class HMF(Algorithm, HasBases, HasRemarks):
 
         copy = _moved(shared, rise[: self.shared_rank], pace)
         components = _moved(components, rise[self.shared_rank :], own_pace)
+        # Scores have curvature one while components are orthonormal; half, as in `_pace`.
         step = jnp.asarray(0.5 if self.step_size is None else self.step_size, rest.dtype)
         local = Local(components, *self._split(scores + step * data_matmul(rest, together.T)))
         uplink = Message(copy, None if downlink.curvature is None else curvature)
@@ -263,7 +265,8 @@ class HMF(Algorithm, HasBases, HasRemarks):
         if self.step_size is not None:
             step = jnp.asarray(self.step_size)
         else:
-            # A step in components and scores together has twice the curvature.
+            # A step in components and scores together has up to twice the curvature; the penalty's
+            # is 4 β at orthonormal components.
             step = ratio(jnp.ones_like(curvature), 2 * curvature + 4 * penalty)
         return Pace(step.astype(curvature.dtype), jnp.asarray(penalty, curvature.dtype))
 

@@ -140,6 +140,7 @@ class BlockLanczos(Accelerated):
         unknown = jnp.full((), jnp.nan, dtype)
         return Memory(
             basis=jnp.zeros((features, columns), dtype),
+            # A Aᵀ has no negative eigenvalue, so -1 puts unused columns behind all Ritz vectors.
             projected=-jnp.eye(columns, dtype=dtype),
             used=jnp.zeros((), jnp.int32),
             rest=jnp.zeros((features, self.rank), dtype),
@@ -184,14 +185,18 @@ class BlockLanczos(Accelerated):
         basis, projected, used, _, block, before = server[:6]
         features, columns = basis.shape
         product = ratio(uplink, server.totals.energy)
+        # With a column for every feature, a full memory spans everything, and no restart follows.
         if columns < features:
             memory = basis, projected, used
             full = used + self.rank > columns
             basis, projected, used = lax.cond(full, self._restarted, lambda *kept: kept, *memory)
 
         basis = lax.dynamic_update_slice_in_dim(basis, block, used, axis=1)
+        # Against all of Q, not only the last two blocks: after a restart T has an arrow's shape,
+        # and with rounding the blocks would lose their orthogonality.
         strip = basis.T @ product  # Qᵀ A Aᵀ B
         rest = product - basis @ strip  # W
+        # Zero columns, where the last block has no more dimensions to fill, count as unused.
         unused = jnp.diag((jnp.sum(block**2, axis=0) < 0.5).astype(block.dtype))
         corner = lax.dynamic_slice_in_dim(strip, used, self.rank) - unused
         strip = lax.dynamic_update_slice_in_dim(strip, corner, used, axis=0)

@@ -114,6 +114,8 @@ class LocalPower(Accelerated, Measured):
             new = basis, data.moment.mv(basis)
             return jax.tree.map(lambda new, old: jnp.where(step < steps, new, old), new, pair), None
 
+        # `steps` is the same for all clients, so this stays a branch when mapped over them, and
+        # rounds with one step, nearly all, skip the loop.
         basis, product = jax.lax.cond(
             steps > 1,
             lambda pair: jax.lax.scan(another, pair, jnp.arange(1, self.local_steps))[0],

@@ -220,9 +220,11 @@ def _median_factor(bases: Float[Array, "m d k"]) -> Float[Array, "d columns"]:
     # Clients of weight 0 have sent zeros.
     sizes = jnp.diagonal(common)
     there = (sizes > 0).astype(sizes.dtype)
+    # Keeps the weight of a client at the median itself finite.
     smooth = jnp.finfo(sizes.dtype).eps ** 0.5
 
     def step(weights, _):
+        # ‖P_i - Σ_j w_j P_j‖² with ⟨P_i, P_j⟩ = ‖V_iᵀV_j‖²: no d x d projector is formed.
         toward = common @ weights
         squares = jnp.maximum(sizes + weights @ toward - 2 * toward, 0)
         inverse = there / jnp.sqrt(squares + smooth)

@@ -280,6 +280,7 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
         moment, _, active = data
         shared, curvature = downlink
 
+        # Algorithm 2: deflate then retract, so that [U, V] is feasible at the received U.
         deflated = local - client_matmul(client_matmul(local, shared.T), shared)
         local = retract(deflated, self.retraction, active)
         w = jnp.concatenate([shared, local])
@@ -287,6 +288,7 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
         objective = uncaptured(moment, jnp.trace(wsw))
         if self.variant == "tangent":
             # (I - P_U - P_V) S W is the tangent projection, because WᵀSW is symmetric.
+            # Choice 1, (58) for the shared copy, which is not retracted before it is averaged.
             moved = w + self._step(sw - data_matmul(wsw, w, once=True), curvature)
             # The paper retracts the local part here and again, after deflation, at the start of the
             # next round. Only its span matters, so one retraction is enough.
@@ -317,6 +319,8 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
             moved = multiplied(server.shared, uplink.shared)
         else:
             moved = uplink.shared
+        # GR_U(mean U_i - U) in Algorithm 2: both retractions depend only on U plus their argument,
+        # here the mean.
         shared = retract(moved, self.retraction)
         server = Server(shared, curvature, objective)
         return server, {} if curvature is None else {
@@ -334,6 +338,9 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
         """Return the local components, deflated by the final shared ones and retracted."""
         if data.unshrunk is not None:
             return best_local(data.unshrunk, downlink.shared.T, self._width, data.active)
+        # Algorithm 2 returns U_R and V_(i),R, with which the last round started. Here both are
+        # those after the last step, and V_(i),R+1/2 is orthogonal to U_R+1 only once it is
+        # deflated.
         return beside(downlink.shared.T, local.T, data.active)
 
     def shared_result(self, server):

@@ -190,6 +190,7 @@ def suggest_ranks(
 
     width = min(data.values.shape[1:])
     most = min(most_shared, width), min(most_local, width)
+    # Bonferroni's correction for all components that are looked for.
     threshold = NormalDist().inv_cdf(1 - (1 - confidence) / sum(most))
     evidence = jax.device_get(evidence_of(data, key, threshold, most, draws, subsets))
     agreement, scores = evidence.agreement, evidence.local_scores

@@ -64,7 +64,8 @@ def split_half(
         )
 
     def half(first: int, part: Samples) -> Samples:
-        # With an odd number of samples, the even rows are one more.
+        # Padding rows stay last in both halves. Of an odd number of samples, the even rows are one
+        # more.
         return Samples(part.values[:, first::2], (part.count + 1 - first) // 2)
 
     halves = [

@@ -76,6 +76,7 @@ class SubspaceIteration(HoldsBasis, HasBases):
 
     def server_step(self, key, server: Server, uplink: Frame) -> tuple[Server, Diagnostics]:
         """Orthonormalize the sum."""
+        # f(Z) = tr Zᵀ A Aᵀ Z is known from the sum, so rule (27) needs no extra number.
         captured = jnp.vdot(server.shared, uplink)
         measured = self._measures(server, captured, uplink)
         shared = RETRACTIONS[self.retraction](uplink)

@@ -214,9 +214,11 @@ class TCMF(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
         low_rank = client_matmul(data_matmul(local.cleaned, components), components.T)
 
         local = self._renewed(local, low_rank, data)
+        # Entries in S are those of the low-rank parts in `cleaned`, so they add no error here.
         rest = data.observed * (local.cleaned - low_rank)
         errors = data.observed & (local.cleaned != data.values)
         objective = jnp.sum(rest**2) + local.threshold**2 * jnp.sum(errors)
+        # With the renewed S, but the local components from before it.
         product = _moment(local.cleaned).mv(shared)
         return deflate(product, own).T, local, {"objective": objective / 2}
 

@@ -207,9 +207,12 @@ class PerTucker(Updates, DifferentiatedThrough, HasRemarks):
         pair = self.aligned(downlink, local)
 
         def step(k: int) -> tuple[Array, Factors, Scalar]:
+            # The server has updated the last round's mode since, so its local factors follow first;
+            # `aligned` has only projected them.
             last = (k - 1) % len(self.shape)
             updated = self.update_local(last, data, pair, local[last])
             moment = self.shared_moment(k, data, Pair(pair.shared, updated.local))
+            # Both parts are orthogonal in at least one mode, so their energies add up.
             captured = updated.captured + energy(moment, pair.shared[k])
             missing = max(self.shape) - len(moment)  # messages of all modes have one size
             return triangle(jnp.pad(moment, (0, missing))), updated.local, captured
