@@ -96,6 +96,8 @@ def loss(
 ) -> tuple[Float[Array, ""], PyTree]:
     """Return half the mean squared error of a batch's outputs, and the next running statistics."""
     outputs, statistics = _in_training(eqx.combine(parameters, rest), batch)
+    # A sum of squares, as in (8a) of Shrestha & Fu. The authors' programs minimize the norm itself,
+    # over all views stacked, which couples the views' gradients.
     return jnp.sum((outputs - targets) ** 2) / (2 * len(batch)), statistics
 
 

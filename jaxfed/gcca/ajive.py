@@ -94,6 +94,8 @@ class ViewParts(NamedTuple):
         loadings = jnp.concatenate([self.joint_loadings, self.individual_loadings], axis=1)
         left, singular, right = svd(loadings)
         inverse = reciprocal(singular, not_rounding(singular, loadings.shape))
+        # The two kinds of loadings need not be orthogonal to each other, so scores are found
+        # together.
         scores = matmul(matmul(values, left) * inverse, right)
         rank = self.joint_loadings.shape[1]
         return ViewScores(scores[:, :rank], scores[:, rank:])
@@ -185,6 +187,7 @@ class AJIVE(Algorithm, DifferentiatedThrough, HasRemarks):
         width, least = widest(self.signal_rank), signal.threshold
         individual_rank = jnp.asarray(width)
         if self.individual_rank is not None:
+            # A given rank replaces the threshold, so directions count down to rounding errors.
             individual_rank = rank_of(self.individual_rank, client_id)
             least = signal.rounding
         return Member(data.values, signal.left, signal.threshold, least, individual_rank)
@@ -199,8 +202,8 @@ class AJIVE(Algorithm, DifferentiatedThrough, HasRemarks):
         """Return the directions nearest to all views' signals."""
         bases = side_by_side(first)
         left, singular, _ = svd(bases)
-        # A direction of one view alone has the value 1. Several such directions may be mixed: every
-        # view would find itself in them.
+        # A direction that only one view has gets the value 1. If several have it, the decomposition
+        # may return mixtures in which every view has a part, so no client would miss them.
         # Errors of singular values of orthonormal columns do not grow with the number of entities.
         rounding = jnp.finfo(singular.dtype).eps * min(bases.shape) * singular[0]
         kept = (singular > 1 + rounding) | (len(first) == 1)

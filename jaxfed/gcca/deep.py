@@ -317,4 +317,5 @@ def _closest(scores: Scores, proximal: Scores | float = 0.0) -> Scores:
 
     Source: Shrestha & Fu (2023), equations (9) and (15).
     """
+    # Only the scores are centred: the server's own G, in the proximal term, is already.
     return polar(scores - scores.mean(0) + proximal)

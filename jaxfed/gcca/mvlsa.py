@@ -81,6 +81,8 @@ class MVLSA(OneExchange):
         """Combine the views' bases, `(views, entities, k)`, to the common representation."""
         root, bases = root_of(first.observed), first.scores
         together = bases.transpose(1, 0, 2).reshape(bases.shape[1], -1)
+        # G = W^(-1/2) H with the top left singular vectors H of W^(-1/2) times the bases: see
+        # `shares`.
         return divided(svd(divided(together, root))[0][:, : self.rank], root)
 
     def client_init(self, key, downlink: Scores, data: Factors, warm_start) -> Weights:

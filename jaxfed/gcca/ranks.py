@@ -108,6 +108,7 @@ def _bounds(
     squares = svd(side_by_side(signals.left))[1] ** 2
 
     def wedin(key):
+        # By id, so that a view's draws do not depend on the other views.
         keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(ids)
         return len(ids) - jnp.sum(jax.vmap(_sine)(keys, views, signals) ** 2)
 
@@ -130,6 +131,8 @@ def _sine(key: Key[Array, ""], view: View, signal: Signal) -> Float[Array, ""]:
     drawn = jax.random.normal(key, (entities + features, signal.left.shape[1]), dtype)
     rows = _outside(signal.left, drawn[:entities], jnp.asarray(entities, dtype))
     columns = _outside(signal.right, drawn[entities:] * view.mask[:, None], view.count)
+    # Wedin's bound of the sine is max(‖E V‖, ‖EᵀU‖) / σ_r. The noise E is not known, but X along
+    # random directions outside its signal is all noise.
     noise = jnp.maximum(_norm(matmul(view.values.T, rows)), _norm(matmul(view.values, columns)))
     least = jnp.min(signal.singular, where=signal.singular > 0, initial=jnp.inf)
     # Without a signal, the rotation is unbounded.

@@ -245,6 +245,8 @@ class Views(Clients):
     def _of(cls, data: View | SparseView) -> Self:
         clients = len(data.count)
         ids = jnp.arange(clients, dtype=jnp.int32)
+        # The objective, (7a) of Shrestha & Fu (2023), is a plain sum over views: no weights by
+        # features or entities.
         return cls(data, ids, jnp.full(clients, 1 / clients, data.count.dtype))
 
     @property
