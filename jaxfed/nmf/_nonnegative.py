@@ -41,6 +41,7 @@ def loadings_of(
     """
     together = shared + own
     product = data_matmul(values, together.T)
+    # λ ‖Vᵀh‖² is quadratic in h and only adds to the Gram matrix.
     rest = jnp.asarray(penalty, own.dtype) * client_matmul(own, own.T)
     if observed is None:
         gram = client_matmul(together, together.T) + rest
@@ -113,6 +114,7 @@ def nonnegative_least_squares(
     found, exact, optimal, _ = jax.lax.while_loop(
         lambda state: ~state[2] & (state[3] < TESTS), test, state
     )
+    # The tests allow entries that are negative within rounding.
     return jnp.where(optimal, jnp.maximum(exact, 0), found)
 
 
@@ -120,6 +122,7 @@ def nonnegative_least_squares(
 def _(primals, tangents):
     (gram, product), (gram_change, product_change) = primals, tangents
     found = nonnegative_least_squares(gram, product)
+    # The positive entries solve G h = c; the others stay zero under small changes.
     change = product_change - gram_change @ found
     return found, _solve(_regular(gram), change, found > 0)
 

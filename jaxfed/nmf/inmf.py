@@ -180,6 +180,8 @@ class INMF(Algorithm, DifferentiatedThrough):
 
     def client_step(self, key, downlink: Rows, local: Local, data: Member):
         """Update the own parts and the loadings, and send their products."""
+        # Own parts first, from the products of the last round's H and the W received since. Each
+        # update of V_i, H_i and W lowers the objective given the others, so it never rises.
         own = self._own_parts(downlink, local)
         batch = self._batch(data, local.rounds)
         values = batch.values.astype(own.dtype)
@@ -187,7 +189,11 @@ class INMF(Algorithm, DifferentiatedThrough):
         found = loadings.values
         filled = values
         if batch.observed is not None:
+            # With missing entries at their fitted values, the squared error of whole samples equals
+            # that of the observed entries now and bounds it after any update. So sweeps that lower
+            # it lower both.
             filled = jnp.where(batch.observed, values, client_matmul(found, downlink + own))
+        # As if all samples of the client were like those of the batch.
         scale = ratio(data.size, batch.size)
         new = Products(client_matmul(found.T, found), data_matmul(found.T, filled))
         local = self._with(local, jax.tree.map(lambda x: scale * x, new), batch.size)
@@ -202,6 +208,8 @@ class INMF(Algorithm, DifferentiatedThrough):
 
     def client_result(self, downlink: Rows, local: Local, data: Member) -> Columns:
         """Return the own parts, updated to the last shared ones, in units of their lengths."""
+        # Both parts of a component are divided by the length of the shared one; loadings take it
+        # up.
         return ratio(self._own_parts(downlink, local), _lengths(downlink)).T
 
     def shared_result(self, server: Rows) -> Columns:
@@ -240,10 +248,12 @@ class INMF(Algorithm, DifferentiatedThrough):
     def _own_parts(self, shared: Rows, local: Local) -> Rows:
         """Update the own parts by one sweep; those of components that are not used become zero."""
         gram, product = _together(local)
+        # Given H and W, ‖X - H (W + V)‖² + λ ‖H V‖² is least where (1 + λ) HᵀH V = HᵀX - HᵀH W.
         weight = (1 + self.penalty).astype(gram.dtype)
         rest = product - client_matmul(gram, shared)
         found = descend(local.components, weight * gram, rest)
         found = jnp.where(jnp.diagonal(gram)[:, None] > 0, found, 0)
+        # Before the client's first round there are no products to fit.
         return jnp.where(local.rounds > 0, found, local.components)
 
     def _batch(self, data: Member, number: Int[Array, ""]) -> Member:
