@@ -94,12 +94,15 @@ class Adaptive(Training):
         weight = prior_weight.astype(data.count.dtype)
         # A coarse channel may round a spread to zero.
         downlink = downlink._replace(spread=bounded(downlink.spread, self.bounds))
+        # Before the local steps, as in Section 5.1; Algorithm 2 updates the spread after them.
         spread, collected = self._spread(local, downlink)
         precision = jax.tree.map(lambda s: 1 / s**2, spread)  # divide only once
 
         def step(carry, batch):
             (personal, state, mean, global_state, collected), (index, rows) = carry, batch
             if self._collects:
+                # The authors' code zeroes the gradient of σ only when it applies it. Until then
+                # every step adds ∂R/∂σ once by itself and w times as part of the personal loss.
                 # `_spread` has used the first step's own gradient already.
                 share = jnp.where(index == 0, weight, 1 + weight)
                 slope = spread_gradient(personal, Prior(mean, spread), self.hyper_prior)
@@ -116,6 +119,7 @@ class Adaptive(Training):
                 change = jax.tree.map(jnp.subtract, personal, mean)
                 mean = plus(mean, self.global_step_size, change)
             else:
+                # The global model moves in every local step, too (Section 5.1), with the new θ_i.
                 slope = self._clipped(self._global_gradient(personal, mean, precision), self.clip)
                 mean, global_state = descend(
                     self.global_optimizer, self.global_step_size, slope, global_state, mean
@@ -129,6 +133,7 @@ class Adaptive(Training):
         # Send changes instead of values, because small messages compress well.
         change = jax.tree.map(jnp.subtract, Prior(mean, spread), downlink)
         new_local = Local(personal, state, global_state, local.rounds + 1, collected)
+        # At the values that entered the round, like `losses[0]`.
         penalty = regularizer(local.personal, downlink, self.hyper_prior)
         objective = losses[0] + weight * penalty
         return change, new_local, {"objective": objective, "loss": losses[0]}
