@@ -28,4 +28,5 @@ def far_clients(
         raise ValueError(f"solution: wanted one of jaxfed.aggregation.Robust, got one of {name}")
     far = np.asarray(solution.server.distances) > FAR
     ids = np.asarray(ids)
+    # The same groups as in `Robust.prepare`.
     return ids[far[ids % solution.algorithm.groups]]

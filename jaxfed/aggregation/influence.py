@@ -120,6 +120,8 @@ def _to_first_order(
             )
         )
 
+    # Without client i the others' weights grow by 1/(1 - w_i), a change of (w - e_i) w_i/(1 - w_i).
+    # Its sign is lost in the squares.
     by_weight = jax.jacrev(numbers)(clients.weights)
     share = clients.weights
     change = (by_weight - by_weight @ share[:, None]) * (share / (1 - share))

@@ -114,6 +114,8 @@ class Sender(NamedTuple):
         weighted = kind != "sum"
         if not self.masked:
             return Groups(x, self.groups, weighted, limit)
+        # Masks hide all but the sum over clients, so each client sends a row for every group, with
+        # zeros in those of the others.
         own = (jnp.arange(self.groups) == self.group).reshape(-1, *[1] * x.ndim)
         return (Mean if weighted else Sum)(jnp.where(own, x, 0))
 
@@ -157,6 +159,7 @@ def aggregated(received: Message, rule: Rule, groups: int) -> Received:
         most = float(jnp.finfo(rows.dtype).max) ** 0.3
         scaled = jnp.clip((rows - center) / scale, -most, most)
         found = rule.aggregate(scaled, shares)
+        # In units of the median distance, whatever the part's scale, and counted by its numbers.
         squares = rows.shape[1] * in_median(distances(scaled, found)) ** 2
         return center + scale * found, squares
 

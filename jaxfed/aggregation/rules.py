@@ -111,7 +111,7 @@ class Biweight(Rule):
         found, rest, counts = center, rows - center, weights(center)
         numbers = rows.shape[1]
         # The largest share of the variance in one direction by chance, if all have the same
-        # variance.
+        # variance: Johnstone's (1 + √(p/n))² divided by p, with n = 1 / Σ w² for weighted groups.
         edge = (numbers**-0.5 + jnp.sum(counts**2) ** 0.5) ** 2
         for _ in range(min(self.directions, numbers)):
             direction = _principal_direction(rest, counts)
@@ -199,6 +199,7 @@ class CentredClipping(Rule):
 
 def distances(rows: Rows, center: Float[Array, " numbers"]) -> Shares:
     """Return distances from a point, smoothed at zero, where they have no derivative."""
+    # The constant is absolute, because `aggregated` scales rows to a median distance of one.
     squares = jnp.sum((rows - center) ** 2, axis=1)
     return jnp.sqrt(squares + 1e-3 * jnp.finfo(rows.dtype).eps ** 0.5)
 
@@ -231,6 +232,7 @@ def _sorted(rows: Rows, shares: Shares) -> tuple[Rows, Rows, Rows]:
 def weighted_quantile(rows: Rows, shares: Shares, level: float) -> Float[Array, " numbers"]:
     """Return each number's weighted quantile over the groups; the mean if between two values."""
     values, weights, before = _sorted(rows, shares)
+    # Equal weights reach a level only up to rounding; then both neighbours count.
     after, slack = before + weights, 4 * jnp.finfo(shares.dtype).eps
     counts = weights > 0
     low = jnp.argmax(counts & (after >= level - slack), axis=0)

@@ -182,6 +182,7 @@ def generate(
     def step(samples, index):
         amount, smaller = ((steps - index - i).astype(dtype) / steps for i in (0, 1))
         (signal, noise), (more, less) = map(corruption.shares, (amount, smaller))
+        # `amount` is at least 1/steps, so `noise` is never zero.
         found = jax.vmap(denoise, (0, None))(samples, amount)
         # The rest of the sample is noise; keep as much of it as the smaller amount allows.
         return more * found + less / noise * (samples - signal * found), None
