@@ -46,8 +46,8 @@ Method = Literal["refit", "one_step"]
 ORTHONORMAL = 1e-3
 # Tolerance of the derivative, as a share of a standard error.
 TOL = 1e-3
-# Steps of GMRES for each resample are at least as many, so up to as many times the resamples of a
-# block, a matrix of all unknowns takes fewer rounds.
+# GMRES takes at least this many steps for each resample. So with no more unknowns than this times
+# the resamples of a block, the system's matrix takes fewer rounds.
 STEPS = 10
 # Rounds before the one-step version, from the solution, so that it is at its optimum.
 POLISH = 10
@@ -133,6 +133,7 @@ def _ends(
         logits = (special.logit(np.clip(x, eps, 1 - eps)) for x in (estimate, replicates))
         lower, upper = _ends(level, "normal", freedom, *logits)
         return special.expit(lower), special.expit(upper)
+    # The estimate minus its bias, which is estimated as mean replicate minus estimate.
     center = 2 * estimate - replicates.mean(axis=0)
     reach = stats.t.ppf((1 + level) / 2, freedom) * replicates.std(axis=0, ddof=1)
     return center - reach, center + reach
@@ -363,6 +364,8 @@ def _expanded(
         return jax.vmap(tangent, out_axes=Personalized(0, 1))(weights - 1)
 
     shapes = jax.eval_shape(partial(_weights, draws, clients), draws.first)
+    # Weights of one give the solution itself. A resample is the derivative along its weights minus
+    # one, so the run is linearized once for all of them.
     found, tangent = jax.linearize(solved, jnp.ones(shapes.shape, shapes.dtype))
     return found, jax.lax.map(changes, jnp.arange(blocks))
 

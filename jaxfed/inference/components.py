@@ -241,6 +241,7 @@ def _shares(found: Components) -> dict[str, Float[Array, "..."]]:
 
 def _groups(found: Bootstrap, level: float) -> tuple[tuple[int, ...], ...]:
     """Return positions of axes in groups of neighbours whose variances cannot be told apart."""
+    # On the logarithmic scale the ratio of neighbouring variances is a difference.
     drops = found.map(lambda x: -jnp.diff(jnp.log(x.variances))).interval(level).lower
     groups = [[0]]
     for i, drop in enumerate(drops, start=1):

@@ -69,6 +69,8 @@ class Membership(NamedTuple):
         check_count("others", others, most=clients - 1)
         # NaN, of the client itself, comes last.
         largest = np.sort(self.p_values, axis=-1)[..., others - 1 : -1]
+        # If fewer than `others` clients share a component, these largest p-values all belong to
+        # true null hypotheses. Simes' test combines them.
         ranks = np.arange(1, clients - others + 1)
         return np.min(largest * (clients - others) / ranks, axis=-1)
 
@@ -221,6 +223,8 @@ def _chance_overlap(left: Float[Array, "m n d"], values: Float[Array, "m n d"]) 
         products = jnp.einsum("mnd,mn->md", scaled, column)
         return jnp.sum(products.sum(axis=0) ** 2) - jnp.sum(products**2)
 
+    # The sum over pairs of tr(C_i C_j) is ‖Σ C_i‖² - Σ ‖C_i‖², here column by column, so that the
+    # clients' d x d matrices are never held together.
     of_pairs = jax.lax.map(of_feature, jnp.moveaxis(scaled, 2, 0), batch_size=BLOCK)
     several = jnp.sum(energy > 0).astype(left.dtype)
     return ratio(of_pairs.sum(), several * (several - 1))
@@ -243,6 +247,7 @@ def _judged(found: _Measured, free: int, level: float, adjustment: str) -> Membe
     most = ranks.max()
     needed = 1.0
     if 0 < most < dimension:
+        # Bonferroni's level, the strictest step of either adjustment.
         tail = (1 - level) / tested.sum()
         needed = float(stats.beta.isf(tail, most / 2, (dimension - most) / 2))
     return Membership(

@@ -207,6 +207,7 @@ class Resampled(Algorithm, DifferentiatedThrough):
         step = jax.vmap(partial(self.algorithm.server_step, key))
         server, diagnostics = step(server, _stacked(uplink))
         means = jax.tree.map(jnp.mean, dict(diagnostics))
+        # A tolerance is met once the slowest resample meets it.
         if "stopping_measure" in means:
             means["stopping_measure"] = jnp.max(diagnostics["stopping_measure"])
         return server, means

@@ -139,6 +139,8 @@ def client_distances(local: Real[ArrayLike, "m d r"]) -> Float[Array, "m m"]:
     outside = lax.map(lambda basis: _energy_outside(local, basis), local)
     ranks = jnp.sum(jnp.any(local != 0, axis=-2), axis=-1).astype(local.dtype)
     mean_rank = (ranks[:, None] + ranks) / 2
+    # Two clients without components are at distance 0, not NaN; a mean rank of 1/2 is the least
+    # other one.
     return (outside + outside.T) / jnp.maximum(mean_rank, 0.5)
 
 

@@ -137,6 +137,7 @@ def spent(
             _check_draw(release, adjacency)
             parts.append(_Part(noise, times, _share(release)))
         else:
+            # For Gaussian messages 1/z² adds up (see `_epsilon`), here for each client by itself.
             turns = turns + release.participation.turns(times, clients) / noise**2
     if turns.max() > 0:  # the worst client's
         parts.append(_Part(float(turns.max()) ** -0.5, 1))
@@ -282,6 +283,8 @@ def _losses(ratio: float, part: _Part, step: float, delta: float) -> Any:
         delta: losses with a total probability of a millionth of this are cut off.
     """
     pld = require("dp_accounting.pld", extra="privacy")
+    # Without a draw, the loss of one message is normal with mean ratio²/2 and standard deviation
+    # ratio; a draw can only make it smaller.
     longest = ratio * (ratio / 2 - norm.ppf(1e-6 * delta / part.times))
     places = np.arange(-(most := int(np.ceil(longest / step))), most + 1)
     one = pld.pld_pmf.create_pmf_pessimistic_connect_dots(
