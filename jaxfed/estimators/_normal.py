@@ -32,6 +32,7 @@ class Normal(NamedTuple):
     ) -> Self:
         """Fit to samples by maximum likelihood; no variance is smaller than the noise."""
         scores = samples @ basis
+        # With eigenvalues of at least the noise, K of `log_likelihood` is positive semi-definite.
         values, vectors = np.linalg.eigh(scores.T @ scores / max(len(samples), 1))
         return cls(basis, (vectors * np.maximum(values, noise)) @ vectors.T, noise)
 
@@ -47,8 +48,12 @@ class Normal(NamedTuple):
         matrix = self.noise * np.eye(rank) + gram @ covariance
         weights = np.linalg.solve(matrix, (known @ self.basis)[:, :, None])[:, :, 0]
         scores = weights @ covariance
+        # By Woodbury's identity, with z the inverse covariance times x: `weights` is Bᵀz and the
+        # residual ψ z. So xᵀz, which is zᵀ(B K Bᵀ + ψ I)z, is a sum of squares without
+        # cancellation.
         left = np.sum((known - observed * (scores @ self.basis.T)) ** 2, axis=1)
         entries = observed.sum(axis=1)
+        # det(B K Bᵀ + ψ I) = ψ^(entries - rank) det(ψ I + BᵀB K).
         log_det = (entries - rank) * np.log(self.noise) + np.linalg.slogdet(matrix)[1]
         near = np.sum(weights * scores, axis=1)
         return -(entries * np.log(2 * np.pi) + log_det + near + left / self.noise) / 2

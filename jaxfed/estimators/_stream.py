@@ -90,6 +90,7 @@ def summary(seen: Seen, center: bool) -> Summary:
     (part,) = clients.parts
     moments, counts = np.asarray(part.dense, float), np.asarray(part.count, float)
     means = moments[:, :-1, -1]
+    # The last column of a moment of (x - origin, 1) is the mean, and every sample counts equally.
     mean = counts @ means / counts.sum() if center else np.zeros(means.shape[1])
     # About a mean μ a moment is (I, -μ) S (I, -μ)ᵀ.
     about = np.column_stack([np.eye(len(mean)), -mean])
@@ -108,4 +109,5 @@ def summary(seen: Seen, center: bool) -> Summary:
 def _rows(moment: Float[np.ndarray, "d d"]) -> Float[np.ndarray, "d d"]:
     """Return as many rows as features, with this second moment."""
     values, vectors = np.linalg.eigh(moment)
+    # Second moments of tables are divided by their number of rows, here that of the features.
     return np.sqrt(len(values) * np.maximum(values, 0))[:, None] * vectors.T

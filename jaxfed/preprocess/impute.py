@@ -227,6 +227,8 @@ class Impute(Algorithm, HasBases):
         rest = product[:, own] - jnp.einsum(
             "dkr,dr->dk", gram[:, own, :shared_rank], downlink.loadings
         )
+        # A ridge regression of each feature on the client's own scores, with the prior's precision
+        # as ridge.
         precision = gram[:, own, own] / downlink.noise[:, None, None]
         precision += jnp.eye(local_rank + 1, dtype=values.dtype) / prior[:, None, :]
         found = jnp.linalg.solve(precision, (rest / downlink.noise[:, None])[..., None])[..., 0]
@@ -236,7 +238,10 @@ class Impute(Algorithm, HasBases):
         fitted = jnp.einsum("drs,ds->dr", gram, loadings)
         model = self._model(downlink, local, observed)
         variance = self._local_columns(model.loadings_variance[:, -1], model.mean_variance)
+        # E v² under the posterior, from which the server estimates the prior's variances.
         squares = found**2 + variance
+        # Σ E(x - wᵀs)² for each feature is Σ x² - 2 wᵀ Σ x E s + wᵀ (Σ E s sᵀ) w, plus what the
+        # posterior variances of the local part add.
         error = jnp.sum(values**2, axis=0) + jnp.sum(loadings * (fitted - 2 * product), axis=1)
         error += jnp.sum(variance * jnp.diagonal(gram[:, own, own], axis1=1, axis2=2), axis=1)
         uplink = Uplink(

@@ -149,6 +149,7 @@ class Standardize(Algorithm):
             return server, {}
         shift, square = self._pooled(uplink)
         if shift is None:
+            # Each client measured from its own mean, so the mean square is a variance already.
             return Moments(None, square), {}
         variance = None if square is None else jnp.maximum(square - shift**2, 0)
         return Moments(server.mean + shift, variance), {}
@@ -225,5 +226,7 @@ def _own(data: Rows) -> Moments:
 
 def _deviation(variance: Array, square: Array) -> Array:
     """Return the root of a variance, or one if it is rounding error beside the squared mean."""
+    # Numbers near a mean μ are rounded by up to eps |μ|, so a variance below about eps² μ² says
+    # nothing.
     constant = variance <= 64 * jnp.finfo(variance.dtype).eps ** 2 * square
     return jnp.where(constant, 1, jnp.sqrt(jnp.where(constant, 1, variance)))

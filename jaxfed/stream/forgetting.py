@@ -195,6 +195,7 @@ def _merged_of_one(
 ) -> Moment:
     """Merge ONE client's earlier moment with its new samples."""
     old, new = before.count, today.count
+    # Without forgetting, both sides count by their samples, and 1/c below is 1 / (old + new).
     rate = new / (old + new) if rate is None else rate.astype(new.dtype)
     count = 1 / ((1 - rate) ** 2 / old + rate**2 / new)
     trace = (1 - rate) * before.trace + rate * today.trace
@@ -232,6 +233,7 @@ def _sketched(rows: Rows, count: Float[Array, ""], trace: Float[Array, ""], rank
         weight = ratio(root[:, None] * jnp.ones_like(root), left[:, None] + left)
         factor = jnp.diag(root) + weight * zero_with_derivative(inside)
         kept = matmul(factor[:rank], vectors.T)
+    # A `Moment` divides by its count. Its trace is the exact one, not that of the rows.
     return Moment(None, kept * jnp.sqrt(jnp.maximum(count, 1)), count, trace)
 
 
