@@ -165,8 +165,10 @@ class MultiStart(Algorithm, DifferentiatedThrough, HasRemarks):
         """Take the algorithm's step of every start, and find the best one."""
         step = jax.vmap(self.algorithm.server_step)
         servers, diagnostics = step(self._keys(key), server.servers, _stacked(uplink.uplinks))
+        # Where the server computes the objective itself, as in `BlockLanczos`, that one counts.
         objectives = diagnostics.get("objective", uplink.objectives)
         least = objectives.min()
+        # The first of those that count as equal to the least.
         best = jnp.argmax(objectives <= least + TIE * jnp.abs(least)).astype(jnp.int32)
         of_best = {name: values[best] for name, values in diagnostics.items()}
         return Server(servers, best), {**of_best, "objective": objectives[best]}

@@ -180,6 +180,8 @@ def _learn(clients: Clients, key, prior_variance, *, rank, noise, rounds) -> Map
 
 
 def _simulated(arguments: argparse.Namespace, learn: Callable) -> Source:
+    # The largest sizes that are asked for. Smaller ones take the first samples and clients of the
+    # same draw, so settings differ in nothing else.
     law = {
         "clients": max(arguments.clients or [100]),
         "samples": max(arguments.samples or [20]),

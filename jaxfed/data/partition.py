@@ -143,6 +143,7 @@ def partition_by_class(
     parts: list[list[np.ndarray]] = [[] for _ in range(clients)]
     for c, value in enumerate(known):
         members = rng.permutation(np.flatnonzero(labels == value))
+        # The last piece, beyond all clients' quotas, is left over.
         for part, share in zip(parts, np.split(members, np.cumsum(quota[:, c])), strict=False):
             part.append(share)
     return _take(samples, labels, [np.concatenate(part) for part in parts])

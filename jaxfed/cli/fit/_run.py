@@ -124,6 +124,7 @@ def run(
     problem = together.read(ready)
     problem = problem._replace(algorithm=robust(arguments, problem.algorithm))
     clients = together.spread(problem.clients, backend)
+    # Before `_begin`, which removes the results of an earlier run.
     for algorithm in (problem.start, problem.algorithm):
         if algorithm is not None:
             algorithm.check(clients, None)

@@ -157,6 +157,7 @@ def prepare(arguments: argparse.Namespace, *, entry: Entry) -> _run.Problem:
     elif entry.has_warm_start and arguments.start in WARM_STARTS:
         start = pca.OneShot(arguments.shared_rank, arguments.local_rank, method=arguments.start)
     split_key, key = jax.random.split(jax.random.key(arguments.seed))
+    # Processes split different clients, each by its own key; the key of the run is common.
     if process := jax.process_index():
         split_key = jax.random.fold_in(split_key, process)
     split = read(arguments, split_key)

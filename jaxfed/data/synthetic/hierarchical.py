@@ -106,6 +106,7 @@ def _scattered_frames(key, spread, *, shape):
             jax.random.fold_in(key_local, client), (features, rank), spread.dtype
         )
         overlap = shared.T @ normal
+        # P_V(U~ - V) with U~ - V = σ times a normal matrix.
         return polar(shared + spread * (normal - shared @ (overlap + overlap.T) / 2))
 
     return shared, jax.vmap(one)(jnp.arange(clients))
