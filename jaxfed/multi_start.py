@@ -219,7 +219,8 @@ def _check_alike(algorithm: Algorithm, other: Algorithm) -> None:
         if isinstance(one, Algorithm) and isinstance(two, Algorithm):
             _check_alike(one, two)
             continue
-        # Of numbers, only whether they are given: those of `algorithm` count in all rounds.
+        # Numbers may differ, since those of `algorithm` count in all rounds, but must be given in
+        # both or in neither.
         alike = jax.tree.structure(one) == jax.tree.structure(two)
         if field.metadata.get("static", False):
             alike = one == two

@@ -93,6 +93,7 @@ class Sender(NamedTuple):
                     part = Symmetric(jax.tree.map(_triangle, part.value), part.weighted)
                 self._check_size(part.value)
                 return self._grouped("mean" if part.weighted else "sum", part.value, True)
+            # Such as the fingerprint of `VarProPerPCA`, which only a plain mean preserves.
             if isinstance(part, Mean):
                 return part
             raise ValueError(
@@ -191,6 +192,7 @@ def _triangle(factor: Float[Array, "d k"]) -> Float[Array, " size"]:
 
 
 def _present(message: PyTree, finite: Bool[Array, ""]) -> PyTree:
+    # Zeros instead of NaN, which would still be NaN after multiplication by a weight of zero.
     return jax.tree.map(lambda x: jnp.where(finite, x, 0), message)
 
 

@@ -13,7 +13,8 @@ from jaxfed.linalg.division import ratio
 
 Rows = Float[Array, "groups numbers"]
 Shares = Float[Array, " groups"]
-# Parts with fewer numbers than about this count up to a larger multiple of the median distance.
+# In parts of about this many numbers or fewer, groups count up to a larger multiple of the median
+# distance.
 FEW = 3
 # Number of power iterations towards a principal direction.
 POWER_STEPS = 20
@@ -165,6 +166,8 @@ class TrimmedMean(Rule):
         """Return means of the remaining values."""
         values, weights, before = _sorted(rows, shares)
         low, high = self.trimmed, 1 - self.trimmed
+        # The part of each value's weight between the two levels; of the values at the ends, a
+        # share.
         left = jnp.clip(before + weights, low, high) - jnp.clip(before, low, high)
         return jnp.sum(left * values, axis=0) / (high - low)
 

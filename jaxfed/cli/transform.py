@@ -78,7 +78,7 @@ def run(arguments: argparse.Namespace) -> None:
     }
     _report.show(rows)
     print()
-    # A table for a table.
+    # Samples from tables get a table of scores as well.
     others = {} if features is None else {SCORES: _csv(arrays)}
     _report.finish(folder, arguments, arrays, {"table": rows}, others)
 

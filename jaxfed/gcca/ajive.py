@@ -219,6 +219,7 @@ class AJIVE(Algorithm, DifferentiatedThrough, HasRemarks):
     def client_step(self, key, downlink: Scores, local: None, data: Member):
         """Report which directions the view lacks."""
         loadings = transposed_product(data.values, downlink)
+        # Columns of directions dropped before are zero, so they stay dropped.
         lacks = jnp.linalg.norm(loadings, axis=0) <= data.threshold
         rest = data.values - matmul(downlink, loadings.T)
         objective = jnp.sum(rest**2) / len(rest)

@@ -104,6 +104,7 @@ def _check_once(ids: np.ndarray, name: str) -> None:
 def _positions(order: np.ndarray, ids: np.ndarray, name: str) -> np.ndarray:
     """Return the positions of ids in an order that need not be sorted."""
     sorter = np.argsort(order)
+    # An unknown id has some place in the order, perhaps after its end; the comparison finds it.
     found = sorter[np.searchsorted(order, ids, sorter=sorter).clip(max=len(order) - 1)]
     unknown = order[found] != ids
     if unknown.any():

@@ -50,6 +50,7 @@ def factorize(view: View | SparseView, rank: int) -> Factors:
         left, singular, right = svd(view.with_zeros().values)
     else:
         width = min(rank + 10, *view.shape)
+        # A fixed key, because a view's factors should not differ between runs.
         start = jax.random.normal(jax.random.key(0), (view.shape[1], width), view.values.dtype)
 
         def iterate(_, basis):

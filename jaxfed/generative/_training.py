@@ -147,6 +147,7 @@ class Training(Algorithm, DifferentiatedThrough):
         # replaced by a real sample, because the loss of zeros may have no derivative.
         mask = data.mask
         samples = jnp.where(mask[:, None] > 0, data.values, data.values[0]).astype(dtype)
+        # By row, so that a sample's random numbers do not depend on the amount of padding.
         keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.arange(len(samples)))
         losses = jax.vmap(lambda x, key: self.loss(model, x[None], key))(samples, keys)
         return jnp.sum(mask * losses) / data.count

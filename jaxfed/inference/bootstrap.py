@@ -218,6 +218,7 @@ def bootstrap(
     blocks = range(-(-resamples // chunk_size))
     draws = Resampled(
         solution.algorithm,
+        # Blocks of one size, for one compiled program; what is too much is cut off at the end.
         -(-resamples // len(blocks)),
         seed=jax.random.randint(key, (), 0, jnp.iinfo(jnp.int32).max),
         # Without rounds, nothing of the solution helps.
@@ -355,6 +356,7 @@ def _expanded(
             rounds=POLISH,
             key=key,
             warm_start=result,
+            # Without an error, since `bootstrap` finds NaN in the replicates and says what to do.
             adjoint=adjoint.implicit(tol=TOL, throw=False, direct=STEPS * draws.resamples),
         ).result
 

@@ -25,7 +25,7 @@ FEW = {"samples": 20, "clients": 20}
 UNDETERMINED = np.pi / 4
 # Clients that are printed, the farthest from the shared subspace.
 MOST_LINES = 10
-# A share of the gain that the last round must not make, or runs count as unfinished.
+# Runs count as unfinished if the last round made more than this share of their gain.
 UNFINISHED = 0.01
 
 

@@ -52,6 +52,7 @@ def client_weight(
 
 
 def _drawn(key: Key[Array, ""], count: Float[Array, ""], size: int) -> Float[Array, " size"]:
+    # LOW has the probability (√5 + 1) / (2 √5), which makes the mean of deviations zero.
     low = jax.random.uniform(key, (size,), count.dtype) < HIGH / 5**0.5
     # The mean of `count` samples then varies as it does between samples: the variance within them
     # is too small by a factor (count - 1) / count.

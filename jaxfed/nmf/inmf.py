@@ -265,6 +265,7 @@ class INMF(Algorithm, DifferentiatedThrough):
         there = rows < data.size
 
         def chosen(x: Array) -> Array:
+            # Rows of zeros get loadings of zero and add nothing to the products.
             return jnp.where(there[:, None], x.at[rows].get(mode="clip"), jnp.zeros((), x.dtype))
 
         observed = None if data.observed is None else chosen(data.observed)

@@ -143,7 +143,8 @@ def _next_score(rows, known: Known, triples, bits, *, basis, larger, draws: int)
     tail = jnp.sum(jnp.where(before, 0, squares))
     rest = rows - matmul(left * (singular * before), right)
     # The larger directions have absorbed noise, more of it in the rows and columns that they fit
-    # closely. An outlying entry is absorbed by its row twice: by its direction, and by its size.
+    # closely. An outlying entry is absorbed by its row twice, by its direction and by its size, so
+    # rows are divided without a root.
     of_rows = 1 - jnp.sum(left**2 * before, axis=1) - mean
     of_columns = 1 - jnp.sum(right**2 * before[:, None], axis=0) - jnp.sum(basis**2, axis=1)
     # Rows and columns that the larger directions fit almost exactly have hardly any residual left.

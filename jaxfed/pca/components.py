@@ -179,6 +179,8 @@ def activated(
     least = jnp.finfo(values.dtype).eps * len(values) * values[0]
     clear = (active > active[:, None]) & (gaps > least)
     turn = ratio(change_within(moment, vectors), jnp.where(clear, gaps, 0))
+    # Columns of zeros stand for components that a client does not have: `jaxfed.metrics` and
+    # `jaxfed.inference.membership` leave them out.
     return (vectors + vectors @ turn) * active
 
 
@@ -339,6 +341,7 @@ def common_local(result: Personalized) -> tuple[str, ...]:
     stacked = np.moveaxis(local, 0, 1).reshape(local.shape[1], -1)
     if not np.isfinite(stacked).all() or not stacked.any():
         return ()
+    # A fixed first vector, since SciPy would draw one and warnings might differ from run to run.
     first = np.random.default_rng(0).standard_normal(min(stacked.shape))
     (largest,) = np.asarray(svds(stacked, 1, v0=first, return_singular_vectors=False))
     # The largest eigenvalue of the mean local projector is 1 - θ: (11) of Shi & Kontar (2024).

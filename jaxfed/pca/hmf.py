@@ -213,6 +213,7 @@ class HMF(Algorithm, HasBases, HasRemarks):
         components, *scores = _corrected(local, shared)
         together, scores = jnp.concatenate([shared, components]), jnp.concatenate(scores, axis=1)
         rest = data.observed * (data.values - client_matmul(scores, together))
+        # Minus the gradient of the squared error by all components, as rows.
         rise = data_matmul(scores.T, rest)
 
         # A sample with few observed entries may have large scores.
@@ -234,6 +235,8 @@ class HMF(Algorithm, HasBases, HasRemarks):
         """Average the copies and the curvature, which stays at least the first one."""
         if server.first is None or uplink.curvature is None:
             return Server(uplink.components, None, None), {}
+        # The averaged step in U has at most the mean of the clients' curvatures, which grows where
+        # large scores follow from few observed entries: see `client_step`.
         curvature = jnp.maximum(server.first, uplink.curvature)
         return Server(uplink.components, curvature, server.first), {}
 

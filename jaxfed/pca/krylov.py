@@ -127,6 +127,8 @@ class BlockLanczos(Accelerated):
 
     def first_message(self, key, data: Member, warm_start) -> Sum:
         """Return the energy and the number of the samples."""
+        # The energy is the unit of all that the server keeps, and the count turns it into an error
+        # per sample.
         return Sum(Totals(data.moment.trace, data.count))
 
     def server_init(self, key, first: Totals, like, warm_start) -> Memory:
@@ -184,6 +186,7 @@ class BlockLanczos(Accelerated):
     def _extended(self, key: RandomKey, server: Memory, uplink: Frame) -> Memory:
         basis, projected, used, _, block, before = server[:6]
         features, columns = basis.shape
+        # In these units eigenvalues add up to at most one, whatever the scale of the data.
         product = ratio(uplink, server.totals.energy)
         # With a column for every feature, a full memory spans everything, and no restart follows.
         if columns < features:

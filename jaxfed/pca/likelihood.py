@@ -78,6 +78,8 @@ def distance_gradients(shared: Rows, frame: Rows) -> tuple[Rows, Rows]:
     """
     inner = overlap(frame, shared)
     symmetric = _symmetric(inner)
+    # With S = sym(VᵀU), P_V((V S - U) S) = V sym(VᵀU S) - U S: the terms in V S² cancel. Here and
+    # in the next line it is transposed, as frames are rows.
     by_shared = matmul(_symmetric(matmul(symmetric, inner)), shared) - matmul(symmetric, frame)
     by_frame = matmul(_symmetric(matmul(inner, symmetric)), frame) - matmul(symmetric, shared)
     return by_shared, by_frame
@@ -159,6 +161,8 @@ def member(
 def pooled_message(data: Member, rule: str, warm_start: Personalized | None) -> dict[str, PyTree]:
     """Return a client's second moment times its precision if the start is pooled."""
     pooled = warm_start is None and rule == "pooled"
+    # Weighted as in the likelihood: the top eigenvectors of mean c_i S_i are the most likely
+    # components if all clients have the same.
     return {"moment": moment_message(data.moment, data.precision)} if pooled else {}
 
 

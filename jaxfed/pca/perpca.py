@@ -222,8 +222,10 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
     def first_message(self, key, data, warm_start):
         """Return what the server starts from, and the largest eigenvalue if steps need it."""
         moment, unshrunk, active = data
+        # The start comes from the observed moment even if the rounds use the shrunk one.
         moment = moment if unshrunk is None else unshrunk
         first: dict[str, PyTree] = {}
+        # Sent once: descent leaves a start with weak shared directions only slowly.
         local_first = warm_start is None and self.start == "local_first"
         if warm_start is None and self.start == "common":
             first["moment"] = common_message(moment, self.shared_rank + self._width)
@@ -251,6 +253,8 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
         if self._needs_curvature:
             curvature = first["curvature"].astype(shared.dtype)
         if self.decay is not None:
+            # Nothing is above infinity, so the first round keeps the step size. A given one becomes
+            # a curvature, so that decay treats it like an automatic one.
             objective = jnp.full((), jnp.inf, shared.dtype)
             if self.step_size is not None:
                 curvature = 1 / self.step_size.astype(shared.dtype)
@@ -260,7 +264,8 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
         """Return the local components: the warm start's, random, or the best beside `shared`."""
         moment, unshrunk, active = data
         if warm_start is not None and warm_start.local is not None:
-            # Make them orthogonal to the shared ones now: deflation in a round could leave too few.
+            # Orthogonal to the shared ones now: where the two overlap, deflation in a round would
+            # leave fewer dimensions than components.
             return beside(downlink.shared.T, warm_start.local, active).T
         if warm_start is None and self.start == "random":
             # Transposed, so that rows hold the same random numbers as columns would.
@@ -284,6 +289,8 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
         deflated = local - client_matmul(client_matmul(local, shared.T), shared)
         local = retract(deflated, self.retraction, active)
         w = jnp.concatenate([shared, local])
+        # Components are rows within rounds (see `Rows`): with W = [U, V], these are (S W)ᵀ and
+        # WᵀSW.
         sw, wsw = moment.row_products(w)
         objective = uncaptured(moment, jnp.trace(wsw))
         if self.variant == "tangent":

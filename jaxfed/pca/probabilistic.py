@@ -181,6 +181,8 @@ class GlobalProbabilisticPCA(_Descent):
 
     def client_step(self, key, downlink: Rows, local: None, data: Member):
         """Return the gradient of the likelihood."""
+        # Projected already, while the paper projects the mean of gradients (Section V). All clients
+        # are at the same U, where projecting is linear, so the two are equal.
         gradient, objective = self._evaluated(downlink, data)
         return gradient, local, {"objective": objective}
 

@@ -297,6 +297,7 @@ class AllModes(Updates, HasBases):
         moments = [self.shared_moment(k, data, Pair(shared, own)) for k in self.modes]
         uplink = tuple(Symmetric(triangle(x)) for x in moments)
         rest = data.energy - energy(moments[0], shared[0])
+        # Eigenvectors may change signs or turn from round to round, and a fixed point must not.
         return uplink, nearest(components(own), local), {"objective": rest}
 
     def server_step(self, key, server: Frame, uplink):

@@ -160,6 +160,7 @@ class VarProPerPCA(Algorithm, DifferentiatedThrough, HasRemarks):
 
     def first_message(self, key, data: Member, warm_start) -> Gram | Symmetric | None:
         """Return what the server starts from, as in `PerPCA`."""
+        # The model has a step size, so it sends no curvature.
         return self._model.first_message(key, data.prepared, warm_start).get("moment")
 
     def server_init(self, key, first: Any, like: Member, warm_start) -> Server:

@@ -128,7 +128,8 @@ class Forgetting(eqx.Module):
 
     def _of_union(self, before: Moment, today: Moment, union: _Union) -> Moment:
         """Return the moments of known and new clients."""
-        # Clients that are in one set only borrow another one's place, and are not merged.
+        # A client that is in one set only borrows the first place of the other; what is merged
+        # there is not used.
         old = jax.tree.map(lambda x: x[np.maximum(union.known, 0)], before)
         new = jax.tree.map(lambda x: x[np.maximum(union.newer, 0)], today)
         merged = self._merged(old, new)

@@ -239,6 +239,8 @@ def _begin(
             if together.process == 0:
                 stack.enter_context(locked(checkpoint.path, "--out"))
 
+        # In all processes or none: if one could not lock, the others would wait for it in the first
+        # round.
         attempted("--out", lock)
         yield lambda fit: attempt(partial(fit, checkpoint=checkpoint))
 
