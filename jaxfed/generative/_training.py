@@ -131,6 +131,7 @@ class Training(Algorithm, DifferentiatedThrough):
         # The modulus matters only if a traced count was too small for `check` to see: some rows
         # then come twice, but never padding.
         places = (step[:, None] * self.batch_size + jnp.arange(self.batch_size)) % count
+        # Every pass has a permutation of its own, of which only these places are computed.
         rows = shuffled(jax.vmap(lambda i: jax.random.fold_in(key, i))(epoch), places, count)
         return numbers, rows
 

@@ -69,8 +69,8 @@ class Membership(NamedTuple):
         check_count("others", others, most=clients - 1)
         # NaN, of the client itself, comes last.
         largest = np.sort(self.p_values, axis=-1)[..., others - 1 : -1]
-        # If fewer than `others` clients share a component, these largest p-values all belong to
-        # true null hypotheses. Simes' test combines them.
+        # If fewer than `others` clients share a component, at least this many null hypotheses are
+        # true, and the largest p-values are no smaller than theirs. Simes' test combines them.
         ranks = np.arange(1, clients - others + 1)
         return np.min(largest * (clients - others) / ranks, axis=-1)
 

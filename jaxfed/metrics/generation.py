@@ -151,6 +151,7 @@ def kernel_distance_with_error(
     # The sum over pairs within a set counts each pair twice.
     without_a = _unbiased(within_a - 2 * aa, between - ab, between - ab, within_b, n - 1, k)
     without_b = _unbiased(within_a, between - ba, between - ba, within_b - 2 * bb, n, k - 1)
+    # The jackknife's (n - 1)/n Σ (θ_i - mean)² of either set; `var` has the division by n.
     variance = (n - 1) * jnp.var(without_a) + (k - 1) * jnp.var(without_b)
     distance = _unbiased(within_a, between, between, within_b, n, k)
     return KernelDistance(distance, jnp.sqrt(variance))

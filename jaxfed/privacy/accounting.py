@@ -218,6 +218,8 @@ def noise_multiplier(
     check_positive("epsilon", epsilon, single=True)
     share = _checked_share(rounds, delta, participants, clients, adjacency, first_message)
     package = require("dp_accounting", extra="privacy")
+    # The noise for one message that a client moves by 1, times how far it moves the sum, times √k
+    # for k messages.
     needed = (
         package.get_sigma_gaussian(epsilon, delta)
         * _distance(adjacency)
