@@ -204,8 +204,7 @@ class Views(Clients):
                 format, or a `jax.experimental.sparse.BCOO`; with an alignment
                 `(entities_j, features_j)`.
             center: subtract each feature's mean over the client's entities. Products subtract it,
-            so
-                zeros stay zeros.
+                so zeros stay zeros.
             alignment: as in `from_arrays`.
 
         Returns:

@@ -151,8 +151,7 @@ def confidence(
         key: random key.
         level: confidence level, between 0 and 1.
         **options: other arguments of `bootstrap`: `resamples`, `of`, `method`, `rounds`,
-            `chunk_size`
-            and `progress`.
+            `chunk_size` and `progress`.
 
     Raises:
         ValueError: if the solution is not one of personalized PCA, or as `bootstrap`.

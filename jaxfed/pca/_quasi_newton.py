@@ -128,7 +128,7 @@ class Climbed(NamedTuple):
 
     memory: Memory
     accepted: Bool[Array, ""]  # whether the trial has become the base
-    left: Scalar  # relative gain that the quadratic model of F still predicts; inf without a model
+    left: Scalar  # twice the relative gain that the quadratic model still predicts, or inf
 
 
 def climb(

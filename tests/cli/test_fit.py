@@ -832,6 +832,7 @@ MISTAKES = {
         (("--training", "local", "--initial-spread", 0.1), "--initial-spread: is for"),
         (("--training", "fedavg", "--published"), "--published: is for --training personalized"),
         (("--fine-tuning", 2), "--fine-tuning: is for --training fedavg, got personalized"),
+        (("--training", "fedavg", "--decay-after", 2), "--decay-after: is not for --training"),
         (("--training", "fedavg", "--fine-tuning", -1), "--fine-tuning: wanted at least 0"),
         (("--rounds", 0), "--rounds: wanted at least 1"),
         (("--samples", 0), "--samples: wanted at least 1"),

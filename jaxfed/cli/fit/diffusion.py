@@ -76,6 +76,9 @@ def _make(arguments: argparse.Namespace, images: Images) -> AdaptiveDiffusion | 
         raise ValueError(f"--fine-tuning: is for --training fedavg, got {training}")
     if fine_tuning is not None and fine_tuning < 0:
         raise ValueError(f"--fine-tuning: wanted at least 0, got {fine_tuning}")
+    decay = arguments.decay_after
+    if training == "fedavg" and decay is not None:
+        raise ValueError(f"--decay-after: is not for --training fedavg, got {decay}")
     corruption = CORRUPTIONS[
         arguments.corruption or ("interpolation" if arguments.published else "preserving")
     ]
@@ -89,7 +92,6 @@ def _make(arguments: argparse.Namespace, images: Images) -> AdaptiveDiffusion | 
             fine_tuning_steps=(fine_tuning or 0) * arguments.local_steps,
             **steps,
         )
-    decay = arguments.decay_after
     if decay is None:
         decay = max(1, 3 * arguments.rounds // 4)
     make = AdaptiveDiffusion.published if arguments.published else AdaptiveDiffusion
