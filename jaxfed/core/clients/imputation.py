@@ -53,6 +53,8 @@ class Imputation(eqx.Module):
         moment = self.loadings[:, :, None] * self.loadings[:, None, :]
         moment += self.loadings_variance[:, :, None] * jnp.eye(rank, dtype=moment.dtype)
         information = (precision @ moment.reshape(features, -1)).reshape(-1, rank, rank)
+        # The prior's identity keeps it positive definite for samples without a single observed
+        # entry, as padding rows are.
         factor = jnp.linalg.cholesky(information + jnp.eye(rank, dtype=moment.dtype))
         inverse = jax.scipy.linalg.solve_triangular(
             factor, jnp.broadcast_to(jnp.eye(rank, dtype=moment.dtype), factor.shape), lower=True

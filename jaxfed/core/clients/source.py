@@ -68,6 +68,7 @@ class Reader:
             # Make blocks equal in size if possible, since each size is compiled separately.
             for places in np.array_split(own, -(-len(own) // many)):
                 self.blocks.append(Block(places, rows))
+        # One entry per file, so that a file of many clients is looked at once for each block.
         self._within = [
             {self.files[place]: place for place in block.places if self.files[place] is not None}
             for block in self.blocks
@@ -141,6 +142,8 @@ class Reader:
         counts = self.sizes[places].astype(self.dtype)
         part = self._view(places)
         if part is not None:
+            # The file may have been cut since it was mapped; reading beyond its end would kill the
+            # process.
             check_end(f"source[{places[0]}:{places[-1] + 1}]", part)
         if part is not None and is_usable(part, self.dtype):
             read_pages(part)
@@ -332,5 +335,6 @@ def read_ahead(reader: Reader, numbers: Sequence[int]) -> Iterator[tuple[Block, 
             if position + 1 < len(numbers):
                 ahead = pool.submit(reader.read, numbers[position + 1], (position + 1) % 2)
             yield reader.blocks[number], found
+            # Views of a memory map would otherwise stay in memory, block after block.
             release(found[0])
             reader.check(number)

@@ -76,6 +76,7 @@ class Spread(InMemory):
         return slice(clients) if real.all() else jnp.asarray(np.flatnonzero(real))
 
     def with_all_rows(self, tree, clients):
+        # A warm start of such clients is a result of theirs, which has padding already.
         return tree
 
     def without_more_rows(self, tree, clients):
@@ -88,6 +89,8 @@ class Spread(InMemory):
     def own_rows(self, array):
         check_leading(array, self.length)
         like, real, block = jax.tree.leaves(self.data)[0], self._rows.real, self._rows.length
+        # A set, since devices along the mesh's other axes hold the same block; a single block has
+        # no start.
         starts = sorted({shard.index[0].start or 0 for shard in like.addressable_shards})
         mine = [start + np.flatnonzero(real[start : start + block]) for start in starts]
         if not isinstance(array, jax.Array) or is_here(array):
@@ -184,6 +187,7 @@ def spread(
         raise ValueError("weights: wanted some above zero, got only zeros in all processes")
     layout = Rows(*_blocks(places, list(map(len, raw))))
     numbers = _in_rows(_all_ids(everybody), places, layout).astype(np.int32)
+    # Padding rows are copies and would have their clients' weights.
     shares = _in_rows([each / total for each in raw], places, layout) * layout.real
     return AllClients(
         jax.tree.map(lambda leaf: _on_devices(leaf, places, layout, sharding), data),
