@@ -211,6 +211,8 @@ def _answer_all(listener: socket.socket) -> Connection | None:
             continue
         with suppress(OSError, EOFError):  # the other process was killed
             wanted = json.loads(connection.recv_bytes())
+            # The first message decides which run this worker belongs to, if it comes from the same
+            # code, versions and environment.
             if run is None and surroundings.items() <= wanted.items():
                 sys.path.insert(0, wanted["folder"])
                 run = wanted
@@ -255,9 +257,11 @@ def _warnings() -> Iterator[list[str]]:
 
 @contextmanager
 def _listening(path: Path, idle: float) -> Iterator[socket.socket]:
+    # The caller holds the folder's lock, so no worker is listening there.
     path.unlink(missing_ok=True)  # left by a worker that was killed
     with closing(socket.socket(socket.AF_UNIX)) as listener:
         listener.bind(str(path))
+        # Before `listen`, so that nobody else can connect.
         path.chmod(0o600)
         listener.settimeout(idle)
         listener.listen()
