@@ -58,7 +58,8 @@ class Reader:
         one = self._table(0)
         native = one.dtype.newbyteorder("=")
         self.features, self.dtype = one.shape[1], jax.dtypes.canonicalize_dtype(native)
-        # Whether reading single samples for the digest is cheap, even if the clients are files.
+        # Whether the digest may read single samples of a client: cheap in a memory map, and needed
+        # where samples are computed, since then the file does not tell.
         self._samples_tell = isinstance(memory_of(one).owner, mmap.mmap) or _is_computed(source)
         self.groups = [np.arange(len(sizes))] if bucket is None else grouped(sizes, bucket)
         self.blocks: list[Block] = []
@@ -75,6 +76,8 @@ class Reader:
         ]
         self._stamps = {file: stamp_of(file) for own in self._within for file in own}
         largest = max(len(block.places) * block.rows for block in self.blocks)
+        # Two, for the block in use and the one that is read meanwhile; a program may use them
+        # without a copy, so neither may be written to before it is done (`Streamed._each`).
         self._buffers = [aligned(largest * self.features, self.dtype) for _ in range(2)]
 
     def _table(self, place: int) -> np.ndarray:

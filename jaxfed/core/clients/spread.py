@@ -95,7 +95,8 @@ class Spread(InMemory):
         mine = [start + np.flatnonzero(real[start : start + block]) for start in starts]
         if not isinstance(array, jax.Array) or is_here(array):
             return np.asarray(array)[np.concatenate(mine)]
-        # Users' functions may return another sharding; then all processes redistribute the array.
+        # Users' functions may return another sharding; all processes then redistribute the array
+        # together.
         along = NamedSharding(like.sharding.mesh, PartitionSpec(like.sharding.spec[0]))
         if not array.sharding.is_equivalent_to(along, array.ndim):
             array = jax.device_put(array, along)
@@ -275,6 +276,7 @@ def owners(sharding: NamedSharding) -> list[int]:
 def _blocks(places: Sequence[int], counts: Sequence[int]) -> tuple[tuple[int, ...], int]:
     """The number of clients per device, and the length of a block."""
     length = max(-(-count // places.count(owner)) for owner, count in enumerate(counts))
+    # Fill one device of a process after another; the last ones may have fewer clients, or none.
     blocks, left = [], list(counts)
     for owner in places:
         blocks.append(min(length, left[owner]))
