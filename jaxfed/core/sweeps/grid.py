@@ -219,7 +219,7 @@ def _checked(axes: Any, function: Any) -> dict[str, np.ndarray]:
             raise refuse("axes", f"finite numbers for {name!r}", given)
     try:
         inspect.signature(function).bind(**checked)
-    except (TypeError, ValueError) as error:  # other arguments, or none that can be told
+    except (TypeError, ValueError) as error:  # other arguments, or no signature to inspect
         raise ValueError(f"axes: {sorted(checked)} do not fit the function: {error}") from error
     return checked
 
