@@ -237,7 +237,8 @@ def grouped(sizes: Int[np.ndarray, " clients"], factor: float) -> list[Int[np.nd
     longest = np.zeros(level.max() + 1, int)
     np.maximum.at(longest, level, sizes)
     before = np.concatenate([[0], np.cumsum(np.bincount(level))])
-    # Rows of levels i to j as one group; the fewest rows of levels 0 to j in one group, two, ...
+    # `rows[i, j]` are those of levels i to j as one group; `least[j]` the fewest of levels 0 to j
+    # in one group, then in two, and so on (dynamic programming).
     rows = (longest[:, None] * (before[1:] - before[:-1, None])).astype(float)
     rows[np.tri(len(rows), k=-1, dtype=bool)] = np.inf
     least, starts = rows[0], []
