@@ -223,7 +223,7 @@ def masked_sum(
     asked = {c: question(c, "shares", publics, **words) for c in members}
     shares = answers_to(asked, f"shares of {group}", least, len(members))
     givers = list(shares)
-    # Each survivor of the second exchange gets the shares for it with its question.
+    # With its question, each client that has given shares gets those that were encrypted for it.
     for place, client in enumerate(members):
         if client in shares:
             packet, encrypted = questions[client], [shares[c].parts[place] for c in givers]

@@ -36,7 +36,7 @@ class Shapes(NamedTuple):
     downlink: PyTree  # as it is received
     end: PyTree  # the downlink from which clients make their models
     decoded: PyTree  # a first message, as it is received
-    uplink: PyTree  # a message as it is, and how it is reduced
+    uplink: PyTree  # a round's message before its channel, in its reductions
     client: ClientState
     state: State  # the server's
 

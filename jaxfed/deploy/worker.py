@@ -93,7 +93,8 @@ def serve(node_config: Config, *, idle: float = IDLE) -> None:
         from jaxfed.deploy import flower as flower
 
         last = _answer_all(listener)
-    # A process without an answer hears of it once there is room for another worker.
+    # Only now that lock and socket are free, let the process without an answer know: it starts a
+    # worker of its own.
     if last is not None:
         last.close()
 
