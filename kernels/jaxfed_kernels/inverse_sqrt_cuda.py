@@ -29,7 +29,7 @@ from jaxtyping import Array, Float
 
 from jaxfed_kernels.inverse_sqrt import check_rank, scale_of, tolerance
 
-# Threads that work on an array together, and those of them that form a warp.
+# Threads of a warpgroup, which works on an array together, and of a warp.
 _THREADS, _WARP = 128, 32
 # Use the layouts given here. The other semantics infers some, and JAX 0.12.0 then stores matrices
 # in another order than that in which it reads their columns.

@@ -25,7 +25,8 @@ _SUBLANES, _LANES = 8, 128
 # full precision multiplies; so are W and the result.
 _BLOCK = 2**20
 _THIN = 2**20
-# Bytes of one client's samples from which reading them outlasts starting a step of the grid.
+# From this many bytes of one client's samples on, reading them outlasts starting a step of the
+# grid.
 _LEAST = 2**17
 # If tiles would be emptier than this, the compiler lays another axis along them, that of the
 # clients, and the kernel would need a copy.
