@@ -116,8 +116,8 @@ def round_contribution(
     """
     share = weight * present.astype(weight.dtype)
     # A difference channel adds to the last messages of all clients, which the server has, and
-    # participants change only their own. So the factor for absent clients, one over the probability
-    # of taking part, must not scale the change.
+    # participants change only their own. So `present`, as a factor that makes up for absent
+    # clients, must not scale the change.
     changed = weight * (present > 0).astype(weight.dtype) if cumulative else share
     # Sum diagnostics with their weights, so that the server can divide by the total weight.
     diagnostics, shares = contributions((message.diagnostics, jnp.ones_like(weight)), share)

@@ -84,7 +84,7 @@ def open_run(
     server = calls.arrays_of(algorithm, "server_init", server)
     # This downlink opens round 1, hence the keys of zero rounds done.
     transit = send_first(way, server_keys(problem, 0).downlink, algorithm.downlink(server))
-    # From here on the server works with the downlink as clients decode it, not with its own state.
+    # What follows is about the downlink as clients have it, after the channel.
     downlink = way.receive(transit.decoded, None)
 
     shapes = message_shapes(problem, kinds, warm_start, downlink)

@@ -201,8 +201,8 @@ def with_bits(history: dict[str, Any], costs: Costs, clients: int, xp: Any) -> d
     participants = history["participants"].astype(dtype)
     first_up = costs.first_up + 8 * costs.first_bytes_up.astype(dtype) / clients
     first_down = costs.first_down + 8 * costs.first_bytes_down.astype(dtype)
-    # What `broadcast` and `whole` are about is decided in `server._send_down`: all but `whole`
-    # clients get the last broadcast, `missed` bytes are of those before it.
+    # What these count is decided in `server._send_down`: all participants but `whole` get the last
+    # broadcast, and `missed` are the bytes of those before it.
     up = costs.up * participants + 8 * sent
     down = (
         costs.down * messages

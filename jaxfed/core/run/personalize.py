@@ -60,7 +60,7 @@ def personalize(
     start = Personalized(solution.result.shared, None)
     key = jax.random.key(0) if key is None else key
     try:
-        # A run has at least one round, `local_models` may have none.
+        # A run has at least one round; `local_models` may have none.
         problem, start = problem_of(
             algorithm, clients, max(rounds, 1), key, start, LOSSLESS, None, backend
         )

@@ -66,7 +66,8 @@ class Streamed(FromHost, LocalRunner):
             if problem.algorithm.energy_weighted:
                 values, counts = data
                 # While the block is in memory anyway; `fit` warns of clients in memory, but would
-                # have to read these for it.
+                # have to read these for it. If first messages need no samples, these are zeros, and
+                # there is no warning.
                 energies[block.places] = np.einsum("mnd,mnd->m", values, values) / counts
             members = _members(problem, block, data, warm_start)
             found = self.call(_first_messages, problem, broadcast, members)

@@ -155,7 +155,7 @@ def tune(
         losses.append(float(value))
         run_rounds.append(float(solution.rounds))
         adjoint_rounds.append(float(taken))
-        # `losses` contains this one, so this holds for a new lowest loss.
+        # `losses` contains this one, so this holds for the lowest so far.
         if losses[-1] <= min(losses):
             best = at, solution
         if bar is not None:
