@@ -72,6 +72,7 @@ class Problem(eqx.Module):
 
 
 def _without(where: Callable[[Problem], PyTree], problem: Problem) -> Problem:
+    # It may be None already, as in a deployment, where the server never has the data.
     return eqx.tree_at(where, problem, None, is_leaf=lambda x: x is None)
 
 
