@@ -46,6 +46,8 @@ class _Shard(Backend):
             mesh=self.mesh,
             in_specs=(PartitionSpec(), along),
             out_specs=(PartitionSpec(), along),
+            # JAX does not infer that what `Max.over_devices` makes of gathered values is the same
+            # on all devices.
             check_vma=False,
         )(shared, parts)
 
