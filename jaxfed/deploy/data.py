@@ -86,6 +86,8 @@ def clients_from(
     )
     if isinstance(data, Rows) and None not in counts:
         known = np.asarray(counts, data.count.dtype)
+        # Checks of algorithms may look at the numbers of samples, as in `fit`; everything else is a
+        # shape.
         data = eqx.tree_at(lambda samples: samples.count, data, known)
     return Clients(data, ids, weights)
 

@@ -130,7 +130,8 @@ class Exchange:
                     answers[client] = answer
             seconds = time.monotonic() - start
             missing = [client for client in questions if client not in answers]
-            # With a deadline, do not wait for clients that have left.
+            # With a deadline, do not wait for clients that have left, unless a node that has yet to
+            # say hello may be one of them.
             gone = not self._greetings and all(c not in self._node_of for c in missing)
             late = deadline is not None and (seconds >= deadline or gone)
             if not missing or (late and len(answers) >= at_least):
@@ -145,6 +146,8 @@ class Exchange:
     def _answer(self, client: int, reply: Any) -> Packet | None:
         """Read a reply; None if the client was lost before it could answer."""
         if reply.has_error():
+            # The app raised an error, and would again; after any other error the client counts as
+            # lost.
             if reply.error.code == RAISED:
                 raise RefusedError(f"client {client} refuses: {reply.error.reason}")
             LOG.warning("client %d is lost: %s", client, reply.error.reason)
@@ -177,6 +180,7 @@ class Exchange:
         there = set(self._grid.get_node_ids())
         for node in self._client_of.keys() - there:
             client = self._client_of.pop(node)
+            # The client may have returned as another node meanwhile.
             if client is not None and self._node_of.get(client) == node:
                 del self._node_of[client]
         new, hello = sorted(there - self._client_of.keys()), Packet({"kind": "hello"})

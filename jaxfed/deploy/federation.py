@@ -81,6 +81,8 @@ class Federation:
         self.run = run._replace(size=len(members))
         raw = np.asarray([member.raw for member in members])
         ids = jnp.asarray([member.id for member in members], jnp.int32)
+        # Normalised in double precision, as in `fit` (`clients.checks.shares_of`), for the same
+        # bits.
         weights = jnp.asarray(raw / raw.sum(), dtype)
         counts = [member.samples for member in members]
         self._clients = clients_from(run.like, ids, weights, counts)

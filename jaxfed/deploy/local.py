@@ -70,6 +70,7 @@ class Local:
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
             "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
+            # Many short-lived processes compile the same programs, so keep even the smallest.
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
             "PYTHONUNBUFFERED": "1",
             # Flower starts its own programs by name.
@@ -286,6 +287,8 @@ def kill(process: subprocess.Popen, pids: Sequence[int] | None = None) -> None:
 
 def _end(processes: Sequence[subprocess.Popen]) -> None:
     """Ask processes to end; kill those that do not, and any descendants left behind."""
+    # Find descendants first, since those of a process that has ended can no longer be told from
+    # others.
     families = {each: family(each.pid) for each in processes if each.poll() is None}
     for process in families:
         process.terminate()

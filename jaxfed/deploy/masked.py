@@ -53,6 +53,7 @@ class NodeMasks:
         """Create keys, delete those of earlier rounds, and return the public ones."""
         del question
         if "keys" not in self.known:
+            # Whoever gets at the keys of a past attempt can remove the masks of its messages.
             for old in self.path.parent.glob("*.json"):
                 old.unlink()
             self._save(keys=[part.hex() for part in masks.Keys.draw()])
@@ -73,6 +74,8 @@ class NodeMasks:
             )
         publics = list(zip(question.parts[::2], question.parts[1::2], strict=True))
         own, by_client = self._keys(), dict(zip(members, publics, strict=True))
+        # A client with two places would hold two shares of every secret, so the threshold would
+        # count it twice.
         different = len({key for pair in publics for key in pair}) == 2 * len(members)
         if by_client.get(self.client) != own.public or not different:
             raise ValueError("masks: wanted a public key of each client, its own among them")
@@ -126,7 +129,9 @@ class NodeMasks:
                 f"masks: wanted messages of at least {self.known['threshold']} clients that have "
                 f"given shares, got {survivors}"
             )
-        # Both shares of one client would reveal its message.
+        # Both shares of one client would reveal its message, so a client answers for one set of
+        # survivors only. That set is on disk before anything is revealed, for the case of a
+        # restart.
         if self.known.setdefault("survivors", survivors) != survivors:
             raise ValueError("masks: of one client both shares would tell all; one was told")
         self._save(survivors=survivors)
@@ -218,7 +223,7 @@ def masked_sum(
     asked = {c: question(c, "shares", publics, **words) for c in members}
     shares = answers_to(asked, f"shares of {group}", least, len(members))
     givers = list(shares)
-    # Each survivor of the second exchange gets the shares for it with its question.
+    # With its question, each client that has given shares gets those that were encrypted for it.
     for place, client in enumerate(members):
         if client in shares:
             packet, encrypted = questions[client], [shares[c].parts[place] for c in givers]
@@ -231,10 +236,13 @@ def masked_sum(
             numbers.append(numbers_of(answer.parts[0]))
     asked = {c: question(c, "unmask", attempt=attempt, survivors=survivors) for c in survivors}
     revealed = answers_to(asked, f"unmasking of {group}", threshold, len(givers))
+    # Modulo 2^32, whatever the bits of a message: packing keeps the lowest ones, in which such a
+    # sum is right.
     total = np.stack(numbers).sum(0, dtype=np.uint32)
     purpose, count = f"{run} {attempt}", len(total)
     with reading(f"{group}: shares"):
         for place, client in enumerate(givers):
+            # Each survivor reveals in the order of `givers`, in which it has stored the shares.
             parts = [each.parts[place] for each in revealed.values()]
             secret = masks.join(parts[:threshold])
             if client in survivors:

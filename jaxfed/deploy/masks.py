@@ -90,6 +90,7 @@ def pair_masks(
             # Both clients must derive the same stream.
             low, high = sorted((client, other))
             mask = stream(agree(private, public, f"pair {low} {high} {purpose}"), count)
+            # Unsigned integers wrap around, so the two cancel exactly.
             total = total + mask if client < other else total - mask
     return total
 

@@ -223,6 +223,7 @@ class _NodeRun:
             named("state", (after, self._last(downlink)))
             | {"reply": np.frombuffer(reply.body, np.uint8)},
         )
+        # Keep the state of round `base`, from which the server asks again if this answer is lost.
         self.store.remove_before(base)
         return reply
 
@@ -286,6 +287,8 @@ class _NodeRun:
             history = saved.header["history"]
         for form, part in zip(asked.words["broadcasts"], asked.parts, strict=True):
             downlink = self._received(form, part, downlink)
+            # The first downlink makes the initial state; a late client gets the whole current one
+            # in its place.
             if state is None:
                 state = self._first_state(downlink)
         if state is None:
@@ -323,6 +326,8 @@ def _secret_key(folder: Path, history: str) -> Key[Array, ""]:
     if not path.exists():
         with replacing(path, private=True) as part:
             part.write_bytes(os.urandom(KEY))
+    # Keyed by the secret: the server knows all questions, and could otherwise compute the noise.
+    # Eight bytes are a Threefry key.
     seed = hashlib.blake2b(history.encode(), key=path.read_bytes(), digest_size=8).digest()
     return jax.random.wrap_key_data(jnp.frombuffer(seed, jnp.uint32), impl="threefry2x32")
 

@@ -70,7 +70,7 @@ def initialize(
     for name, seconds in (("timeout", timeout), ("heartbeat", heartbeat), ("shutdown", shutdown)):
         check_count(name, seconds)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    # This service would catch the signal and leave it to the program to ask for it.
+    # This service would catch the signal to end, and leave it to the program to ask about it.
     jax.config.update("jax_enable_preemption_service", False)
     jax.distributed.initialize(
         coordinator,

@@ -139,6 +139,8 @@ class Remote(FromHost):
         # Only a cumulative downlink requires the broadcasts that a client has missed.
         oldest = min((m.base for m in self.members), default=0)
         needed = max(oldest, 1) if problem.downlink.cumulative else number
+        # The first downlink stays: a client that has not answered yet makes its initial state from
+        # it.
         for old in [k for k in self.payloads if k and k < needed]:
             del self.payloads[old]
         return received(self, problem, before, closing)
@@ -194,6 +196,7 @@ class Remote(FromHost):
             run = run._replace(like=common(data))
             federation = Federation(self.settings, run, self.federation.dtype, members)
             state = enlarged(state, federation.shapes.state)
+        # `IndexError` if weights are listed and there is none for a new client.
         except (ValueError, IndexError) as error:
             LOG.warning("clients %s cannot join this run: %s", new, error)
             return state
@@ -216,6 +219,8 @@ class Remote(FromHost):
         first = Broadcasts([], []) if member.base else Broadcasts(["first"], [self.payloads[0]])
         if for_state or not last:
             return first
+        # The broadcast after round k opens round k + 1. So a client whose last answer is that of
+        # round b has those before b, and lacks b and later ones; the first one, 0, is listed above.
         since = max(member.base, 1) if self.federation.problem.downlink.cumulative else last
         missed = [self.payloads[number] for number in range(since, last + 1)]
         # Send all missed broadcasts or the downlink itself, whichever is shorter.
@@ -275,6 +280,7 @@ class Remote(FromHost):
         if isinstance(way, MaskedChannel):
             survivors, total = self._masked_sum(questions, way, like, group, least)
             whole = nothing._replace(payload=way.with_numbers(nothing.payload, total))
+            # `server.reduce_round` adds up rows, so the sum may stand in any one of them.
             return dict.fromkeys(survivors, nothing) | {survivors[0]: whole}
         messages = {}
         for client, answer in self._ask(questions, group, least).items():

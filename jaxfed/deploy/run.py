@@ -90,6 +90,8 @@ def problem_of_run(algorithm: Algorithm, wire: Wire, run: Run, dtype: Any) -> Pr
 
 def programs_for(algorithm: Algorithm, data: PyTree, weights: Float[Array, " clients"]) -> Programs:
     """The programs of `backend.separate()`, for one client's data or their shapes."""
+    # Compiler options depend on the size of a client's data, and the last bits of results on them:
+    # the server and all clients need those of `backend.separate()`.
     one = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), data)
     clients = Clients(one, jnp.zeros(1, jnp.int32), weights[:1])
     return programs(**compiler_options(algorithm, clients))

@@ -98,6 +98,7 @@ class Server:
                 LOG.warning(f"{words} {number}: numbers may differ in their last digits")
         if any(member.id == client for member in self.remote.members):
             wanted = self.remote.federation.run.like
+            # The run's programs and states are for shapes that can no longer grow.
             if common({-1: wanted, client: hello["data"]}) != wanted:
                 raise RefusedError(f"data: client {client} has more data than at the start")
 
@@ -121,6 +122,7 @@ class Server:
             raise self._diverged(state)
         progress = host_loop.Progress.first(state, self.requests)
         saver = _ToStore(self, costs)
+        # From here on a restarted server resumes; before, it would begin another run.
         saver.save(progress, {})
         return HostLoop(remote, costs, self.requests, progress, {}, saver)
 

@@ -36,7 +36,7 @@ class Shapes(NamedTuple):
     downlink: PyTree  # as it is received
     end: PyTree  # the downlink from which clients make their models
     decoded: PyTree  # a first message, as it is received
-    uplink: PyTree  # a message as it is, and how it is reduced
+    uplink: PyTree  # a round's message before its channel, in its reductions
     client: ClientState
     state: State  # the server's
 
@@ -49,8 +49,9 @@ def run_shapes(problem: Problem, kind: Kind, warm_start: Personalized | None) ->
         kind: shapes of one client's prepared data.
         warm_start: shapes of a warm start with all clients' local parts, or None.
     """
-    # Follow the order of a run, since each part depends on earlier ones. A client asks with each
-    # message; JAX traces only once what is the same function of arguments of the same shapes.
+    # Follow the order of a run, since each part depends on earlier ones. Clients call this for
+    # every message: only functions of modules are evaluated here, no new closures, so that JAX
+    # finds what it has traced before.
     run = problem.for_client
     broadcast = jax.eval_shape(before_rounds, problem, warm_start)
     member = member_shapes(kind, warm_start)

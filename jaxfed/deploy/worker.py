@@ -93,7 +93,8 @@ def serve(node_config: Config, *, idle: float = IDLE) -> None:
         from jaxfed.deploy import flower as flower
 
         last = _answer_all(listener)
-    # A process without an answer hears of it once there is room for another worker.
+    # Only now that lock and socket are free, let the process without an answer know: it starts a
+    # worker of its own.
     if last is not None:
         last.close()
 
@@ -211,6 +212,8 @@ def _answer_all(listener: socket.socket) -> Connection | None:
             continue
         with suppress(OSError, EOFError):  # the other process was killed
             wanted = json.loads(connection.recv_bytes())
+            # The first message decides which run this worker belongs to, if it comes from the same
+            # code, versions and environment.
             if run is None and surroundings.items() <= wanted.items():
                 sys.path.insert(0, wanted["folder"])
                 run = wanted
@@ -255,9 +258,11 @@ def _warnings() -> Iterator[list[str]]:
 
 @contextmanager
 def _listening(path: Path, idle: float) -> Iterator[socket.socket]:
+    # The caller holds the folder's lock, so no worker is listening there.
     path.unlink(missing_ok=True)  # left by a worker that was killed
     with closing(socket.socket(socket.AF_UNIX)) as listener:
         listener.bind(str(path))
+        # Before `listen`, so that nobody else can connect.
         path.chmod(0o600)
         listener.settimeout(idle)
         listener.listen()

@@ -57,6 +57,7 @@ def _in_one_pass(
     maps: Maps, x: Float[Array, "*clients n d"], w: Array, *, wide: bool, precision: lax.Precision
 ) -> Array | None:
     sizes = sizes_of(maps, (x, w))
+    # Axes lie outermost first, `maps` innermost first.
     mapped = [which[0] for which in reversed(maps)]
     clients = [place for place, has in enumerate(mapped) if has]
     runs = [place for place, has in enumerate(mapped) if not has]
@@ -89,6 +90,8 @@ def _product(x, w, wide):
 def _(wide, primals, tangents):
     (x, w), (dx, dw) = primals, tangents
     plain = partial(_two_products, wide=wide, precision=chosen_precision())
+    # Symbolic zeros are skipped, since what comes from a change of the samples takes further passes
+    # over them.
     change = jnp.zeros_like(w)
     if not isinstance(dw, jax.custom_derivatives.SymbolicZero):
         change = lax.custom_linear_solve(
@@ -127,6 +130,8 @@ def _inverse_sqrts(
         return None
     inverse, defect = kernel(*in_one_row(maps, [gram]))
     inverse, defect = inverse.reshape(gram.shape), defect.reshape(gram.shape[:-2])
+    # The kernel measures the products with its own iterates; add the rounding of the Gram matrix
+    # itself, as `_newton_schulz._inverse_sqrt` does.
     mean = jnp.trace(gram, axis1=-2, axis2=-1)
     squares = jnp.sum(inverse * inverse, axis=(-2, -1))
     return inverse, defect + jnp.finfo(gram.dtype).eps * squares * mean

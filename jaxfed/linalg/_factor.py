@@ -108,6 +108,8 @@ def times(w: Float[Array, "m n"], x: Float[Array, "r r"]) -> Float[Array, "m n"]
 
 def normalized(w: Float[Array, "d 1"]) -> Factors:
     """The polar and QR factors of one column, which coincide: w / |w| and 1 / |w|, for any |w|."""
+    # Divide by the largest entry first, so that squares neither overflow nor vanish. A column of
+    # zeros becomes the first coordinate axis, with derivative zero.
     scale = jnp.max(jnp.abs(w))
     zero = scale == 0
     scaled = jnp.where(zero, jnp.zeros_like(w).at[0].set(1), w / jnp.where(zero, 1, scale))

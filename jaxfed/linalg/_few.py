@@ -64,7 +64,10 @@ def _beyond(basis, vectors, product: Product = matmul):
 def _completed(rows, basis, values, scores, rank, product: Product = matmul):
     """Eigenvalues and eigenvectors in feature space, from those in sample space."""
     missing = rank - scores.shape[1]
+    # `_back` multiplies by the samples themselves, which are not deflated, so deflate the few
+    # vectors.
     vectors = _beyond(basis, _back(rows, scores, product), product)
+    # Columns of zeros, which orthonormalization replaces by others that complete the basis.
     vectors = jnp.pad(vectors, ((0, 0), (0, missing)))
     return jnp.pad(values, (0, missing)), with_sign(orthonormalize_once(vectors))
 
@@ -77,6 +80,7 @@ def _back(rows, scores, product: Product = matmul):
 def _values(
     rows: Float[Array, "n d"], basis: Float[Array, "d b"], rank: int, product: Product = matmul
 ) -> Eigen:
+    # At most as many eigenvalues as samples can be positive.
     values, scores = top_eigenvectors(_gram(rows, basis, product), min(rank, len(rows)))
     return _completed(rows, basis, values, scores, rank, product)
 

@@ -72,6 +72,7 @@ def gram_schmidt(
     k, n, *many = x.shape
     eps = jnp.finfo(x.dtype).eps
     scale = jnp.max(jnp.abs(x), axis=1)
+    # Lengths by way of the largest entries, so that no square overflows or vanishes.
     scale = scale * _lengths(x / jnp.where(scale == 0, 1, scale)[:, None])
     reciprocal = 1 / jnp.where(scale == 0, 1, scale)
 
@@ -89,7 +90,9 @@ def gram_schmidt(
             left = jnp.sqrt(jnp.sum(row * row, axis=0))
             shorter = 1 / jnp.where(left == 0, 1, left)
             made_of = (made_of - jnp.sum(t * inner[:, None], axis=0)) * shorter
-            # Passes 2 and 3 are for a coordinate axis, which keeps a length of at least k^(-1/2).
+            # Passes 0 and 1 decide whether the row depends on earlier ones. If so, passes 2 and 3
+            # make the coordinate axis orthogonal that replaces it; it keeps a length of at least
+            # k^(-1/2), so they need no test.
             length = jnp.where(number < 2, length * left, length)
             dependent = (number == 1) & (length <= eps * n)
             return (
@@ -143,6 +146,8 @@ def svd(
     values, both = _sorted(-values, both)
     values, rows, turns = -values, both[:, :n], both[:, n:]
     finite = jnp.isfinite(w).all()
+    # The rows are orthogonal up to rounding, but those of lost values consist of rounding alone,
+    # and are replaced.
     right = gram_schmidt(rows)[0]
     left, values, right = (jnp.where(finite, x, jnp.nan) for x in (turns.T, values, right))
     return left, values, right
@@ -214,6 +219,8 @@ def _orthogonalized(x: Float[Array, "k n"], width: int) -> Float[Array, "k n"]:
     """
     k = len(x)
     half = (k + 1) // 2
+    # Rows meet in pairs, so their number must be even; a row of zeros is orthogonal to all others
+    # and never rotates.
     x = jnp.pad(x, ((0, 2 * half - k), (0, 0)))
     tolerance = jnp.finfo(x.dtype).eps * max(width, 4) ** 0.5
 
@@ -245,9 +252,11 @@ def _orthogonalized(x: Float[Array, "k n"], width: int) -> Float[Array, "k n"]:
     def sweep(state):
         upper, lower, _, count = state
         none = jnp.zeros((), x.dtype)
+        # After these turns every row is back in its place, the padding last.
         return *lax.fori_loop(0, 2 * half - 1, turn, (upper, lower, none)), count + 1
 
     def unfinished(state) -> Bool[Array, ""]:
+        # With NaN, nothing is above the tolerance, and the loop ends.
         return (state[2] > 0) & (state[3] < _SWEEPS)
 
     start = x[:half], x[half:], jnp.ones((), x.dtype), 0

@@ -102,6 +102,7 @@ def _inverse_sqrt(
         step,
         (t / jnp.sqrt(scale), t, e, size, jnp.full_like(size, jnp.inf)),
     )
+    # The padding of E is zero and that of T the identity, so they never mix with the rest.
     z = z[:r, :r]
     return z, size**4.5 + 2 * eps * scale * squared_norm(z)
 
@@ -126,6 +127,8 @@ def scale_of(gram: Float[Array, "r r"]) -> tuple[Float[Array, ""], Float[Array, 
     r = len(gram)
     mean = jnp.sum(gram * jnp.eye(r, dtype=gram.dtype)) / r
     squares = squared_norm(gram)
+    # The standard deviation of the eigenvalues times the root of r: none is farther from their
+    # mean. Rounding must not make the difference negative.
     spread = jnp.sqrt(jnp.maximum(squares - r * mean * mean, 0))
     scale = jnp.maximum(mean, (mean + spread) / 2)
     return scale, jnp.abs(squares / (scale * scale) - 2 * r * mean / scale + r)

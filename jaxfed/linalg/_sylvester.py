@@ -25,6 +25,8 @@ def rotation(
     mean = jnp.trace(inverse) / r
     scaled = inverse / jnp.where(mean > 0, mean, 1)
     d, b = padded(scaled - jnp.eye(r, dtype=m.dtype)), padded(m - m.T)
+    # The solver wants numbers of order one. Omega is linear in B, so the size cancels and needs no
+    # derivative.
     size = lax.stop_gradient(jnp.max(jnp.abs(b)))
     size = jnp.where(size > 0, size, 1)  # zero has a derivative too
     b = b / size
@@ -89,6 +91,7 @@ def _antisymmetric_solution(
     )
 
     def decompose(bad, x):
+        # It depends on the loop's result; see `repeated`.
         values, vectors = eigh(jnp.where(bad, s, x), bad)
         sums = values[:, None] + values
         regular = sums > eps * r * values[-1]

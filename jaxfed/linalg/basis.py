@@ -112,6 +112,9 @@ def _by_cholesky(w: Float[Array, "d r"]) -> Factors:
         return q, matmul(first, second), error
 
     tolerance = 32 * eps * w.shape[1]
+    # A second pass starts from columns that are orthonormal up to the first one's error, so it is
+    # exact to rounding if that is small. Where it is not, or NaN because Cholesky's method failed,
+    # reflections follow.
     q, inverse, error = lax.while_loop(
         lambda state: (state[2] > tolerance) & (state[2] < 1e-2), again, cholesky(w)
     )
@@ -134,12 +137,14 @@ def _inverse_cholesky(gram: Float[Array, "r r"]) -> tuple[Float[Array, "r r"]]:
 def _by_householder(w: Float[Array, "d r"]) -> Factors:
     """The factors by reflections, for any rank; dependent columns get zeros in R^{-1}."""
     q, r = jnp.linalg.qr(w)
+    # LAPACK leaves the signs of R's diagonal open.
     sign = jnp.where(jnp.diagonal(r) < 0, -1, 1).astype(w.dtype)
     q, r = q * sign, r * sign[:, None]
     pivots = jnp.diagonal(r)
     kept = pivots > jnp.finfo(w.dtype).eps * len(r) * jnp.max(pivots)
     both = kept[:, None] & kept
     eye = jnp.eye(len(r), dtype=w.dtype)
+    # Dependent columns become those of the identity, so that no pivot is zero.
     inverse = lax.linalg.triangular_solve(jnp.where(both, r, eye), eye, left_side=True)
     return q, jnp.where(both, inverse, 0)
 

@@ -98,6 +98,7 @@ def _values(matrix: Float[Array, "d d"], rank: int) -> Eigen:
         return values[:rank], vectors[:, :rank]
 
     def decompose(bad, values, vectors):
+        # It depends on the iteration's result; see `repeated`.
         values, vectors = eigh(jnp.where(bad, matrix, values[0]), bad)
         return values[::-1][:rank], vectors[:, ::-1][:, :rank]
 
@@ -151,6 +152,8 @@ def _by_products(
         room = jnp.zeros((size, (BLOCKS - 1) * width), matrix.dtype)
         first = (jnp.concatenate([x, room], axis=1) for x in (block, product))
         basis, products = lax.fori_loop(0, BLOCKS - 1, extended, tuple(first))
+        # Rayleigh-Ritz: the best eigenvectors within the basis, from products that are there
+        # already.
         inner = matmul(basis.T, products)
         values, turn = eigh((inner + inner.T) / 2)
         values, turn = values[::-1][:width], turn[:, ::-1][:, :width]
@@ -162,6 +165,7 @@ def _by_products(
     def unfinished(state):
         return ~state[3] & (state[4] < cycles)
 
+    # Always the same start, since the result is a function of the matrix alone.
     start = orthonormalize(jax.random.normal(jax.random.key(0), (size, width), matrix.dtype))
     first = start, matmul(matrix, start), jnp.zeros(width, matrix.dtype), jnp.zeros((), bool), 0
     block, _, values, converged, _ = lax.while_loop(unfinished, cycle, first)
@@ -242,6 +246,8 @@ def perturbed(
 
     def equation(z):
         rest = beyond(z)
+        # On the span of U, about which the equation says nothing, add a multiple of the identity,
+        # as large as S: the system is then regular there, and its solution orthogonal to U.
         return beyond(matmul(rest, inner) - image(of, rest)) + size * (z - rest)
 
     def solution(_, y):

@@ -67,6 +67,8 @@ def largest_eigenvalue(
     basis, images = lax.fori_loop(0, steps, step, state)
     ritz = top_eigenvectors(matmul(basis, images.T), 1)[1][:, 0]
     vector = _unit(matmul(ritz, basis))
+    # This product is with the operator itself, not with its constant copy: the derivative of the
+    # result is vᵀ dS v.
     return vector @ product(operator, vector)
 
 

@@ -149,6 +149,7 @@ class Moment(eqx.Module):
         check_whole("rank", rank, most=self.dim)
         if beside is not None:
             beside = checked_array("beside", beside, f"{self.dim} b")
+        # Whichever of the two Gram matrices is smaller has all nonzero eigenvalues.
         if self.dense is not None or len(self._rows) >= self.dim:
             moment = self if beside is None else self.deflate(beside)
             return top_eigenvectors(moment.matrix(), rank)

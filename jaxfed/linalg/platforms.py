@@ -114,6 +114,7 @@ def per_platform(
         return jax.tree.flatten(jax.eval_shape(partial(default, **dict(static)), *arguments))
 
     def shapes(*arrays, tree, maps, static):
+        # Each map has put one axis in front of the arrays that it maps.
         fronts = [sum(which[i] for which in maps) for i in range(len(arrays))]
         unmapped = tuple((x.shape[n:], x.dtype) for x, n in zip(arrays, fronts, strict=True))
         sizes, results = sizes_of(maps, arrays), result_of(tree, static, unmapped)[0]

@@ -114,6 +114,8 @@ def _values(w: Float[Array, "m n"], method: str) -> Factors:
         inverse, error = _INVERSE_SQRT[method](gram)
         # Add the error of products of tiny entries, which underflow.
         error += max(w.shape) * jnp.finfo(w.dtype).tiny * squared_norm(inverse)
+        # Half of the digits are enough, since a step of `iterated` raises the error to its ninth
+        # power. Otherwise start from W itself, whose condition number is not squared.
         good = error < eps**0.5
         start = (
             jnp.where(good, times(w, inverse), w / length),
@@ -146,6 +148,7 @@ def _by_eigh(gram: Float[Array, "r r"]) -> tuple[Float[Array, "r r"], Float[Arra
     positive = values > 0
     safe = jnp.where(positive, values, 1)
     inverse = matmul(vectors * jnp.where(positive, 1 / jnp.sqrt(safe), 0), vectors.T)
+    # An eigenvalue lost to rounding makes the expected error infinite, and the result is not used.
     ratios = jnp.where(positive, values[-1] / safe, jnp.inf)
     return inverse, jnp.finfo(gram.dtype).eps * jnp.sum(ratios)
 

@@ -76,6 +76,7 @@ def _rule(primals, tangents):
     (w,), (change,) = primals, tangents
     left, singular, right = _svd(w)
     kept = not_rounding(singular, w.shape)
+    # Of two directions that are both lost, nothing is known about the rotation between them.
     some = kept[:, None] | kept
     rounding = jnp.finfo(w.dtype).eps * max(w.shape) * singular[0]
     gaps, sums = singular - singular[:, None], singular + singular[:, None]

@@ -57,7 +57,9 @@ def descend(surface: Surface, start: PyTree, kind: Kind, tol: float, max_steps: 
         slope = inner(there.gradient, turned)
         if length is None:  # guess the length that would decrease the function as the last step did
             length = 2 * (here.value - there.value) / -slope
+        # A direction that ascends, or is orthogonal to the gradient up to rounding, is of no use.
         down = -slope > 1e-8 * norm(there.gradient) * norm(turned)
+        # The rule may divide by zero or overflow; then start it anew, along steepest descent.
         again = lower & down & jnp.isfinite(slope)
         usable = jnp.isfinite(length) & (length > 0)
         straight, first = steepest(there)
@@ -89,6 +91,8 @@ def _conjugate(
     transported vectors that are longer than before.
     """
     there = trial.place
+    # The retraction's differential may leave the tangent space: on the Grassmann manifold by a
+    # rotation of the basis, elsewhere by rounding.
     carried = space.project(there.point, trial.velocity)
     longer = norm(carried) / norm(direction)
     carried = scaled(1 / jnp.maximum(longer, 1), carried)
@@ -134,6 +138,8 @@ def _quasi_newton(
     product = inner(step, change)
     # A pair without positive curvature would make the estimate indefinite: keep the old ones.
     sound = product > 1e-10 * norm(step) * norm(change)
+    # Pairs belong to earlier points' tangent spaces. Projecting them changes their inner products
+    # slightly, whose inverses are kept as they were.
     olds = jax.vmap(carry)(pairs.steps), jax.vmap(carry)(pairs.changes)
     newest = jax.tree.map(
         lambda old, new: jnp.concatenate([old[1:], new[None]]), olds, (step, change)
@@ -159,6 +165,7 @@ def _quasi_newton(
     curvature = last[1] * inner(last[0], last[0])
     vector = scaled(1 / jnp.where(curvature > 0, curvature, 1), vector)
     vector, _ = jax.lax.scan(forth, vector, (pairs, shares))
+    # A quasi-Newton step has its own length, so try one.
     return carry(scaled(-1, vector)), jnp.ones_like(product), pairs
 
 

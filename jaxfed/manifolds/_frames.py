@@ -42,4 +42,5 @@ def polish(y: Frame) -> Frame:
 def safe_norm(x: Float[Array, "..."]) -> Float[Array, ""]:
     """The Frobenius norm, with derivative zero where it is zero."""
     zero = jnp.linalg.norm(x) == 0  # even if only the squares of the entries vanish
+    # The inner choice keeps the root's infinite slope at zero out of the derivative.
     return jnp.where(zero, 0, jnp.linalg.norm(jnp.where(zero, 1, x)))

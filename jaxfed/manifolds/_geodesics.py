@@ -41,6 +41,7 @@ def exp(x: Matrix, v: Matrix, metric: str = "euclidean") -> Frame:
 
 def _exp(x: Frame, v: Frame, metric: str) -> Frame:
     rank, turn = x.shape[1], x.T @ v
+    # A is skew, so with this p, p xᵀ - x pᵀ is the canonical metric's exponent.
     p = v - x @ turn / 2 if metric == "canonical" else v
     a, b = jnp.concatenate([p, x], axis=1), jnp.concatenate([x, -p], axis=1)
     # The upper right block of exp([[Z, C], [0, 0]]) is f(Z) C.
@@ -86,6 +87,7 @@ def log(x: Matrix, y: Matrix, metric: str = "euclidean") -> Frame:
     def slope(v, points, _=None):
         """The gradient of half the squared miss, plus the normal part of v."""
         missed, pull = jax.vjp(lambda v: end(v, points), v)
+        # The normal part keeps v tangent, and makes the system positive definite along normals too.
         return pull(missed)[0] + v - _tangent(points[0], v)
 
     # Gauss-Newton steps for the miss of the end point, damped until it falls.
@@ -99,6 +101,7 @@ def log(x: Matrix, y: Matrix, metric: str = "euclidean") -> Frame:
         moved = v - length * _tangent(still[0], move)
         new = jnp.linalg.norm(end(moved, still))
         better = new < missed
+        # Full steps again as soon as they help, for Newton's convergence near the solution.
         length = jnp.where(better, jnp.minimum(2 * length, 1), length / 4)
         return jnp.where(better, moved, v), jnp.minimum(new, missed), length, count + 1
 

@@ -63,12 +63,16 @@ def search(
 
     # `low` and `other` are the ends of a bracket; until it is closed, `other` is at infinity.
     def judged(trial, low, other):
+        # Hager & Zhang's approximate condition: the decrease that slopes at both ends imply, where
+        # that of the values is lost to rounding.
         lower = enough(trial) | (
             (jnp.abs(trial.place.value - value) <= noise)
             & (trial.slope <= (2 * DECREASE - 1) * slope)
         )
         found = lower & (jnp.abs(trial.slope) <= flatness * jnp.abs(slope))
         better = lower & (trial.place.value <= low.place.value + noise)
+        # The minimum lies on the side to which the function falls. If it rises towards the other
+        # end, the bracket is now between the new point and the last lowest one.
         turned = better & (trial.slope * (other[0] - low.length) >= 0)
         ends = [(x.length, x.place.value, x.slope) for x in (trial, low)]
         other = chosen(better, chosen(turned, ends[1], other), ends[0])

@@ -111,6 +111,7 @@ def riemannian(
         names = names_of(params)
         gradients = jax.tree.map(project, names, params, updates)
         steps, state = inner.update(gradients, state, params, **extra_args)
+        # Scaling entry by entry, as Adam does, leads out of the tangent space.
         steps = jax.tree.map(project, names, params, steps)
 
         def moved(name, x, step):
@@ -118,6 +119,8 @@ def riemannian(
 
         updates = jax.tree.map(moved, names, params, steps)
         new_params = optax.apply_updates(params, updates)
+        # Moments are averages of tangent vectors at this point; the next gradient is one at the new
+        # point.
         return updates, _transport(state, names, new_params)
 
     return optax.GradientTransformationExtraArgs(init, update)

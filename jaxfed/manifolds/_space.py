@@ -46,6 +46,7 @@ class Space(eqx.Module):
         names, leaves = jax.tree.leaves(self.names), jax.tree.leaves(x)
         if "euclidean" in names:
             return float("inf")
+        # The number of columns of all points together, the sum of their ranks.
         return sum(leaf.size / leaf.shape[-2] for leaf in leaves) ** 0.5
 
 

@@ -24,7 +24,9 @@ def stationary(point: PyTree, parameters: PyTree, slope: Slope) -> PyTree:
     arrays, others = eqx.partition(parameters, eqx.is_array)
 
     def rule(point, arrays, changes):
+        # With the same rule, for derivatives of every order.
         point = with_rule(point, arrays, rule)
+        # Only parameters that change: those that do not need no zeros of their size.
         moving = jax.tree.map(
             lambda c, x: None if c is None else x, changes, arrays, is_leaf=lambda c: c is None
         )

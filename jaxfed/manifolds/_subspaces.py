@@ -67,6 +67,7 @@ def log(x: Matrix, y: Matrix) -> Frame:
     # The basis of the second subspace that is nearest to x.
     y = y @ polar(x.T @ y).T
     xty = x.T @ y
+    # Symmetric but for rounding, since y is aligned with x.
     cosines, eye = (xty + xty.T) / 2, jnp.eye(x.shape[1], dtype=x.dtype)
     squares = jnp.asarray(_NODES**2, x.dtype)[:, None, None]
     inverses = jnp.linalg.inv((eye + cosines) + (eye - cosines) * squares)

@@ -67,6 +67,7 @@ class Walk(NamedTuple):
 def unfinished(walk: Walk, tol: float, max_steps: int) -> Array:
     """Whether the solver must continue."""
     size = norm(walk.here.gradient)
+    # An infinite or NaN gradient ends the walk.
     return ~met(walk.here, tol) & (size < float("inf")) & (walk.steps < max_steps) & ~walk.stalled
 
 

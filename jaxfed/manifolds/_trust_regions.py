@@ -38,6 +38,7 @@ def walk(surface: Surface, start: PyTree, tol: float, max_steps: int) -> Walk:
         # If both differences are rounding, the share is one and the step is accepted.
         noise = 1e3 * eps * jnp.maximum(1e-30, jnp.abs(here.value))
         share = (here.value - there.value + noise) / (predicted + noise)
+        # A step to where the function is not finite is refused, and the radius shrinks.
         share = jnp.where(jnp.isfinite(share), share, -1.0)
         taken = share > LEAST_SHARE
         length = norm(inside.step)
@@ -92,12 +93,16 @@ def _truncated(
         bend, size = inner(direction, image), inner(rest, rest)
         length = size / bend
         ahead = combined(1, state.step, length, direction)
+        # Along a direction without curvature the model falls without end, so its lowest point is at
+        # the edge.
         leaves = (bend <= 0) | (norm(ahead) >= radius)
-        # Go to the edge: the positive root of |step + length direction| = radius.
+        # Go to the edge: the positive root of |step + length direction| = radius, in the form in
+        # which nothing cancels.
         a, b = inner(direction, direction), inner(state.step, direction)
         c = radius**2 - inner(state.step, state.step)
         to_edge = c / (b + jnp.sqrt(jnp.maximum(b**2 + a * c, 0)))
         length = jnp.where(leaves, to_edge, length)
+        # Sums of tangent vectors leave the tangent space by rounding.
         rest = project(combined(1, rest, length, image))
         return _Inner(
             combined(1, state.step, length, direction),

@@ -110,6 +110,7 @@ def transport_differential(x: Matrix, v: Matrix, u: Matrix, retraction: str = "p
     Source: Absil et al. (2008), Section 8.1.2.
     """
     moved = _stiefel_differential(x, v, u, retraction)
+    # The differential moves the basis within its span too, which is no motion of the subspace.
     return project(RETRACTIONS[retraction](x, v), moved)
 
 

@@ -119,11 +119,13 @@ def minimise(
     surface = Surface(lambda point: pure(point, *still), space)
     walk = SOLVERS[solver](surface, jax.lax.stop_gradient(start), tol=tol, max_steps=max_steps)
     converged, size = met(walk.here, tol), norm(walk.here.gradient)
+    # The walk itself was computed with constants, and has no derivatives.
     point = stationary(walk.here.point, (closed, converged), partial(_slope, pure, space))
     status = Ended.where(walk.stalled, Ended.stalled, Ended.step_limit)
     status = Ended.where(converged, Ended.converged, status)
     finite = jnp.isfinite(size) & jnp.isfinite(walk.here.value)
     status = Ended.where(finite, status, Ended.diverged)
+    # Evaluate once more, for a value with derivatives.
     return Minimum(
         point, pure(point, *closed), size, walk.steps, walk.evaluations, walk.products, status
     )

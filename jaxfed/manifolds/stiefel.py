@@ -129,7 +129,8 @@ def norm(x: Matrix, v: Matrix, metric: str = "euclidean") -> Float[Array, ""]:
     """
     x, v = frames(x=x, v=v)
     check_name("metric", metric, METRICS)
-    # Use a sum of squares in either metric, since a difference would cancel.
+    # A sum of squares in either metric, since a difference would cancel: with this factor, the
+    # rotation xᵀv counts half.
     rest = v if metric == "euclidean" else v - (1 - 0.5**0.5) * x @ (x.T @ v)
     return safe_norm(rest)
 

@@ -112,13 +112,14 @@ def inverse_sqrt(
     def kernel(a_ref, z_ref, defect_ref, y_ref, t_ref, new_ref):
         zero = jnp.zeros((1, _LANES), gram.dtype)
         lanes = lax.broadcasted_iota(jnp.int32, (1, _LANES), 1)
+        # The last block may lie partly beyond the batch, where what is read is undefined.
         real = pl.program_id(0) * _LANES + lanes < batch
 
         def row_of_product(i, left, right):
             return sum(left[i, pl.ds(k, 1), :] * right[k] for k in range(r))
 
         def measure(i, state):
-            y_ref[i] = jnp.where(real, a_ref[i], eye(i))  # beyond the batch, what gives no trouble
+            y_ref[i] = jnp.where(real, a_ref[i], eye(i))  # identities beyond the batch
             return state + over_rows(y_ref[i] * eye(i))
 
         def spread(i, state):
@@ -134,6 +135,8 @@ def inverse_sqrt(
             return size + over_rows(e * e)
 
         def multiply(i, carry):
+            # Row i of Y T needs no other row of Y, so it can replace it; T Z needs all rows of Z
+            # until the last one is done.
             y_ref[i] = row_of_product(i, y_ref, t_ref)
             new_ref[i] = row_of_product(i, t_ref, z_ref)
             return carry
@@ -146,7 +149,8 @@ def inverse_sqrt(
             z_ref[...] = new_ref[...]
             return lax.fori_loop(0, r, check, zero), state[1] + 1
 
-        def unfinished(state):  # what is not a number is above nothing
+        def unfinished(state):  # a NaN is not above the tolerance, so it ends its steps
+            # Squares of the defects, one per lane: all 128 matrices take the same steps.
             above = (state[0] > tolerance(r, gram.dtype)).astype(jnp.float32)
             return (jnp.sum(above) > 0) & (state[1] < steps)
 

@@ -29,10 +29,10 @@ from jaxtyping import Array, Float
 
 from jaxfed_kernels.inverse_sqrt import check_rank, scale_of, tolerance
 
-# Threads that work on an array together, and those of them that form a warp.
+# Threads of a warpgroup, which works on an array together, and of a warp.
 _THREADS, _WARP = 128, 32
-# Layouts are as given here. The other semantics infers some, and JAX 0.12.0 then stores matrices in
-# another order than it reads their columns in.
+# Use the layouts given here. The other semantics infers some, and JAX 0.12.0 then stores matrices
+# in another order than that in which it reads their columns.
 _AS_GIVEN = CompilerParams(lowering_semantics=LoweringSemantics.Lane)
 
 
@@ -102,7 +102,7 @@ def inverse_sqrt_cuda(
             y_ref[...], z_ref[...] = y, z
             return move(eye - product(z_ref, y_ref)), state[1] + 1
 
-        def unfinished(state):  # what is not a number is above nothing
+        def unfinished(state):  # a NaN is not above the tolerance, so it ends its steps
             above = jnp.sum(state[0], axis=0) > tolerance(r, gram.dtype)
             return (jnp.sum(jnp.where(above, 1, 0)) > 0) & (state[1] < steps)
 
@@ -119,8 +119,8 @@ def inverse_sqrt_cuda(
         compiler_params=_AS_GIVEN,
         interpret=interpret,
     )
-    # Identities fill up the last group, and rows and columns are added as an identity has them:
-    # none of that changes.
+    # Identities fill up the last group, and each matrix gets the further rows and columns of an
+    # identity; the iteration leaves these unchanged.
     scale = scale_of(gram)
     groups = pl.cdiv(batch, many)
     a = jnp.broadcast_to(jnp.eye(rows, columns, dtype=gram.dtype), (groups * many, rows, columns))

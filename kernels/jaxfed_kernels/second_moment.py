@@ -20,14 +20,15 @@ from jaxtyping import Array, Float
 
 # A tile of the TPU's memory, of 32 bits each: rows (sublanes) and columns (lanes).
 _SUBLANES, _LANES = 8, 128
-# Bytes of the on-chip memory that a program may use by default: 16 MiB. Blocks of samples are
-# there twice, one being read while the other is worked on, and as the pieces that full precision
-# multiplies; so are W and the result.
+# Bytes of blocks in on-chip memory, of which a program may use 16 MiB by default. A block of
+# samples is there twice, one being read while the other is worked on, and again as the pieces that
+# full precision multiplies; so are W and the result.
 _BLOCK = 2**20
 _THIN = 2**20
-# Bytes of one client's samples from which reading them outlasts starting a step of the grid.
+# From this many bytes of one client's samples on, reading them outlasts starting a step of the
+# grid.
 _LEAST = 2**17
-# Where tiles would be emptier than this the compiler keeps another axis along them, that of the
+# If tiles would be emptier than this, the compiler lays another axis along them, that of the
 # clients, and the kernel would need a copy.
 _WASTE = 1.1
 
@@ -130,12 +131,16 @@ def second_moment(
     def kernel(count_ref, w_ref, x_ref, y_ref):
         place = pl.program_id(1)
 
+        # The grid's last axis varies fastest, so a client's result stays on the chip while its
+        # blocks of samples are added up.
         @pl.when(place == 0)
         def _():
             y_ref[...] = jnp.zeros_like(y_ref)
 
         x = x_ref[...].astype(dtype)
         if ragged:
+            # Beyond the last sample a block has arbitrary values, even NaN, so choose zeros instead
+            # of multiplying by them.
             numbers = lax.broadcasted_iota(jnp.int32, x.shape, 1 if last else 0) + place * block
             x = jnp.where(numbers < count_ref[...], x, jnp.zeros_like(x))
         scores = dot(w_ref[...], x, over if last else over_last)
@@ -145,6 +150,7 @@ def second_moment(
     blocks = pl.cdiv(n, block)
     thin = pl.BlockSpec((None, r, d), lambda i, j: (i, 0, 0))
     if last:
+        # As the compiler stores the samples: this transposition moves nothing.
         x, samples = x.mT, pl.BlockSpec((None, d, block), lambda i, j: (i, 0, j))
     else:
         samples = pl.BlockSpec((None, block, d), lambda i, j: (i, j, 0))
@@ -154,7 +160,7 @@ def second_moment(
         grid=(batch, blocks),
         in_specs=[pl.BlockSpec((None, 1, 1), lambda i, j: (i, 0, 0)), thin, samples],
         out_specs=thin,
-        # What the blocks above move, each once; and the two products.
+        # Everything is moved once, by the blocks above; there are two products.
         cost_estimate=pl.CostEstimate(
             flops=4 * batch * n * d * r,
             bytes_accessed=x.nbytes + batch * r * d * (jnp.dtype(dtype).itemsize + 4) + 4 * batch,

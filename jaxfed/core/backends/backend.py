@@ -174,6 +174,8 @@ def collect(
     total, (gathered, kept) = backend.map_reduce(split, shared, own)
     if layout_of(gathered) is not None:
         raise shapes_differ("gathered")
+    # Padding, and clients that were selected only to fill a bucket, are dropped here; to reductions
+    # they contribute nothing.
     which = slice(gathering) if isinstance(gathering, int) else gathering
     return joined(total, jax.tree.map(lambda x: x[which], gathered)), kept
 

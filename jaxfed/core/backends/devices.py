@@ -46,6 +46,8 @@ class _Shard(Backend):
             mesh=self.mesh,
             in_specs=(PartitionSpec(), along),
             out_specs=(PartitionSpec(), along),
+            # JAX does not infer that what `Max.over_devices` makes of gathered values is the same
+            # on all devices.
             check_vma=False,
         )(shared, parts)
 
@@ -68,6 +70,7 @@ class _Pmap(Backend):
 
     def over_parts(self, work, shared, parts):
         count = self.multiple
+        # The number of clients is a multiple of the devices: callers pad by `multiple`.
         parts = jax.tree.map(lambda x: x.reshape(count, len(x) // count, *x.shape[1:]), parts)
         # Pass one argument: with two that have equally many leaves, JAX (0.11 at least) takes these
         # axes for those of the leaves, although `shared` has none.

@@ -141,18 +141,25 @@ class _Chunked(OneDevice):
         size = _block(clients, self.size)
         own = jax.tree.map(_dense, own)
         one = jax.tree.map(lambda x: x[:1], own)
+        # One client is enough: partial results that can be combined have shapes that do not depend
+        # on the number of clients (`reduction.combined`).
         sent = jax.eval_shape(lambda *given: to_combine(_at_once(work, *given)[0]), shared, one)
 
+        # For derivatives: without it, the scan would store the intermediate values of every block,
+        # which is what blocks are to avoid.
         @partial(
             jax.checkpoint, policy=jax.checkpoint_policies.save_only_these_names(*self.remembered)
         )
         def step(total, first):
             # Slice here rather than scan over blocks, since a TPU would keep a copy of everything
-            # in another layout. If need be, the last block overlaps the one before.
+            # in another layout. If need be, the last block overlaps the one before, since all turns
+            # of a scan have equal shapes.
             start = jnp.minimum(first, clients - size)
             block = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, start, size), own)
             parts, kept = _of_all(work, shared, block)
             if clients % size:
+                # Clients of the block before are computed again, but what they send must count
+                # once.
                 which = start + jnp.arange(size) >= first
                 parts = each(lambda part: _counted(part, which), parts)
             # Set the layout before the scan stacks them, or it would stack padded tiles.
@@ -164,6 +171,7 @@ class _Chunked(OneDevice):
 
         def in_order(x):
             whole = _dense(x.reshape(-1, *x.shape[2:]))
+            # What they keep is there twice as well: of the last block, take the new clients only.
             twice = len(whole) - clients
             return jnp.concatenate([whole[:-size], whole[twice - size :]]) if twice else whole
 

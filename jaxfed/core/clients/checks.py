@@ -138,6 +138,8 @@ def checked_array(
                 f"{name}: wanted an observed entry in every sample, got none in that at index "
                 f"{where}"
             )
+        # Most operations fail on explicit mesh axes: leave the array where it lies, but let the
+        # compiler place what is computed from it.
         if isinstance(array, jax.Array) and is_explicit(array):
             lies = cast(NamedSharding, array.sharding)
             mesh = automatic(cast(Mesh, lies.mesh))
@@ -211,6 +213,7 @@ def shares_of(
     if isinstance(weights, str):
         if weights not in ("equal", "samples"):
             raise ValueError(f"weights: wanted 'equal', 'samples' or numbers, got {weights!r}")
+        # Normalised in double precision and rounded once.
         raw = np.ones(clients) if weights == "equal" else np.asarray(sizes, float)
         return jnp.asarray((raw / raw.sum()).astype(dtype))
     if is_traced(weights):

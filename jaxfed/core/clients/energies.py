@@ -45,6 +45,7 @@ def warn_of_large(energies: Float[np.ndarray, " clients"], clients: Clients) -> 
     """
     rows = clients.layout.rows(len(clients))
     ids, weights = np.asarray(clients.ids)[rows], np.asarray(clients.weights)[rows]
+    # A client of weight 0 dominates nothing, and must not move the median.
     there = weights > 0
     median = np.median(energies[there]) if there.any() else 0.0
     large = np.flatnonzero(there & (energies > FACTOR * median))

@@ -53,6 +53,8 @@ class Imputation(eqx.Module):
         moment = self.loadings[:, :, None] * self.loadings[:, None, :]
         moment += self.loadings_variance[:, :, None] * jnp.eye(rank, dtype=moment.dtype)
         information = (precision @ moment.reshape(features, -1)).reshape(-1, rank, rank)
+        # The prior's identity keeps it positive definite for samples without a single observed
+        # entry, as padding rows are.
         factor = jnp.linalg.cholesky(information + jnp.eye(rank, dtype=moment.dtype))
         inverse = jax.scipy.linalg.solve_triangular(
             factor, jnp.broadcast_to(jnp.eye(rank, dtype=moment.dtype), factor.shape), lower=True
@@ -149,9 +151,12 @@ def _moment(model: Imputation, data: Rows) -> Moment:
     missing = ((data.mask[:, None] > 0) & ~observed).astype(known.dtype)
     scores = model.scores(known, observed)
     values = known + missing * (scores.mean @ model.loadings.T + model.mean)
-    # Rows whose products sum to the covariances of what is missing, but for the noise.
+    # The outer products of these rows sum to the covariance of the missing entries, but for the
+    # noise.
     factor = jnp.einsum("dr,nrs->nsd", model.loadings, jnp.linalg.cholesky(scores.covariance))
     factor = (factor * missing[:, None]).reshape(-1, values.shape[1])
+    # Noise, and the uncertainty of means and loadings, are independent from feature to feature, so
+    # they add to the diagonal alone.
     squares = scores.mean**2 + jnp.diagonal(scores.covariance, axis1=1, axis2=2)
     alone = model.noise + model.mean_variance + squares @ model.loadings_variance.T
     total = values.T @ values + factor.T @ factor + jnp.diag(jnp.sum(missing * alone, axis=0))

@@ -36,6 +36,8 @@ def release(array: Any) -> None:
         return
     start = np.frombuffer(mapping, np.uint8).ctypes.data
     first, last = (address - start for address in byte_bounds(array))
+    # The system takes whole pages. A neighbour's numbers on the first and last one are read again
+    # from the file when needed.
     first -= first % mmap.PAGESIZE
     mapping.madvise(mmap.MADV_DONTNEED, first, last - first)
 
@@ -82,6 +84,7 @@ def memory_of(array: Any) -> Memory:
         file = getattr(array, "filename", None) or file
         offset = getattr(array, "offset", None) or offset
         array = array.base
+    # `numpy.memmap` maps from the last multiple of the granularity at or before the offset.
     return Memory(array, file and os.fspath(file), offset - offset % mmap.ALLOCATIONGRANULARITY)
 
 
@@ -107,6 +110,7 @@ def read_pages(part: np.ndarray) -> None:
     """Read the pages of a contiguous mapped array into memory."""
     if (mapping := _mapping(part)) and not _populated(part):
         mapping.madvise(mmap.MADV_SEQUENTIAL)  # makes the system read further ahead
+        # Looking at one byte of a page reads all of it.
         part.reshape(-1).view(np.uint8)[:: mmap.PAGESIZE].max()
 
 

@@ -64,6 +64,8 @@ class Rows(Ragged):
     @final
     def with_values(self, values: Float[Array, "*clients samples features"]) -> Self:
         """Replace the samples, converted to the same type; padding stays zero."""
+        # The new values may fill padding rows, as subtracting a mean does; products and sums over
+        # all rows rely on zeros there.
         kept = jnp.where(self.mask[..., None] > 0, values, 0)
         return type(self)(kept.astype(self.values.dtype), self.count)
 

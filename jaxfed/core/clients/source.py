@@ -58,7 +58,8 @@ class Reader:
         one = self._table(0)
         native = one.dtype.newbyteorder("=")
         self.features, self.dtype = one.shape[1], jax.dtypes.canonicalize_dtype(native)
-        # Whether reading single samples for the digest is cheap, even if the clients are files.
+        # Whether the digest may read single samples of a client: cheap in a memory map, and needed
+        # where samples are computed, since then the file does not tell.
         self._samples_tell = isinstance(memory_of(one).owner, mmap.mmap) or _is_computed(source)
         self.groups = [np.arange(len(sizes))] if bucket is None else grouped(sizes, bucket)
         self.blocks: list[Block] = []
@@ -68,12 +69,15 @@ class Reader:
             # Make blocks equal in size if possible, since each size is compiled separately.
             for places in np.array_split(own, -(-len(own) // many)):
                 self.blocks.append(Block(places, rows))
+        # One entry per file, so that a file of many clients is looked at once for each block.
         self._within = [
             {self.files[place]: place for place in block.places if self.files[place] is not None}
             for block in self.blocks
         ]
         self._stamps = {file: stamp_of(file) for own in self._within for file in own}
         largest = max(len(block.places) * block.rows for block in self.blocks)
+        # Two, for the block in use and the one that is read meanwhile; a program may use them
+        # without a copy, so neither may be written to before it is done (`Streamed._each`).
         self._buffers = [aligned(largest * self.features, self.dtype) for _ in range(2)]
 
     def _table(self, place: int) -> np.ndarray:
@@ -141,6 +145,8 @@ class Reader:
         counts = self.sizes[places].astype(self.dtype)
         part = self._view(places)
         if part is not None:
+            # The file may have been cut since it was mapped; reading beyond its end would kill the
+            # process.
             check_end(f"source[{places[0]}:{places[-1] + 1}]", part)
         if part is not None and is_usable(part, self.dtype):
             read_pages(part)
@@ -332,5 +338,6 @@ def read_ahead(reader: Reader, numbers: Sequence[int]) -> Iterator[tuple[Block, 
             if position + 1 < len(numbers):
                 ahead = pool.submit(reader.read, numbers[position + 1], (position + 1) % 2)
             yield reader.blocks[number], found
+            # Views of a memory map would otherwise stay in memory, block after block.
             release(found[0])
             reader.check(number)

@@ -76,6 +76,7 @@ class Spread(InMemory):
         return slice(clients) if real.all() else jnp.asarray(np.flatnonzero(real))
 
     def with_all_rows(self, tree, clients):
+        # A warm start of such clients is a result of theirs, which has padding already.
         return tree
 
     def without_more_rows(self, tree, clients):
@@ -88,11 +89,14 @@ class Spread(InMemory):
     def own_rows(self, array):
         check_leading(array, self.length)
         like, real, block = jax.tree.leaves(self.data)[0], self._rows.real, self._rows.length
+        # A set, since devices along the mesh's other axes hold the same block; a single block has
+        # no start.
         starts = sorted({shard.index[0].start or 0 for shard in like.addressable_shards})
         mine = [start + np.flatnonzero(real[start : start + block]) for start in starts]
         if not isinstance(array, jax.Array) or is_here(array):
             return np.asarray(array)[np.concatenate(mine)]
-        # Users' functions may return another sharding; then all processes redistribute the array.
+        # Users' functions may return another sharding; all processes then redistribute the array
+        # together.
         along = NamedSharding(like.sharding.mesh, PartitionSpec(like.sharding.spec[0]))
         if not array.sharding.is_equivalent_to(along, array.ndim):
             array = jax.device_put(array, along)
@@ -184,6 +188,7 @@ def spread(
         raise ValueError("weights: wanted some above zero, got only zeros in all processes")
     layout = Rows(*_blocks(places, list(map(len, raw))))
     numbers = _in_rows(_all_ids(everybody), places, layout).astype(np.int32)
+    # Padding rows are copies and would have their clients' weights.
     shares = _in_rows([each / total for each in raw], places, layout) * layout.real
     return AllClients(
         jax.tree.map(lambda leaf: _on_devices(leaf, places, layout, sharding), data),
@@ -271,6 +276,7 @@ def owners(sharding: NamedSharding) -> list[int]:
 def _blocks(places: Sequence[int], counts: Sequence[int]) -> tuple[tuple[int, ...], int]:
     """The number of clients per device, and the length of a block."""
     length = max(-(-count // places.count(owner)) for owner, count in enumerate(counts))
+    # Fill one device of a process after another; the last ones may have fewer clients, or none.
     blocks, left = [], list(counts)
     for owner in places:
         blocks.append(min(length, left[owner]))

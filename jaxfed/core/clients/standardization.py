@@ -90,6 +90,8 @@ class Standardization(eqx.Module):
 
     def _of_clients(self, clients: Clients, inverse: bool) -> Clients:
         check_learned_from(self.mean, clients)
+        # Samples that are read later are mapped on the host, in the thread that reads them: no
+        # device is needed for that.
         own = self if clients.layout.in_memory else jax.tree.map(np.asarray, self)
 
         def moved(values: Any, places: Any) -> Any:

@@ -26,6 +26,7 @@ class States:
             shape = (clients, *one.shape)
             if folder is None or 0 in shape:
                 return np.empty(shape, one.dtype)
+            # On Unix it has no name, so it is gone with the process, however that ends.
             file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
             return np.memmap(file, one.dtype, "w+", shape=shape)
 

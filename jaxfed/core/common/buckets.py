@@ -80,6 +80,7 @@ def in_order(layout: Buckets | None, parts: Sequence[PyTree]) -> PyTree:
     """
     if layout is None:
         return parts[0]
+    # Places are a permutation of all rows, so sorting them inverts it.
     order = jnp.argsort(jnp.concatenate(layout.places))
 
     def one(*nodes: Any) -> PyTree:
@@ -192,8 +193,11 @@ def select(own: PyTree, wanted: Bool[Array, " clients"], number: int) -> Selecti
     """
     layout = layout_of(own)
     if layout is None:
+        # If nobody is wanted, because the round does not take place, this is client 0 repeated; it
+        # is absent, so its state stays.
         chosen = jnp.nonzero(wanted, size=number)[0]
         return Selection(jax.tree.map(lambda x: x[chosen], own), chosen, slice(None))
+    # The wanted clients of a bucket come first, then others up to a fixed number.
     rows = [
         jax.lax.top_k(wanted[places].astype(jnp.int32), min(number, len(places)))[1]
         for places in layout.places
@@ -211,6 +215,7 @@ def select(own: PyTree, wanted: Bool[Array, " clients"], number: int) -> Selecti
         ]
         return Buckets(tuple(parts), places, tuple(map(len, rows)))
 
+    # In the clients' order, and those that only fill up last, where they are cut off.
     order = jnp.argsort(jnp.where(wanted[chosen], chosen, len(wanted)))[:number]
     return Selection(jax.tree.map(some, own, is_leaf=is_buckets), chosen, order)
 
@@ -225,13 +230,15 @@ def grouped(sizes: Int[np.ndarray, " clients"], factor: float) -> list[Int[np.nd
     Returns:
         The positions in each group, ascending; the group with the longest clients first.
     """
-    # Keep sizes together that differ by less than a tenth of the allowed waste, to limit levels.
+    # Merge sizes that differ by less than a tenth of the allowed waste, to limit levels: the tables
+    # below are quadratic in them.
     fine = np.floor(np.log(sizes.max() / sizes) / np.log1p((factor - 1) / 10))
     level = np.unique(fine, return_inverse=True)[1]
     longest = np.zeros(level.max() + 1, int)
     np.maximum.at(longest, level, sizes)
     before = np.concatenate([[0], np.cumsum(np.bincount(level))])
-    # Rows of levels i to j as one group; the fewest rows of levels 0 to j in one group, two, ...
+    # `rows[i, j]` are those of levels i to j as one group; `least[j]` the fewest of levels 0 to j
+    # in one group, then in two, and so on (dynamic programming).
     rows = (longest[:, None] * (before[1:] - before[:-1, None])).astype(float)
     rows[np.tri(len(rows), k=-1, dtype=bool)] = np.inf
     least, starts = rows[0], []

@@ -34,8 +34,11 @@ def replacing(path: Path, *, private: bool = False) -> Iterator[Path]:
     try:
         if private:
             part.unlink(missing_ok=True)  # whatever its permissions
+            # Before it has any content, so that others cannot read it for a moment.
             part.touch(0o600)
         yield part
+        # First the content, then the name, then the folder's entry: after a power failure, the name
+        # must stand for either the old file or the complete new one.
         _sync(part, os.O_RDWR)
         part.replace(path)
         with suppress(OSError):  # Windows cannot open folders
@@ -94,6 +97,7 @@ def locked(folder: Path, argument: str) -> Iterator[None]:
 
 def _lock(file: TextIO, folder: Path, argument: str) -> None:
     assert fcntl is not None
+    # The file is open for appending, so reading would start at its end.
     file.seek(0)
     holder = file.read(200)
     is_ours = not holder or holder.startswith("process ")

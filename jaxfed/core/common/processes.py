@@ -36,6 +36,7 @@ def exchanged(value: Any) -> list[Any]:
     if jax.process_count() == 1:
         return [value]
     text = np.frombuffer(json.dumps(value).encode(), np.uint8)
+    # All processes must gather arrays of one shape, so they agree on the longest text first.
     sizes = np.asarray(multihost_utils.process_allgather(np.asarray([text.size], np.int32)))
     filled = np.pad(text, (0, int(sizes.max()) - text.size))
     texts = np.asarray(multihost_utils.process_allgather(filled))
@@ -60,6 +61,7 @@ def attempted(name: str, attempt: Callable[[], Any]) -> list[Any]:
         found = attempt()
     except (ValueError, OSError) as error:
         wrong = error
+    # Exchange before raising: a process that raised at once would leave the others waiting here.
     everywhere = exchanged({"found": found, "wrong": None if wrong is None else str(wrong)})
     if wrong is not None:
         raise wrong
@@ -129,5 +131,7 @@ def watched(function: Function) -> Function:
 
 def _is_loss(error: Exception) -> bool:
     """Whether JAX raised this error because a process no longer answers."""
+    # JAX has no exception of its own for this. The words depend on what notices the loss first, the
+    # collective library or the coordination service.
     words = ("gloo", "nccl", "connection", "heartbeat", "coordination", "barrier")
     return any(word in str(error).lower() for word in words)

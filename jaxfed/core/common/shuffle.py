@@ -54,6 +54,7 @@ def _sides(count: UInt32[Array, ""]) -> tuple[UInt32[Array, ""], UInt32[Array, "
     least = jnp.ceil(jnp.sqrt(count.astype(jnp.float32))).astype(jnp.uint32)
     widths = least + jnp.arange(16, dtype=jnp.uint32)
     heights = (count + widths - 1) // widths
+    # At most half as wide again as a square, so that both sides stay below 2^16, as `_added` needs.
     beyond = jnp.where(2 * widths <= 3 * least, widths * heights - count, jnp.uint32(2**32 - 1))
     best = jnp.argmin(beyond)
     return widths[best], heights[best]
@@ -61,6 +62,8 @@ def _sides(count: UInt32[Array, ""]) -> tuple[UInt32[Array, ""], UInt32[Array, "
 
 def _added(x: UInt32[Array, "..."], scrambled: UInt32[Array, "..."], size: UInt32[Array, ""]):
     """Add a number below `size`, modulo `size`."""
+    # The upper 16 bits, scaled to the range by a multiplication instead of a slow remainder. The
+    # product fits in 32 bits, since a side is below 2^16.
     total = x + ((scrambled >> 16) * size >> 16)
     return jnp.where(total >= size, total - size, total)
 

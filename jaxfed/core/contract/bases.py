@@ -40,6 +40,8 @@ def vertical_part(select: Callable[[PyTree], Bases], point: PyTree) -> Callable[
     Returns:
         A linear function of trees like `point`.
     """
+    # `select` is linear, so its transpose puts bases back where it found them, with zeros
+    # elsewhere; algorithms need to declare one direction only.
     bases, pick = jax.linearize(select, point)
     put = jax.linear_transpose(pick, point)
 
@@ -66,9 +68,11 @@ def _turned(bases: tuple[Basis, ...], vectors: tuple[Basis, ...]) -> tuple[Basis
         return ()
     gram = jnp.asarray(sum(_product(x, x) for x in bases))
     mixed = jnp.asarray(sum(_product(x, v) for x, v in zip(bases, vectors, strict=True)))
-    # Differentiate the equation, not its solution.
+    # Differentiate the equation, not its solution: the Gram matrix of orthonormal bases is a
+    # multiple of the identity, where the derivative of its eigenvectors divides by zero.
     values, turn = jnp.linalg.eigh(jax.lax.stop_gradient(gram))
     sums = values[:, None] + values
+    # Ω is free where both eigenvalues vanish, as for bases with zero columns; take zero.
     known = sums > jnp.finfo(values.dtype).eps * len(values) * values[-1]
 
     def solve(product, right):

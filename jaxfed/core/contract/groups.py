@@ -59,7 +59,8 @@ class Groups(Additive):
         which = self.group == jnp.arange(self.number)[:, None]
 
         def sums(x):
-            # Faster than a sum over sorted rows such as `jax.ops.segment_sum`.
+            # A product with the indicator matrix is faster than a sum over sorted rows such as
+            # `jax.ops.segment_sum`.
             highest = jax.lax.Precision.HIGHEST
             return jnp.tensordot(which.astype(x.dtype), x, 1, precision=highest)
 

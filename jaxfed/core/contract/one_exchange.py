@@ -44,6 +44,7 @@ class OneExchange(Algorithm, DifferentiatedThrough):
     ) -> tuple[PyTree, PyTree, Diagnostics]:
         """Report the objective; send nothing."""
         del key
+        # None rather than empty arrays: a message without parts has no bits.
         return None, local, {"objective": self.residual_variance(downlink, local, data)}
 
     @final

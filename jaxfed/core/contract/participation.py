@@ -78,6 +78,7 @@ class _Uniform(Participation):
         return jnp.zeros(len(ids)).at[chosen].set(len(ids) / self.size)
 
     def turns(self, rounds, clients):
+        # Chance may choose a client every time.
         return np.full(clients, rounds)
 
     def check(self, clients):
@@ -97,6 +98,7 @@ class _Given(Participation):
         del key, ids
         present = self.present[round_index % self.present.shape[0]].astype(weights.dtype)
         total = present @ weights
+        # Without any weight there is no mean, and `server.inclusion_of` calls the round off.
         return present / jnp.where(total > 0, total, 1)
 
     def turns(self, rounds, clients):

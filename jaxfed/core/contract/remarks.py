@@ -71,6 +71,7 @@ def _rise(objective: Float[np.ndarray, " rounds"]) -> float:
         return 0.0
     last = objective[-max(5, len(objective) // 10) :]
     rise = last.min() - objective[0]
+    # Not relative to an objective that starts near zero, which any change would exceed.
     scale = max(abs(objective[0]), 1e-3 * abs(objective).max())
     return rise / scale if rise > np.ptp(last) / 2 else 0.0
 
@@ -83,7 +84,10 @@ def _fall(objective: Float[np.ndarray, " rounds"]) -> float:
     tenth = max(2, rounds // 10)
     middle, last = objective[rounds // 2 - tenth : rounds // 2], objective[-tenth:]
     before = objective[-2 * tenth : -tenth]
+    # An objective may end near zero, as a residual does; then compare with its largest value.
     scale = max(abs(objective[-1]), 1e-3 * abs(objective).max())
+    # Level at the end: the fall lies behind, and more rounds would not continue it.
     if not before.mean() - last.mean() > 1e-2 * FALL * scale:
         return 0.0
+    # The least fall that the scatter within both tenths allows.
     return (middle.min() - last.max()) / scale

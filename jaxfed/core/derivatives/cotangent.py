@@ -28,6 +28,7 @@ def with_hook(value: PyTree, hook: Hook) -> PyTree:
     """
 
     def rule(value, given, change):
+        # Changes that are zero are None here; the primitive wants an array for each.
         zeros = jax.tree.map(jnp.zeros_like, value)
         operands = jax.tree.leaves((eqx.combine(change, zeros), value))
         out = _hook.bind(*operands, hook=_FlatHook(hook, value))
@@ -64,6 +65,7 @@ mlir.register_lowering(_hook, mlir.lower_fun(_first_half, multiple_results=True)
 
 def _jvp(primals, tangents, *, hook):
     count = len(primals) // 2
+    # Linear in the first half. The second is kept as it is for the hook, which transposition calls.
     changes = [ad.instantiate_zeros(t) for t in tangents[:count]]
     return (
         _hook.bind(*primals, hook=hook),
@@ -74,12 +76,14 @@ def _jvp(primals, tangents, *, hook):
 def _transpose(cotangents, *operands, hook):
     count = len(operands) // 2
     found = hook(list(operands[count:]), [ad.instantiate_zeros(ct) for ct in cotangents])
+    # The second half are values that the hook reads; nothing is transposed with respect to them.
     return [*found, *[None] * count]
 
 
 def _batch(operands, axes, *, hook):
     count = len(operands) // 2
     size = next(x.shape[a] for x, a in zip(operands, axes, strict=True) if a is not None)
+    # Give every operand the axis, since the hook is mapped over values and cotangents alike.
     moved = [batching.bdim_at_front(x, a, size) for x, a in zip(operands, axes, strict=True)]
     return _hook.bind(*moved, hook=_BatchedHook(hook)), [0] * count
 

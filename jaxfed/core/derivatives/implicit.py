@@ -81,7 +81,8 @@ class _Round(eqx.Module):
 
     def __call__(self, point: States) -> States:
         server, local = eqx.combine(point, self.kept)
-        # Clients have the uncompressed downlink.
+        # Make the downlink anew: a map of the states must not start from the template's, which is
+        # that of the initial state. Without compression, it is what clients receive.
         downlink = self.problem.algorithm.downlink(server)
         link = channel.Link(LOSSLESS, self.template.downlink.sender, downlink)
         state = replace(self.template, server=server, local=local, downlink=link)
@@ -110,9 +111,10 @@ def differentiable(
     """
     own, backend, data = through is problem.algorithm, problem.backend, problem.clients.data
     ways = ("uplink", "downlink", "first_uplink", "first_downlink")
-    # By `settles`, messages that no longer change arrive without loss, so the round at a fixed
-    # point is that of a lossless channel.
+    # `check` admits only channels that settle: messages that no longer change arrive without loss,
+    # so the round at a fixed point is that of a lossless channel.
     problem = replace(problem, algorithm=through, **dict.fromkeys(ways, LOSSLESS))
+    # Algorithms prepare data for a number of rounds; here it is that of the products with them.
     problem = prepared(problem, settings.max_rounds)
     template, _ = begin(problem, warm_start if own else solution.result, WHOLE)
     problem = replace(problem, backend=in_blocks(backend, data, DECOMPOSITION))
@@ -130,6 +132,8 @@ def differentiable(
         return None if free else first if eqx.is_inexact_array(last) else last
 
     kept = jax.tree.map(unchanged, (template.server, template.local), reached, free)
+    # At round 0 in every evaluation, so with the same random numbers: a fixed point is one of a
+    # deterministic map.
     rest = jax.lax.stop_gradient(replace(template, server=None, local=None))
     point = _fixed_point(
         jax.lax.stop_gradient(point), _Round(problem, rest, kept), report, settings
@@ -137,6 +141,8 @@ def differentiable(
 
     numbers, others = eqx.partition(eqx.combine(point, kept), eqx.is_inexact_array)
     check = partial(_check_turning, _bases_in(through), settings)
+    # The report rides along: its cotangent is the only place where a backward pass can leave a
+    # number.
     numbers, _ = with_hook((numbers, report.turning), check)
     server, local = eqx.combine(numbers, others)
     final = replace(template, server=server, local=local)
@@ -192,6 +198,7 @@ def _changed(function: Callable[..., PyTree], tree: PyTree, *others: PyTree) -> 
     program = jax.make_jaxpr(function)(tree, *others).jaxpr
     leaves, structure = jax.tree.flatten(tree)
     pairs = zip(leaves, program.invars[: len(leaves)], program.outvars, strict=True)
+    # What a function returns untouched is one and the same variable of its program.
     return jax.tree.unflatten(
         structure, [jnp.issubdtype(x.dtype, jnp.inexact) and a is not b for x, a, b in pairs]
     )
@@ -208,6 +215,7 @@ def _bases_in(algorithm: Algorithm) -> Callable[[States], Bases]:
         server, local = states
         if not jax.tree.leaves(local):
             return fixed_point.bases(bare, server, local)
+        # The shared bases are the server's, the same for all clients.
         axes: Any = Bases(None, 0, 0)  # pyright: ignore[reportArgumentType]
         return jax.vmap(partial(fixed_point.bases, bare, server), out_axes=axes)(local)
 
@@ -274,6 +282,7 @@ def _linearized(
     # solution is the report.
     def product(pair):
         vector, reported = pair
+        # Along rotations of bases this is the identity, where I - ∂T would be singular.
         return optax.tree.sub(vector, horizontal(derivative(horizontal(vector)))), reported
 
     def solve(product, pair):

@@ -69,6 +69,7 @@ def _by_matrix(
 
 def _scale(right: PyTree) -> Float[Array, ""]:
     size = optax.tree.norm(right)
+    # A right-hand side of zero has the solution zero, with residual zero.
     return jnp.where(size > 0, size, 1)
 
 
@@ -83,7 +84,8 @@ def _by_products(
     scale = _scale(right)
     operator = lineax.FunctionLinearOperator(product, jax.eval_shape(lambda: right))
     length = min(settings.memory, sum(x.size for x in jax.tree.leaves(right)))
-    # Lineax spends its first step on computing the residual.
+    # Lineax's tolerances are out of reach, so that it always does one full cycle: `unfinished`
+    # decides by the true residual. Two steps, of which it spends the first on that residual.
     solver = lineax.GMRES(rtol=0.0, atol=1e-30, norm=optax.tree.norm, restart=length, max_steps=2)
 
     def unfinished(carry):
@@ -117,6 +119,9 @@ def nan_where(tree: PyTree, wrong: Bool[Array, ""], throw: bool, message: str) -
         raise ValueError(message)
 
     if throw:
+        # The condition must not be batched: under `jax.vmap` a batched one runs both branches, and
+        # would raise the error for sound problems too. Add its result, since a callback whose
+        # result is unused is removed.
         wrong |= jax.lax.cond(
             _anywhere(wrong),
             lambda wrong: jax.pure_callback(refuse, wrong, wrong, vmap_method="broadcast_all"),

@@ -30,6 +30,8 @@ def first_message(problem: Problem, broadcast: Broadcast, member: Member) -> Mes
     key, channel_key = _keys(broadcast, member)
     warm_start = _warm_start(broadcast, member)
     message = calls.first_message(problem.algorithm, key, member.data, warm_start)
+    # `bind` gives the channel what it may know of its client: `secure_sum` masks by position and
+    # weighs the message itself.
     way = bind(problem.first_uplink, _context(broadcast, member))
     # Wrap bare arrays in `Mean`, since masks depend on what is summed.
     transit = send_first(way, channel_key, reduction.wrapped(message))
@@ -49,9 +51,12 @@ def first_state(
     """
     local = first_local(problem, broadcast, member)
     uplink = round_shapes(problem, broadcast, local, member.data).uplink
-    # Decide from shapes alone, while the program is traced.
+    # Known from shapes alone, while the program is traced: the memory must have one structure,
+    # whatever the values.
     shapes = jax.eval_shape(lambda: first)
     remembers = remembers_first(problem, shapes, uplink)
+    # The server starts from the same message (`known` in `server.open_run`); the sum of differences
+    # is right only as long as both ends agree.
     memory = problem.uplink.memory(first if remembers else zeros_of(uplink))
     return ClientState(local, memory)
 
@@ -107,6 +112,7 @@ def step(problem: Problem, broadcast: Broadcast, member: Member) -> tuple[Messag
     )
     way = bind(problem.uplink, _context(broadcast, member))
     transit = send(way, channel_key, reduction.wrapped(uplink), member.state.memory)
+    # Look for NaN in the message itself: once encoded, it may look like ordinary numbers.
     message = Message(transit.payload, is_not_finite(uplink), diagnostics, transit.decoded)
     return message, ClientState(local, transit.memory)
 
@@ -130,7 +136,8 @@ def result(problem: Problem, downlink: PyTree, local: PyTree, data: PyTree) -> P
 
 def _keys(broadcast: Broadcast, member: Member) -> tuple[Key[Array, ""], Key[Array, ""]]:
     """The client's key and its channel's key."""
-    # Fold in the id, not the position, so that draws do not depend on the other clients.
+    # Fold in the id, not the position, so that draws do not depend on the other clients. Split
+    # whatever the channel, so that the algorithm draws the same numbers through any of them.
     key, channel_key = jax.random.split(jax.random.fold_in(broadcast.key, member.id))
     return key, channel_key
 

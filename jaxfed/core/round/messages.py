@@ -63,7 +63,8 @@ def payload_shapes(way: channel.Channel, message: PyTree) -> PyTree:
 def is_not_finite(message: PyTree) -> Bool[Array, ""]:
     """Whether a message contains NaN or infinity."""
     numbers = [x for x in jax.tree.leaves(message) if jnp.issubdtype(x.dtype, jnp.inexact)]
-    # Zero times NaN or infinity is NaN; a sum is faster than a conjunction.
+    # Zero times NaN or infinity is NaN, and so is any sum with it; one sum is faster than a
+    # conjunction over all entries.
     return ~jnp.isfinite(sum((jnp.sum(x * 0) for x in numbers), jnp.zeros(())))
 
 
@@ -114,13 +115,15 @@ def round_contribution(
         cumulative: whether messages are differences from the previous ones.
     """
     share = weight * present.astype(weight.dtype)
-    # A difference channel adds to the last messages of all clients, which the server has. Only
-    # participants change theirs.
+    # A difference channel adds to the last messages of all clients, which the server has, and
+    # participants change only their own. So `present`, as a factor that makes up for absent
+    # clients, must not scale the change.
     changed = weight * (present > 0).astype(weight.dtype) if cumulative else share
     # Sum diagnostics with their weights, so that the server can divide by the total weight.
     diagnostics, shares = contributions((message.diagnostics, jnp.ones_like(weight)), share)
     return Contribution(
         contributions(message.decoded, changed, client_id),
+        # Not `weight`: a participant of weight 0 sends its bytes too.
         _bytes(message.payload, present),
         _failure(message.not_finite, weight),
         diagnostics,
@@ -142,5 +145,6 @@ def _bytes(payload: PyTree, present: Float[Array, ""]) -> PyTree:
 
 
 def _failure(not_finite: Bool[Array, ""], like: Float[Array, ""]) -> PyTree:
-    # Include it in the round's sum over clients, so that it costs no second one.
+    # Part of the round's sum over clients, so that it costs no second one. It counts every client:
+    # the callers have cleared the flags of absent ones, of padding and of clients of weight 0.
     return contributions(Sum(not_finite.astype(like.dtype)), jnp.ones_like(like))

@@ -72,6 +72,7 @@ class Problem(eqx.Module):
 
 
 def _without(where: Callable[[Problem], PyTree], problem: Problem) -> Problem:
+    # It may be None already, as in a deployment, where the server never has the data.
     return eqx.tree_at(where, problem, None, is_leaf=lambda x: x is None)
 
 
@@ -172,7 +173,8 @@ TRAFFIC = ("bytes_up", "broadcast_bytes", "messages_down", "missed_bytes", "whol
 
 def server_key_of(key: Key[Array, ""]) -> Key[Array, ""]:
     """The server's key in a round, or before the first round."""
-    # No client folds in this number, since client ids are non-negative int32.
+    # No client folds in this number, since client ids are non-negative int32: the server's draws
+    # and the clients' come from different keys, though all start from the round's.
     return jax.random.fold_in(key, jnp.uint32(2**32 - 1))
 
 
@@ -191,6 +193,8 @@ class ServerKeys(NamedTuple):
 
 def server_keys(problem: Problem, done: Int[Array, ""] | int) -> ServerKeys:
     """The server's keys in round `done + 1`."""
+    # The key of the downlink that opens round `done + 1` belongs to that round, although the server
+    # encodes it at the end of the round before (`server._send_down`).
     key = server_key_of(jax.random.fold_in(problem.key, done + 1))
     return ServerKeys(*jax.random.split(key, 3))
 

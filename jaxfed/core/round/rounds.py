@@ -117,6 +117,8 @@ def one_round(problem: Problem, state: State, engine: Engine) -> tuple[State, di
     Returns:
         The state after the round, and its history entries.
     """
+    # The server's functions never get the clients' data or states, so that they cannot come to
+    # depend on them.
     run, before = problem.for_server, state.for_server
     inclusion, broadcast = engine.call(server.call_round, run, before)
     collected = engine.steps(problem, state, inclusion, broadcast)

@@ -74,12 +74,17 @@ def open_run(
         ValueError: if what clients keep or send in a round depends on the size of their data.
     """
     algorithm, way = problem.algorithm, problem.first_downlink
+    # One client's NaN must not be averaged away, nor be decoded to a number: the whole message
+    # becomes NaN and the run ends, with this failure as its reason.
     failed = plain(received.failures) > 0
     first = nan_where_failed(problem.first_uplink.receive(received.message, None), failed)
     key = server_key_of(before_rounds(problem, None).key)
+    # The largest clients' shapes, in which every client's data fit; the server sees no values.
     server = algorithm.server_init(key, plain(first), kinds[0].data, warm_start)
     server = calls.arrays_of(algorithm, "server_init", server)
+    # This downlink opens round 1, hence the keys of zero rounds done.
     transit = send_first(way, server_keys(problem, 0).downlink, algorithm.downlink(server))
+    # What follows is about the downlink as clients have it, after the channel.
     downlink = way.receive(transit.decoded, None)
 
     shapes = message_shapes(problem, kinds, warm_start, downlink)
@@ -98,6 +103,8 @@ def open_run(
         missed=Missed(nobody.astype(jnp.int32), nobody.astype(jnp.uint32))
         if problem.downlink.cumulative and not problem.everybody
         else None,
+        # NaN and infinity: the first round has nothing to compare its objective with, and meets no
+        # tolerance.
         objective=jnp.full((), jnp.nan, shapes.objective.dtype),
         measure=jnp.full((), jnp.inf, shapes.objective.dtype),
         failure=Failure(failed.astype(jnp.int32), nobody),
@@ -155,6 +162,7 @@ def reduce_first(problem: Problem, messages: Message) -> tuple[Contribution, Boo
 
     def one(_, own):
         message, client_id, weight = own
+        # A client of weight 0 contributes nothing, so its NaN is no reason to end the run.
         not_finite = message.not_finite & (weight > 0)
         decoded = problem.first_uplink.decode(message.payload)
         message = message._replace(not_finite=not_finite, decoded=decoded)
@@ -192,6 +200,8 @@ def reduce_round(
     number = problem.participation.number(problem.size)
     if number is None or problem.everybody or not problem.backend.gathers:
         return collect(problem.backend, one, None, arrivals, problem.size)
+    # The number is static, so only the participants' messages are decoded and gathered. If the
+    # round does not take place, this is client 0 repeated, which counts as absent.
     chosen = jnp.nonzero(inclusion, size=number)[0]
     participants = jax.tree.map(lambda x: x[chosen], arrivals)
     received, failed = collect(problem.backend, one, None, participants, number)
@@ -223,9 +233,11 @@ def close_round(
 
     # Average over participants, so that rounds with different participants are comparable.
     share = plain(received.share)
+    # No participant has weight: the sums are zero as well, and the round does not take place.
     share = jnp.where(share != 0, share, 1)
     diagnostics = {name: x / share for name, x in plain(received.diagnostics).items()}
-    # Not finite if any participant's objective is not.
+    # A sum with one NaN is NaN, so this covers every participant that has weight. Test the clients'
+    # mean, before the server may replace it by an objective of its own.
     sound = jnp.isfinite(diagnostics["objective"]) & ~failed
     diagnostics |= measured
     measure = diagnostics.get("stopping_measure")
@@ -238,6 +250,8 @@ def close_round(
         state,
         round=state.round + 1,
         server=server,
+        # Only a difference channel needs the last message again. As received, it is the reduction
+        # of what all clients have in their memories.
         uplink=replace(state.uplink, receiver=message if problem.uplink.cumulative else None),
         downlink=down.link,
         broadcast_bytes=channel.variable_bytes(down.payload),
@@ -248,7 +262,8 @@ def close_round(
         failure=_failure(state, sound, failed_clients),
     )
     if not problem.everybody:
-        # A round without participants changes only the round number.
+        # A round without participants changes only the round number: nothing was sent, so neither
+        # the downlink nor what clients have yet to receive may advance.
         happens = present.any()
         after = _chosen(happens, after, replace(state, round=after.round))
         none = jax.tree.map(lambda x: blank(x.shape, x.dtype), diagnostics)
@@ -301,14 +316,17 @@ def _send_down(
     transit = send(way, server_keys(problem, state.round + 1).downlink, message, link.sender)
     received = way.receive(transit.decoded, link.receiver)
 
-    # All clients received the first downlink, with which round 1 begins.
+    # This round pays for the message that opened it, whose recipients are known only now; the
+    # message made here is paid for by the next round. All clients received the first downlink,
+    # which opened round 1 and is counted with the start (`Costs.first_down`).
     new = (state.round > 0).astype(jnp.int32)
     none = jnp.zeros((), jnp.int32)
     last = jnp.where(new > 0, state.broadcast_bytes, 0)
     messages, whole = new * present.sum(dtype=jnp.int32), none
     missed_bytes, missed = none.astype(jnp.uint32), None
     if state.missed is not None:
-        # A returning client gets all differences it missed, or the whole downlink if shorter.
+        # A returning client gets all differences it missed, or the whole downlink if that is not
+        # longer. Compare as floating-point numbers, since the products may exceed 32 bits.
         due = Missed(state.missed.messages + new, state.missed.bytes)
         one, all_of_it = channel.fixed_bits(transit.payload), channel.fixed_bits(message)
         bits = one * due.messages.astype(float) + 8 * (due.bytes.astype(float) + last)

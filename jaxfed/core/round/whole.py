@@ -98,12 +98,15 @@ def first_messages(
     """
 
     def work(broadcast: Broadcast, member: Member):
+        # Padding rows are copies of clients and are mapped like them, since all devices run one
+        # program on equally many rows; weight 0 and `real` keep them out of sums and counts.
         message = client.first_message(problem, broadcast, member)
         not_finite = message.not_finite & (member.weight > 0)
         real = (member.position < problem.size).astype(member.weight.dtype)
         message = message._replace(not_finite=not_finite)
         received = first_contribution(message, member.id, member.weight, real)
-        # Clients keep it only if uplink differences may start from it.
+        # Clients keep it only if uplink differences may start from it; it is as large as a message
+        # for each client.
         kept = message.decoded if problem.uplink.cumulative else None
         return received, (kept, not_finite)
 
@@ -139,7 +142,8 @@ def steps(
         cumulative = problem.uplink.cumulative
         received = round_contribution(message, member.id, weight, member.present, cumulative)
         if not problem.everybody:
-            # All clients have taken the step, but it counts only for participants.
+            # Absent clients are mapped like the others, but must keep their state, and with it the
+            # memory of their channel.
             after = jax.tree.map(lambda new, old: jnp.where(there, new, old), after, member.state)
         lost = there & ~jnp.isfinite(message.diagnostics["objective"])
         return received, (after, lost | not_finite)
@@ -186,7 +190,12 @@ def _prepared(problem: Problem, clients: Clients, rounds: int) -> PyTree:
 
     own = clients.data, clients.ids
     if len(clients.parts) > 1:
+        # By its shapes, an algorithm may prepare one bucket differently from another
+        # (`linalg.moments.should_densify`).
         return problem.backend.map(prepare, None, own)
+    # Every trace of `new_alone` fills `made` in the same way. In a trace, data that `prepare`
+    # passes through unchanged are the very objects it was given, so identity tells them from new
+    # ones.
     made: tuple[Any, list[int | None]] = None, []
 
     def new_alone(_, own):

@@ -55,6 +55,7 @@ class _Unrolled(Adjoint):
         return solve(problem, warm_start, tol, options, self._loop)
 
     def _loop(self, step, unfinished, state, options):
+        # With a tolerance the loop is a `while_loop`, which has no reverse derivative.
         if self.remat and not options.stops:
             step = jax.checkpoint(step)
         return forward(step, unfinished, state, options)
@@ -87,6 +88,8 @@ class _Checkpointed(Adjoint):
             none = jax.tree.map(lambda x: blank(x.shape, x.dtype), shapes)
             # Recompute the branch too; otherwise each branch would store its inputs.
             part = jax.checkpoint(partial(_if_unfinished, unfinished, step, none))
+            # Parts are equally long, so there may be room for more than `rounds`; those beyond do
+            # nothing, and their blank records are cut off.
             count = min(width, -(-rounds // length))
             step = partial(_scan, part, count)
             length, levels = length * count, levels + 1

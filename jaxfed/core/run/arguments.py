@@ -75,6 +75,7 @@ def problem_of(
             f"clients: wanted jaxfed.Clients, got {type(clients).__name__}; "
             "build them with Clients.from_samples(arrays)"
         )
+    # Again, since `Clients.take` may have chosen a client twice.
     clients.check_ids()
     check_rounds(rounds)
     check_instance("backend", mapped, backend.Backend, "one of jaxfed.backend")

@@ -91,6 +91,7 @@ def enable_compilation_cache(folder: str | os.PathLike[str] | None = None) -> Pa
     place.mkdir(parents=True, exist_ok=True)
     jax.config.update("jax_compilation_cache_dir", str(place))
     if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
+        # By default JAX keeps only what took a second, and many small programs add up.
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
     return place
 

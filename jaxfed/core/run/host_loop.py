@@ -107,6 +107,8 @@ class HostLoop:
                 diverged = self._chunk()
                 if diverged is not None:
                     return diverged
+                # In this order: what is saved includes what callbacks have concluded from this
+                # chunk, so that a resumed run does not show it to them again.
                 self._look()
                 self._save()
                 bar.update(self.done - before, self._history["objective"][-1])

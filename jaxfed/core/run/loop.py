@@ -55,6 +55,7 @@ def forward(
     if not options.stops:
         return jax.lax.scan(lambda state, _: step(state), state, length=options.rounds)
     first, record = state.round, jax.eval_shape(step, state)[1]
+    # A loop that may stop early cannot stack records; entries of rounds that do not run stay NaN.
     history = jax.tree.map(lambda x: blank((options.rounds,), x.dtype), record)
 
     def body(carry):
@@ -160,6 +161,7 @@ def finish(
     status = Status.round_limit
     if tol is not None:
         status = Status.where(state.measure <= tol, Status.converged, status)
+    # Last: a run that failed has not converged, whatever its measure.
     status = Status.where(state.failure.round > 0, Status.diverged, status)
     return Solution(
         server=state.server,
@@ -199,6 +201,8 @@ def with_bits(history: dict[str, Any], costs: Costs, clients: int, xp: Any) -> d
     participants = history["participants"].astype(dtype)
     first_up = costs.first_up + 8 * costs.first_bytes_up.astype(dtype) / clients
     first_down = costs.first_down + 8 * costs.first_bytes_down.astype(dtype)
+    # What these count is decided in `server._send_down`: all participants but `whole` get the last
+    # broadcast, and `missed` are the bytes of those before it.
     up = costs.up * participants + 8 * sent
     down = (
         costs.down * messages

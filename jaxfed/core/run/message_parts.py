@@ -48,6 +48,7 @@ def message_parts(solution: Solution, clients: Clients) -> list[MessagePart]:
     Raises:
         ValueError: if the algorithm cannot have run on these clients.
     """
+    # Those of a warm start come before this run's own two.
     *_, first, last = solution.releases
     rounds = max(1, int(solution.rounds))
     sketch = clients.sketch()

@@ -87,6 +87,7 @@ def by_id(solution: Any, problem: Problem) -> Personalized:
         solution.algorithm.check(clients, start)
         new = replace(problem, algorithm=solution.algorithm, clients=clients, size=len(fresh))
         parts.append(local_models(new, solution.server, start))
+    # Kept clients come first in `parts`, then new ones; put all in the order of `ids`.
     order = np.argsort(np.asarray([*np.flatnonzero([i in place for i in ids]), *fresh], int))
     local = jax.tree.map(lambda *parts: jnp.concatenate(parts)[order], *parts)
     return Personalized(result.shared, local)

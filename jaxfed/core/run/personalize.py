@@ -60,10 +60,12 @@ def personalize(
     start = Personalized(solution.result.shared, None)
     key = jax.random.key(0) if key is None else key
     try:
+        # A run has at least one round; `local_models` may have none.
         problem, start = problem_of(
             algorithm, clients, max(rounds, 1), key, start, LOSSLESS, None, backend
         )
     except ValueError as error:
+        # `problem_of` names its own argument; here it came from the solution.
         raise ValueError(re.sub("^warm_start: ", "solution: ", str(error))) from error
     assert start is not None
     local = local_models(problem, solution.server, start, rounds=rounds)

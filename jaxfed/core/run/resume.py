@@ -72,6 +72,8 @@ def start_or_resume(
         state, _ = other.prepare(warm_start, fewer)
         return digest_of((other.problem, state)) == digest_of(initial)
 
+    # One is chosen after every chunk, so every checkpoint of such a run has a best state: what is
+    # loaded is compared with a progress of that structure.
     best = None if requests.best is None else Best(np.full((), np.inf), state)
     saved = checkpoint.restore(identity, replace(progress, best=best), extends)
     progress, history = (progress, {}) if saved is None else saved

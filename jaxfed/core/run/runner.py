@@ -40,6 +40,7 @@ class Programs:
         return self._compiled[function]
 
 
+# For the whole process, so that runs of equal shapes share what is compiled.
 @cache
 def programs(**options: bool | int) -> Programs:
     """The compiled functions for these compiler options; always the same object."""

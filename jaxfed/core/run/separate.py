@@ -35,6 +35,8 @@ class Separate(FromHost, LocalRunner):
         self.problem, self.programs = problem, programs
 
     def prepared(self, problem, rounds):
+        # One program for all clients, as on their own machines: their data and ids are its
+        # arguments.
         prepare = self.programs(client.prepare, static_argnums=(3,))
         clients, run = problem.clients, problem.for_client
         data = [
@@ -70,6 +72,7 @@ class Separate(FromHost, LocalRunner):
     def steps(self, problem, state, inclusion, broadcast):
         kept = state.clients
         messages: list[Message | None] = [None] * problem.size
+        # Only participants compute; the others' rows are zeros, which `inclusion` keeps out.
         for i in np.flatnonzero(np.asarray(inclusion) > 0).tolist():
             member = _member(problem, None, i)._replace(state=_at(kept, i))
             message, after = self.call(client.step, problem.for_client, broadcast, member)

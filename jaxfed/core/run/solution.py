@@ -207,7 +207,8 @@ class Solution(eqx.Module):
     @property
     def _is_one(self) -> bool:
         """Whether this is the solution of one run, with known values."""
-        # Every run has these two; those of several runs have an axis, traced ones no value.
+        # Every solution has these two. In that of several runs they have an axis; in a traced one
+        # they have no values.
         arrays = [x for x in jax.tree.leaves((self.rounds, self.status)) if eqx.is_array(x)]
         return all(is_known(x) and x.ndim == 0 for x in arrays)
 

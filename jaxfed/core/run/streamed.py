@@ -65,6 +65,9 @@ class Streamed(FromHost, LocalRunner):
         def work(number: int, block: Block, data: tuple) -> Collected:
             if problem.algorithm.energy_weighted:
                 values, counts = data
+                # While the block is in memory anyway; `fit` warns of clients in memory, but would
+                # have to read these for it. If first messages need no samples, these are zeros, and
+                # there is no warning.
                 energies[block.places] = np.einsum("mnd,mnd->m", values, values) / counts
             members = _members(problem, block, data, warm_start)
             found = self.call(_first_messages, problem, broadcast, members)
@@ -259,6 +262,7 @@ class Streamed(FromHost, LocalRunner):
         def reads(rows: int) -> bool:
             samples = _shapes_of(reader, rows)
             program = jax.make_jaxpr(of_samples)(samples, member).jaxpr
+            # Whether the first input, the samples' values, is still used once dead code is removed.
             return dce_jaxpr(program, [True] * len(program.outvars))[1][0]
 
         return any(reads(rows) for rows, _ in _sizes(reader))

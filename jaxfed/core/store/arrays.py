@@ -52,9 +52,10 @@ def entries(
         array = np.asarray(values)
         if not (jnp.issubdtype(array.dtype, jnp.number) or array.dtype == bool):
             raise ValueError(f"{name}: wanted an array of numbers, got {array.dtype}")
+        # The header names types without their byte order.
         array = array.astype(array.dtype.newbyteorder("="), copy=False)
         types[name] = array.dtype.name
-        # 2 means registered by another package.
+        # 2 means registered by another package, as bfloat16 is.
         raw = f"V{array.dtype.itemsize}" if array.dtype.isbuiltin == 2 else array.dtype
         stored[name] = array.view(raw)
     text = json.dumps({"format": [kind, NUMBER], **header, "types": types})
@@ -132,6 +133,7 @@ def _content(stored: np.lib.npyio.NpzFile, size: int, kind: str) -> Content:
 def _digest(header: str, arrays: Mapping[str, np.ndarray]) -> str:
     found = hashlib.sha256(header.encode())
     for array in arrays.values():  # their names and dtypes are in the header
+        # The shape too: the same bytes in another shape are another array.
         found.update(f"{array.shape}".encode())
         found.update(np.ascontiguousarray(array).view(np.uint8).data)
     return found.hexdigest()

@@ -100,6 +100,8 @@ class Checkpoint:
                 f"checkpoint: round {rounds} cannot be saved in {self.path} ({failures[0]}); "
                 f"{stays}"
             ) from failure
+        # Only after all processes have saved: until then, the round before is the last that is
+        # complete.
         part.remove_before(sorted({*before, rounds})[-self.keep :][0])
 
     def restore(
@@ -150,6 +152,8 @@ class Checkpoint:
         shared = [path.name.removeprefix("0-of-") for path in self.path.glob(f"{ROUNDS}/0-of-*")]
         for total in [1, *(int(total) for total in shared if total.isdecimal())]:
             parts = [_part(self.path, process, total).numbers() for process in range(total)]
+            # A process that was killed may be a round behind; what not all have saved does not
+            # count.
             found += [_Saved(number, total) for number in set(parts[0]).intersection(*parts)]
         return sorted(found)
 

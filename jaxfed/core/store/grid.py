@@ -98,4 +98,6 @@ class Store:
         """Write a finished block, completely or not at all."""
         values = {VALUE + name: x for name, x in zip(self.names, block.values, strict=True)}
         arrays = {POINTS: block.points, **values}
+        # No two blocks of a grid begin with the same point, so this number names one, also after a
+        # resumed call has cut the missing points differently.
         self._blocks.save(int(block.points[0]), {"identity": self.identity}, arrays)

@@ -72,6 +72,7 @@ def fingerprint(
         "clients": [f"{len(clients)} clients", digest_of(clients.identity())],
         "key": ["", digest_of(key)],
         "warm_start": ["none" if warm_start is None else "some", digest_of(warm_start)],
+        # The code of the algorithm and of functions such as metrics, which no description shows.
         "computation": ["", digest_of_text(lowered.as_text())],
     }
 
@@ -80,6 +81,8 @@ def described(value: Any) -> list[str]:
     """A description of a value, cut to 200 characters, and a digest of all its content."""
     text = " ".join(eqx.tree_pformat(value, short_arrays=False).split())
     text = re.sub(r" at 0x[0-9a-f]+", "", text)  # a function's address differs between processes
+    # The text alone is not enough: functions print without the values that they captured, and large
+    # arrays with only a few of theirs.
     content = " ".join([text, *_carried(value, set()), digest_of(value)])
     return [text[:200], digest_of_text(content)]
 
@@ -125,6 +128,7 @@ def digest_of(tree: PyTree) -> str:
                 digest.update(f"{shard.index}".encode() + np.asarray(shard.data).tobytes())
         elif isinstance(leaf, jax.Array | np.ndarray | float | int):
             leaf = np.asarray(leaf)
+            # Shape and type too, since the same bytes may be other numbers.
             digest.update(f"{leaf.shape} {leaf.dtype}".encode() + leaf.tobytes())
     if not everywhere:
         # Each process sees only its own shards, but all must compute the same digest.

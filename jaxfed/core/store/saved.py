@@ -192,6 +192,7 @@ def _known(header: Mapping[str, Any]) -> dict[str, Any]:
     if known["status"] not in STATUSES:
         raise ValueError(f"status: wanted one of {STATUSES}, got {known['status']!r}")
     packages, remarks = dict(known["versions"]), tuple(known["remarks"])
+    # Files may come from others, and these texts are printed.
     texts = known["algorithm"], *remarks, *packages, *packages.values(), *header["types"]
     for text in texts:
         if not isinstance(text, str) or not text.isprintable():

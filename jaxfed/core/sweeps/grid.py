@@ -119,6 +119,8 @@ def grid(
     names, shapes = eqx.filter_eval_shape(_at_point, function, first)
     dimensions = _dimensions(dict(zip(checked, sizes, strict=True)), names, shapes, dims or {})
     lowered = _at_point.lower(function, first)  # pyright: ignore[reportFunctionMemberAccess]
+    # Data of a `Partial` are arguments of the program, so its text alone would not tell two data
+    # sets apart.
     computation = digest_of_text(lowered.as_text() + digest_of(function))
     values = [np.empty((total, *one.shape), one.dtype) for one in shapes]
     done = np.zeros(total, bool)
@@ -144,6 +146,7 @@ def grid(
                 keep(block.points, block.values)
 
         if several and folder is not None:
+            # An error in the process that reads the folder must end all of them.
             attempted("folder", take_up)
             found = multihost_utils.broadcast_one_to_all((done.astype(np.int32), values))
             done, values = np.asarray(found[0]) > 0, [np.array(x) for x in found[1]]
@@ -216,7 +219,7 @@ def _checked(axes: Any, function: Any) -> dict[str, np.ndarray]:
             raise refuse("axes", f"finite numbers for {name!r}", given)
     try:
         inspect.signature(function).bind(**checked)
-    except (TypeError, ValueError) as error:  # other arguments, or none that can be told
+    except (TypeError, ValueError) as error:  # other arguments, or no signature to inspect
         raise ValueError(f"axes: {sorted(checked)} do not fit the function: {error}") from error
     return checked
 

@@ -96,6 +96,7 @@ def _check_masks(arguments: dict[str, Any], shared: bool, keys: Key[Array, "*see
     if not any(way.one_time for way in wire.channels):
         return
     if not isinstance(keys, Tracer):
+        # Equal keys in the list would serve several runs too.
         known = np.asarray(jax.random.key_data(keys)).reshape(keys.size, -1)
         shared = shared or len(np.unique(known, axis=0)) < keys.size
     if shared:
@@ -135,6 +136,7 @@ def _swept(parts, several, rounds, chunk_size, arguments):
 
 
 def _picked(tree: PyTree, place: Array) -> PyTree:
+    # Floats without an axis are common to all algorithms.
     return jax.tree.map(lambda leaf: leaf[place] if jnp.ndim(leaf) else leaf, tree)
 
 

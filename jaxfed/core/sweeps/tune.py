@@ -132,6 +132,8 @@ def tune(
         moved = optax.apply_updates(logarithms, updates)
         return moved, state, value, optax.tree.norm(gradient), report.rounds, solution
 
+    # Solve once before the steps, from the caller's warm start, if any: then each step starts from
+    # a result, and all of them are one program.
     result = jax.jit(lambda clients: solved(clients, start, arguments.get("warm_start"), adjoint))(
         clients
     ).result
@@ -153,6 +155,7 @@ def tune(
         losses.append(float(value))
         run_rounds.append(float(solution.rounds))
         adjoint_rounds.append(float(taken))
+        # `losses` contains this one, so this holds for the lowest so far.
         if losses[-1] <= min(losses):
             best = at, solution
         if bar is not None:

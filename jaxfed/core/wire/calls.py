@@ -62,7 +62,7 @@ def decode(channel: Channel, payload: PyTree, message: PyTree, memory: PyTree) -
     check_arrays(f"{name}.decode: wanted", decoded)
     decoded = channel.differentiable(decoded, message, memory)
     check_arrays(f"{name}.differentiable: wanted", decoded)
-    # The server receives the reduction of many, which has the shapes of one.
+    # The server receives the reduction of many messages, which has the shapes of one.
     last = message if channel.cumulative else None
     received = jax.eval_shape(channel.receive, decoded, last)
     check_alike(

@@ -211,6 +211,7 @@ def fixed_bits(payload: PyTree) -> int:
 def variable_bytes(payload: PyTree) -> UInt32[Array, ""]:
     """Bytes of the parts of variable length."""
     parts = [part for part in _parts(payload) if isinstance(part, Variable)]
+    # Words have 16 bits.
     return sum((2 * part.used for part in parts), start=jnp.uint32(0))
 
 

@@ -40,23 +40,30 @@ def encode_symbols(codes: UInt8[Array, " n"], kinds: int) -> Stream:
     lanes, steps = _layout(count)
     frequencies = _frequencies(codes, kinds)
     first = jnp.cumsum(frequencies) - frequencies
-    # Steps at the padding leave the coder's state unchanged.
+    # All lanes take equally many steps; those at the padding leave the coder's state unchanged.
     symbols = jnp.pad(codes, (0, steps * lanes - count)).reshape(steps, lanes)
     real = (jnp.arange(steps * lanes) < count).reshape(steps, lanes)
 
     def step(state, place):
         symbol, real = place
         frequency, start = frequencies[symbol], first[symbol]
+        # Every other kind has at least one of the 2^12, so the bound fits in 32 bits. A state above
+        # it is too large to take this symbol; one word less makes it small enough, so no symbol
+        # emits two.
         full = real & (state >= frequency << (32 - _PRECISION))
         word = state.astype(jnp.uint16)
         low = jnp.where(full, state >> 16, state)
         high = (low // frequency << _PRECISION) + low % frequency + start
         return jnp.where(real, high, state), (full, word)
 
-    # The decoder finds the symbols in reverse order of encoding.
+    # A coder's state is a stack: the decoder gets back last what was encoded first. So encode
+    # backwards, and both the symbols and the words lie in the order in which the decoder needs
+    # them.
     blank = jnp.full(lanes, _LOWEST, jnp.uint32)
     states, (full, words) = lax.scan(step, blank, (symbols, real), reverse=True)
     full, words = full.reshape(-1), words.reshape(-1)
+    # At most one word per symbol, so the buffer has room for `count`; steps without a word write
+    # beyond its end, which drops them.
     place = jnp.where(full, jnp.cumsum(full) - 1, count)
     buffer = jnp.zeros(count, jnp.uint16).at[place].set(words, mode="drop")
     used = full.sum(dtype=jnp.uint32)
@@ -88,6 +95,7 @@ def _decoded(
         symbol = symbol_at[place]
         low = frequencies[symbol] * (state >> _PRECISION) + place - first[symbol]
         empty = real & (low < _LOWEST)
+        # Lanes that need no word read one as well, at any place; it is not used.
         word = stream.words.words[read + jnp.cumsum(empty) - 1].astype(jnp.uint32)
         filled = jnp.where(empty, low << 16 | word, low)
         read = read + empty.sum(dtype=jnp.int32)
@@ -107,8 +115,9 @@ def _frequencies(codes: UInt8[Array, " n"], kinds: int) -> UInt32[Array, " kinds
     """The symbols' frequencies as positive multiples of 2^-12 that sum to one."""
     counts: Int[Array, " kinds"] = jax.vmap(lambda k: (codes == k).sum())(jnp.arange(kinds))
     total = 1 << _PRECISION
-    # Give each symbol one, and share the others in proportion to the counts. The most frequent
-    # symbol gets the remainder, where it costs least.
+    # Give each symbol one, since rounding to zero would make rare ones impossible to encode, and
+    # share the others in proportion to the counts. The most frequent symbol gets the remainder,
+    # where it costs least.
     shares = (counts / len(codes) * (total - kinds)).astype(jnp.uint32)
     rest = (total - kinds) - shares.sum(dtype=jnp.uint32)
     return (1 + shares).at[jnp.argmax(counts)].add(rest)

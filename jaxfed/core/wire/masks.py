@@ -58,11 +58,14 @@ def pairwise_mask(
     """
 
     def shared(first, second):
-        # The order matters: in a ring of two, equal masks both ways would cancel at once.
+        # The order of the two matters: partners on both sides of each other, such as the two of a
+        # ring of two, would otherwise share equal masks, which cancel at once.
         pair = jax.random.fold_in(jax.random.fold_in(key, first), second)
         return jax.random.bits(pair, (size,), jnp.uint32)
 
     def add_pair(total, distance):
+        # If `reach` is half of an even number of clients, the farthest partner is on both sides;
+        # the two share a mask each way.
         after = (position + distance) % clients
         before = (position - distance) % clients
         # Unsigned integers wrap around, which is arithmetic modulo 2^32: masks cancel exactly.

@@ -29,6 +29,8 @@ class _Remembering(Channel):
         return self.inner.differentiable(decoded, self.due(message, memory), None)
 
     def for_start(self):
+        # Before the rounds neither end has a memory, so a coarse start would not be made up for;
+        # the compressor names a finer channel.
         return self.inner.for_start()
 
 
@@ -44,7 +46,8 @@ class _Difference(_Remembering):
         return _minus(message, memory)
 
     def encode(self, key, message, memory):
-        # Accumulate what was decoded, not what was sent: the receiver has nothing else.
+        # Accumulate what was decoded, not what was to be sent: the receiver has nothing else, and a
+        # difference between the two memories would never be corrected.
         payload, decoded = self.inner.through(key, self.due(message, memory))
         return payload, _plus(decoded, memory)
 

@@ -46,7 +46,10 @@ class _Gaussian(Channel):
     def encode(self, key, message, memory):
         refuse_whole_numbers(message)
         leaves, structure = jax.tree.flatten(message)
+        # The norm is that of all arrays together, since accounts are of whole messages.
         square = sum((_square(leaf) for leaf in leaves), start=jnp.float32(0))
+        # A message of zeros stays zero, with a finite derivative: the root's slope at zero is
+        # infinite.
         tiny = jnp.finfo(square.dtype).tiny
         factor = jnp.minimum(1, self.clip / jnp.sqrt(jnp.maximum(square, tiny)))
         hidden = [self._hidden(jax.random.fold_in(key, i), x, factor) for i, x in enumerate(leaves)]

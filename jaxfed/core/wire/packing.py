@@ -14,6 +14,7 @@ def grouping(symbols: int) -> tuple[int, int]:
     This is the smallest group with the fewest bits per symbol: 8 kinds of symbols one by one into 3
     bits, 5 kinds in threes into 7.
     """
+    # A logarithm that is rounded up must not cost a bit.
     groups = [(k, math.ceil(k * math.log2(symbols) - 1e-12)) for k in range(1, 9)]
     return min((g for g in groups if g[1] <= 8), key=lambda g: (g[1] / g[0], g[0]))
 

@@ -49,6 +49,8 @@ class _Quantize(Compressor):
         scale = jnp.max(jnp.abs(wide)) if largest else jnp.linalg.norm(wide.reshape(-1))
         scale = _rounded_up(scale, jnp.float32 if self.scale_bits == 32 else jnp.bfloat16)
         used = scale.astype(wide.dtype)
+        # Divide by the scale as it is sent, by which the receiver multiplies, or the mean would be
+        # off. An array of zeros has scale 0, with which everything is decoded to zero.
         factor = self.levels / jnp.where(used > 0, used, 1)
         seed = _seed(key) if self.rounding == "stochastic" else None
         if self.coding == "entropy":
@@ -80,6 +82,9 @@ def _codes(
     x: Float[Array, "..."], factor: Float[Array, ""], seed: UInt32[Array, "2"] | None, levels: int
 ) -> UInt8[Array, "..."]:
     """Entries times a factor, rounded to integers and counted from the lowest level."""
+    # Counted from the lowest level, positions are not negative, so the conversion to integers
+    # rounds down. Adding one half rounds to nearest; adding a number between 0 and 1 at random
+    # rounds up as often as the mean needs.
     position = x * factor + levels
     chance = 0.5 if seed is None else _hashed(seed, x.shape)
     code = jnp.clip(position.astype(jnp.float32) + chance, 0, 2 * levels)
@@ -135,6 +140,8 @@ def _seed(key: Key[Array, ""]) -> UInt32[Array, "2"]:
 
 
 def _hashed(seed: UInt32[Array, "2"], shape: tuple[int, ...]) -> Float[Array, "..."]:
+    # The position in the flattened array, whatever the shape: the two ways of `_quantized` must
+    # give the same bytes.
     place = jnp.uint32(0)
     for axis in range(len(shape)):
         stride = jnp.uint32(math.prod(shape[axis + 1 :]))

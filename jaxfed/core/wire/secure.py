@@ -51,6 +51,7 @@ class _SumOfAll(Additive):
         return self
 
     def over_clients(self):
+        # Not widened to 64 bits: the masks cancel because the sum wraps around.
         return jax.tree.map(lambda x: x.sum(0, dtype=x.dtype), self)
 
 
@@ -144,6 +145,7 @@ class _SecureSum(MaskedChannel):
         return np.concatenate([np.asarray(x, np.uint32) for x in found])
 
     def clipped(self, payload):
+        # Shifting up and down extends the sign of numbers of `bits` bits.
         left = np.uint32(32 - self.bits)
         whole = (self.numbers(payload) << left).view(np.int32) >> left.astype(np.int32)
         return int(np.count_nonzero(np.abs(whole) >= self.levels))
@@ -161,12 +163,16 @@ class _SecureSum(MaskedChannel):
 
     def _shares(self, message: PyTree) -> PyTree:
         """This client's part of the sum; zeros if its weight is zero."""
+        # The client weighs its message, before it is rounded: the server sees only sums, which it
+        # cannot weigh.
         weight = self._bound().weight
         return each(lambda part: _SumOfAll(part.contribution(weight).value), wrapped(message))
 
     def _mask_key(self) -> Key[Array, ""]:
         """The key of this round's masks, known to the clients and not to the server."""
         context = self._bound()
+        # Masks are always drawn with Threefry. Two clients must draw the same numbers however they
+        # are mapped; of a batch of `rbg` keys, `jax.vmap` uses only one.
         words = jax.random.bits(context.secret, (2,), jnp.uint32)
         key = jax.random.wrap_key_data(words, impl="threefry2x32")
         return jax.random.fold_in(key, context.round)
@@ -176,7 +182,9 @@ class _SecureSum(MaskedChannel):
     ) -> _Packed:
         position, size, clients = self._bound().position, array.size, self.clients
         numbers = self._to_whole(rounding_key, lax.stop_gradient(array))
+        # In a deployment, masks come from keys that clients agree on (`deploy.masked`).
         if self.masked:
+            # Half of the partners on either side, by default everybody.
             reach = (self.neighbours or clients) // 2
             numbers += pairwise_mask(mask_key, position, size, clients=clients, reach=reach)
         # Padding sends nothing, and shares masks with no client.

@@ -80,6 +80,7 @@ class _RandomK(Compressor):
     def compress(self, key, array):
         flat = array.reshape(-1)
         seed = jax.random.key_data(key)
+        # Positions follow from the key, so a seed is sent in place of them.
         places = self._places(seed, flat.size)
         values = flat[places]
         return _Drawn(array.shape, array.dtype, values, seed)
