@@ -7,6 +7,7 @@ final form. Of traced numbers and arrays, only shapes and types are checked.
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import reduce
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -169,15 +170,28 @@ def check_instance(argument: str, given: object, kind: type, wanted: str) -> Non
 
 
 def checked_key(argument: str, given: object) -> Key[Array, ""]:
-    """One random key; one of the old style (`uint32`) is converted to the new style."""
+    """One random key of Threefry, into which others are converted.
+
+    Draws by other generators depend on the batch under `jax.vmap`, and so on how clients are
+    spread over devices.
+    """
     if isinstance(given, jax.Array | np.ndarray):
         key = given
         if given.dtype == np.uint32 and given.ndim > 0:
             with suppress(TypeError):  # of another length
                 key = jax.random.wrap_key_data(jnp.asarray(given))
         if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.ndim == 0:
-            return jnp.asarray(key)
+            return threefry(jnp.asarray(key))
     raise refuse(argument, "one random key, such as jax.random.key(0)", given)
+
+
+def threefry(key: Key[Array, ""]) -> Key[Array, ""]:
+    """A key of Threefry that depends on all words of this one, or this one."""
+    if jax.random.key_impl(key) == "threefry2x32":
+        return key
+    words = jax.random.key_data(key)
+    first = jax.random.wrap_key_data(words[:2], impl="threefry2x32")
+    return reduce(jax.random.fold_in, words[2:], first)
 
 
 def checked_dtype(argument: str, given: object) -> np.dtype:

@@ -18,6 +18,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float, PyTree, UInt32
 
+from jaxfed._checks import check_flag
 from jaxfed.core.common.files import replacing
 from jaxfed.core.contract.reduction import is_part
 from jaxfed.core.wire.channel import Channel
@@ -104,7 +105,7 @@ class NodeMasks:
         Raises:
             ValueError: if they are too few.
         """
-        if len(givers) < self.known["threshold"] or self.client not in givers:
+        if len(set(givers)) < self.known["threshold"] or self.client not in givers:
             raise ValueError(
                 f"masks: wanted shares of at least {self.known['threshold']} clients, "
                 f"got {len(givers)}"
@@ -124,7 +125,7 @@ class NodeMasks:
         """
         survivors = sorted(question.words["survivors"])
         shares = {int(c): bytes.fromhex(text) for c, text in self.known["shares"].items()}
-        if len(survivors) < self.known["threshold"] or set(survivors) - shares.keys():
+        if len(set(survivors)) < self.known["threshold"] or set(survivors) - shares.keys():
             raise ValueError(
                 f"masks: wanted messages of at least {self.known['threshold']} clients that have "
                 f"given shares, got {survivors}"
@@ -166,10 +167,11 @@ class NodeMasks:
 
 
 class MaskedSum(NamedTuple):
-    """The survivors, and the sum of their messages modulo 2^32."""
+    """The survivors, the sum of their messages modulo 2^32, and whose are not finite."""
 
     survivors: list[int]
     total: Numbers
+    not_finite: dict[int, bool]  # by survivor; once masked, a message shows nothing of it
 
 
 def masked_sum(
@@ -230,10 +232,12 @@ def masked_sum(
             words = {**packet.words, "attempt": attempt, "givers": givers}
             asked[client] = Packet(words, [*packet.parts, *encrypted])
     answers = answers_to({c: asked[c] for c in givers}, group, least, 1)
-    survivors, numbers = list(answers), []
+    survivors, numbers, not_finite = list(answers), [], {}
     for client, answer in answers.items():
         with reading(f"client {client}"):
             numbers.append(numbers_of(answer.parts[0]))
+            check_flag("broken", answer.words["broken"])
+            not_finite[client] = answer.words["broken"]
     asked = {c: question(c, "unmask", attempt=attempt, survivors=survivors) for c in survivors}
     revealed = answers_to(asked, f"unmasking of {group}", threshold, len(givers))
     # Modulo 2^32, whatever the bits of a message: packing keeps the lowest ones, in which such a
@@ -251,7 +255,7 @@ def masked_sum(
                 others = {c: keys[c].parts[1] for c in survivors}
                 # The survivors have added what this client would have subtracted.
                 total = total + masks.pair_masks(client, secret, others, purpose, count)
-    return MaskedSum(survivors, total)
+    return MaskedSum(survivors, total, not_finite)
 
 
 @final

@@ -278,10 +278,15 @@ class Remote(FromHost):
         group = f"round {number}" if number else "first messages"
         nothing = Message(zeros_of(like), jnp.asarray(False), zeros_of(diagnostics))
         if isinstance(way, MaskedChannel):
-            survivors, total = self._masked_sum(questions, way, like, group, least)
-            whole = nothing._replace(payload=way.with_numbers(nothing.payload, total))
+            survivors, total, not_finite = self._masked_sum(questions, way, like, group, least)
+            found = {
+                client: nothing._replace(not_finite=jnp.asarray(not_finite[client]))
+                for client in survivors
+            }
             # `server.reduce_round` adds up rows, so the sum may stand in any one of them.
-            return dict.fromkeys(survivors, nothing) | {survivors[0]: whole}
+            whole = way.with_numbers(nothing.payload, total)
+            found[survivors[0]] = found[survivors[0]]._replace(payload=whole)
+            return found
         messages = {}
         for client, answer in self._ask(questions, group, least).items():
             if (answered := answer.words.get("round", 0)) != number:

@@ -132,9 +132,9 @@ def _inverse_sqrts(
     inverse, defect = inverse.reshape(gram.shape), defect.reshape(gram.shape[:-2])
     # The kernel measures the products with its own iterates; add the rounding of the Gram matrix
     # itself, as `_newton_schulz._inverse_sqrt` does.
-    mean = jnp.trace(gram, axis1=-2, axis2=-1)
+    trace = jnp.trace(gram, axis1=-2, axis2=-1)
     squares = jnp.sum(inverse * inverse, axis=(-2, -1))
-    return inverse, defect + jnp.finfo(gram.dtype).eps * squares * mean
+    return inverse, defect + jnp.finfo(gram.dtype).eps * squares * trace
 
 
 def _inverse_sqrts_on_cuda(

@@ -128,6 +128,20 @@ def test_a_client_says_on_its_own_machine_that_its_message_is_clipped(tmp_path, 
     assert "clipped" not in caplog.text
 
 
+class Infinite(jf.pca.SubspaceIteration):
+    def client_step(self, key, downlink, local, data):
+        uplink, local, diagnostics = super().client_step(key, downlink, local, data)
+        return jax.tree.map(lambda x: x / 0, uplink), local, diagnostics
+
+
+@pytest.mark.slow
+def test_masks_do_not_hide_that_a_message_is_not_finite(tmp_path):
+    federation = Federation(tmp_path, Infinite(2), draw_samples(), channel=HIDDEN)
+    for run in (federation.run, federation.fit):
+        with pytest.raises(FloatingPointError, match="message is not finite in round 1"):
+            run(2)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("bits", [12, 32])
 def test_numbers_at_the_bound_are_counted(bits):

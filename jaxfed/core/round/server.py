@@ -236,10 +236,11 @@ def close_round(
     # No participant has weight: the sums are zero as well, and the round does not take place.
     share = jnp.where(share != 0, share, 1)
     diagnostics = {name: x / share for name, x in plain(received.diagnostics).items()}
-    # A sum with one NaN is NaN, so this covers every participant that has weight. Test the clients'
-    # mean, before the server may replace it by an objective of its own.
+    # A sum with one NaN is NaN, so this covers every participant that has weight. The server may
+    # replace the clients' mean by an objective of its own, so test both.
     sound = jnp.isfinite(diagnostics["objective"]) & ~failed
     diagnostics |= measured
+    sound &= ~jnp.isnan(diagnostics["objective"])
     measure = diagnostics.get("stopping_measure")
     if measure is None:
         measure = _relative_change(state.objective, diagnostics["objective"])

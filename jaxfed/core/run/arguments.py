@@ -40,7 +40,7 @@ from jaxfed.core.run.new_clients import by_id
 from jaxfed.core.run.solution import Solution
 from jaxfed.core.store.checkpoint import Checkpoint
 from jaxfed.core.store.identity import digest_of
-from jaxfed.core.wire import channel
+from jaxfed.core.wire import calls, channel
 from jaxfed.core.wire.wire import Wire, checked_wire
 
 LOSSLESS, VMAP, EVERYBODY = channel.lossless(), vmap(), participation.everybody()
@@ -210,7 +210,10 @@ def check_together(problem: Problem, warm_start: Personalized | None, rounds: in
             f"participation: {type(algorithm).__name__} needs every client in each round; "
             "use everybody()"
         )
-    if not (up.private or up.cumulative or problem.first_uplink.private):
+    first_up = problem.first_uplink
+    # Messages are traced only for channels that look at them, since tracing takes a while.
+    can_refuse = calls.can_refuse(up) or calls.can_refuse(first_up)
+    if not (up.private or up.cumulative or first_up.private or can_refuse):
         return
     sketch = replace(problem, clients=clients.sketch())
     for first, uplink in jax.eval_shape(partial(messages_of, rounds=rounds), sketch, warm_start):
@@ -219,17 +222,17 @@ def check_together(problem: Problem, warm_start: Personalized | None, rounds: in
                 f"channel: differences add up only in means and sums, but "
                 f"{type(algorithm).__name__} reduces its messages in another way"
             )
-        up.check(clients, number, uplink)
+        calls.check(up, clients, number, uplink)
         if not (bits := channel.fixed_bits(first)):
             continue
-        if up.private and not problem.first_uplink.private:
+        if up.private and not first_up.private:
             raise ValueError(
                 "channel: it hides what clients send in the rounds, and "
                 f"{type(algorithm).__name__} sends {bits} bits in the clear "
                 "before them; wanted a start channel that hides them too, or a warm start and "
                 "explicit settings in place of automatic ones"
             )
-        problem.first_uplink.check(clients, len(clients), first)
+        calls.check(first_up, clients, len(clients), first)
 
 
 def messages_of(

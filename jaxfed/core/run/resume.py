@@ -56,8 +56,8 @@ def start_or_resume(
     if checkpoint is None:
         return HostLoop(runner, costs, requests, progress, {})
     initial: Any = runner.problem, state
-    lowered = runner.lower(state, requests.tol, requests.options)
-    identity = _identity(lowered, given, warm_start, requests, channel)
+    program = runner.lower(state, requests.tol, requests.options)
+    identity = _identity(program, given, warm_start, requests, channel)
 
     def extends(fewer: int, done: int) -> bool:
         """Whether a run of fewer rounds is, bit for bit, the beginning of this one."""
@@ -84,7 +84,7 @@ def start_or_resume(
 
 
 def _identity(
-    lowered: Any,
+    program: str,
     given: Problem,
     warm_start: Personalized | None,
     requests: Requests,
@@ -94,7 +94,7 @@ def _identity(
     processes = processes_of(given)
     identity = fingerprint(
         given.clients,
-        lowered,
+        program,
         given.key,
         warm_start,
         processes=processes,

@@ -2,6 +2,7 @@
 
 import abc
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
 from typing import Any, NamedTuple, final
@@ -82,8 +83,8 @@ class LocalRunner(Runner):
     """Runs clients on this machine."""
 
     @abc.abstractmethod
-    def lower(self, state: State, tol: Tolerance, options: Options) -> Any:
-        """The lowered program of a chunk, which is part of a run's identity."""
+    def lower(self, state: State, tol: Tolerance, options: Options) -> str:
+        """The text of the program of a chunk, which is part of a run's identity."""
 
     @abc.abstractmethod
     def run(self, warm_start: Personalized | None, tol: Tolerance, options: Options) -> Solution:
@@ -113,7 +114,7 @@ class OneProgram(LocalRunner):
         return replace(solution, history=with_bits(history, costs, self.problem.size, np))
 
     def lower(self, state, tol, options):
-        return jax.jit(loop.advance).lower(self.problem, state, tol, options)
+        return jax.jit(loop.advance).lower(self.problem, state, tol, options).as_text()
 
     def run(self, warm_start, tol, options):
         solution, history, costs = self._programs(whole_run)(self.problem, warm_start, tol, options)
@@ -215,6 +216,16 @@ class FromHost(Runner, Engine):
             values = {name: blank((), x.dtype) for name, x in shapes.items()}
         check_names(values, record)
         return values
+
+    def _text_of_metrics(self, state: State, options: Options) -> str:
+        """The text of the program of metrics, which run outside that of a chunk."""
+        if options.metrics is None:
+            return ""
+        # Metrics in NumPy have no program.
+        with suppress(jax.errors.JAXTypeError):
+            measure = jax.jit(partial(evaluated, options.metrics))
+            return measure.lower(self._result_shapes(state)).as_text()
+        return ""
 
     def _result_shapes(self, state: State) -> Personalized:
         problem, kind = self.problem, self.kinds(self.problem)[0]

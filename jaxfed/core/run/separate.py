@@ -107,7 +107,7 @@ class Separate(FromHost, LocalRunner):
         return [self.call(function, problem.for_client, *own(i)) for i in range(problem.size)]
 
     def lower(self, state, tol, options):
-        return jax.jit(loop.advance).lower(self.problem, state, tol, options)
+        return jax.jit(loop.advance).lower(self.problem, state, tol, options).as_text()
 
 
 # --- shared with deployments on separate machines -------------------------------------------------

@@ -164,7 +164,7 @@ class Streamed(FromHost, LocalRunner):
         return self._kept(problem, likes[0], work, needed)
 
     def lower(self, state, tol, options):
-        del tol, options
+        del tol
         problem, reader = self.problem, _reader(self.problem)
         # Blocks of other sizes run the same function, so one block is enough.
         block = reader.blocks[0]
@@ -172,7 +172,8 @@ class Streamed(FromHost, LocalRunner):
         members = _members(problem, block, _zeros(reader, block), None)._replace(
             state=rows(state.clients, block.places), present=np.asarray(inclusion)[block.places]
         )
-        return self.programs(_steps).lower(problem, broadcast, members)
+        text = self.programs(_steps).lower(problem, broadcast, members).as_text()
+        return text + self._text_of_metrics(state, options)
 
     # --- inside ------------------------------------------------------------------------------
 

@@ -56,13 +56,13 @@ def check_same(argument: str, folder: Path, kind: str, saved: Identity, identity
 
 
 def fingerprint(
-    clients: Any, lowered: Any, key: Any, warm_start: Any, **arguments: Any
+    clients: Any, program: str, key: Any, warm_start: Any, **arguments: Any
 ) -> Identity:
     """The identity of a run: everything that its numbers depend on.
 
     Args:
         clients: its clients.
-        lowered: a chunk of rounds, `jax.jit(...).lower(...)`, which contains all functions' code.
+        program: the text of the program of a chunk of rounds, with all functions' code.
         key: the random key, which is not shown, since it may protect noise.
         warm_start: the warm start.
         **arguments: the other arguments, in the order in which differences are reported.
@@ -73,7 +73,7 @@ def fingerprint(
         "key": ["", digest_of(key)],
         "warm_start": ["none" if warm_start is None else "some", digest_of(warm_start)],
         # The code of the algorithm and of functions such as metrics, which no description shows.
-        "computation": ["", digest_of_text(lowered.as_text())],
+        "computation": ["", digest_of_text(program)],
     }
 
 

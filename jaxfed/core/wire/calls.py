@@ -4,13 +4,37 @@ Each function raises a `ValueError` that names the channel's function. The check
 and types, so only `receive` is traced again.
 """
 
+import dataclasses
+from collections.abc import Iterator
+
 import jax
 from jaxtyping import Array, Key, PyTree
 
 from jaxfed._checks import check_instance
 from jaxfed.core.common.returned import check_alike, check_arrays, described
+from jaxfed.core.contract.algorithm import ClientsLike
 from jaxfed.core.contract.reduction import plain
 from jaxfed.core.wire.channel import Channel, Context
+
+
+def can_refuse(channel: Channel) -> bool:
+    """Whether the channel, or one inside it, refuses some runs."""
+    return any(type(one).check is not Channel.check for one in _with_inner(channel))
+
+
+def check(
+    channel: Channel, clients: ClientsLike, participants: int | None, message: PyTree
+) -> None:
+    """Let the channel, and those inside it, refuse a run in which it is the uplink."""
+    for one in _with_inner(channel):
+        one.check(clients, participants, message)
+
+
+def _with_inner(channel: Channel) -> Iterator[Channel]:
+    yield channel
+    for field in dataclasses.fields(channel):
+        if isinstance(inner := getattr(channel, field.name), Channel):
+            yield from _with_inner(inner)
 
 
 def bind(channel: Channel, context: Context) -> Channel:

@@ -16,7 +16,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Key, PyTree, UInt8, UInt32
 
-from jaxfed._checks import check_count, check_positive, is_whole, refuse
+from jaxfed._checks import check_count, check_positive, is_whole, refuse, threefry
 from jaxfed.core.contract.reduction import Additive, each, is_summed, wrapped
 from jaxfed.core.wire import calls
 from jaxfed.core.wire.channel import Channel, Context, lossless, straight_through
@@ -88,7 +88,6 @@ class _SecureSum(MaskedChannel):
                 "channel: masked messages can be added up and in no other way reduced, as this "
                 "algorithm needs it (sums by groups can: jaxfed.aggregation.Robust(masked=True))"
             )
-        self.inner.check(clients, participants, message)
 
     def noise(self):
         return self.inner.noise()
@@ -171,11 +170,9 @@ class _SecureSum(MaskedChannel):
     def _mask_key(self) -> Key[Array, ""]:
         """The key of this round's masks, known to the clients and not to the server."""
         context = self._bound()
-        # Masks are always drawn with Threefry. Two clients must draw the same numbers however they
-        # are mapped; of a batch of `rbg` keys, `jax.vmap` uses only one.
-        words = jax.random.bits(context.secret, (2,), jnp.uint32)
-        key = jax.random.wrap_key_data(words, impl="threefry2x32")
-        return jax.random.fold_in(key, context.round)
+        # Two clients must draw the same numbers however they are mapped; of a batch of `rbg` keys,
+        # `jax.vmap` would use only one.
+        return jax.random.fold_in(threefry(context.secret), context.round)
 
     def _pack(
         self, array: Array, rounding_key: Key[Array, ""], mask_key: Key[Array, ""]

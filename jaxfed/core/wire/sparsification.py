@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, UInt32
 
-from jaxfed._checks import check_flag, check_number
+from jaxfed._checks import check_flag, check_number, threefry
 from jaxfed.core.wire.channel import Channel
 from jaxfed.core.wire.compressor import Compressor, Payload
 from jaxfed.core.wire.quantization import quantize
@@ -79,7 +79,7 @@ class _RandomK(Compressor):
 
     def compress(self, key, array):
         flat = array.reshape(-1)
-        seed = jax.random.key_data(key)
+        seed = jax.random.key_data(threefry(key))
         # Positions follow from the key, so a seed is sent in place of them.
         places = self._places(seed, flat.size)
         values = flat[places]
@@ -99,7 +99,7 @@ class _RandomK(Compressor):
         return quantize(8)
 
     def _places(self, seed, size: int):
-        order = jax.random.permutation(jax.random.wrap_key_data(seed), size)
+        order = jax.random.permutation(jax.random.wrap_key_data(seed, impl="threefry2x32"), size)
         return order[: _count(size, self.fraction)].astype(jnp.uint32)
 
 

@@ -5,7 +5,6 @@ import re
 import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import chex
 import jax
@@ -245,6 +244,23 @@ def test_runs_resume_and_callbacks_see_them(tmp_path, x64):
         )
 
 
+@pytest.mark.slow
+def test_a_run_does_not_resume_with_other_metrics(tmp_path):
+    def resumed(rounds, factor):
+        return run(
+            from_source(),
+            rounds=rounds,
+            checkpoint=jf.Checkpoint(tmp_path),
+            metrics=lambda result: {"size": factor * jnp.abs(result.shared).sum()},
+            chunk_rounds=1,
+        )
+
+    resumed(2, 1.0)
+    with pytest.raises(ValueError, match="belongs to another run"):
+        resumed(3, 2.0)
+    assert resumed(3, 1.0).rounds == 3
+
+
 class Lazy(jf.Algorithm):
     """Needs the data in its rounds alone."""
 
@@ -440,8 +456,7 @@ def changed(source, folder, later=1):
 def test_every_client_tells_sources_apart(make, later, tmp_path):
     def identity(source):
         clients = jf.Clients.from_source(source, counts=[len(table) for table in source])
-        lowered = SimpleNamespace(as_text=lambda: "")
-        known = fingerprint(clients, lowered, key=0, warm_start=None)
+        known = fingerprint(clients, "", key=0, warm_start=None)
         return known["clients"]
 
     source = make(tmp_path)

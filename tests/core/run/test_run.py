@@ -382,6 +382,20 @@ def test_the_last_good_state_is_kept(every, key, x64):
     chex.assert_trees_all_close(one.value.solution.history, wanted.history, rtol=1e-12)
 
 
+class Lost(jf.pca.PerPCA):
+    """PerPCA whose server computes an objective that is NaN."""
+
+    def server_step(self, key, server, uplink):
+        after, diagnostics = super().server_step(key, server, uplink)
+        return after, diagnostics | {"objective": jnp.float32(jnp.nan)}
+
+
+@pytest.mark.slow
+def test_an_objective_of_the_server_that_is_nan_ends_the_run(key):
+    with pytest.raises(jf.DivergenceError, match="in round 1"):
+        jf.fit(Lost(1, 1, step_size=0.05), draw(), rounds=3, key=key)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", [jf.backend.vmap(), jf.backend.separate()], ids=str)
 def test_a_run_with_a_tolerance_may_diverge_before_its_rounds(backend, key):

@@ -145,6 +145,43 @@ def test_memory_at_both_ends(way, x64):
     chex.assert_trees_all_close(given.history, wanted.history, rtol=1e-9)
 
 
+class Choosy(Bytes):
+    """Refuses runs of five clients."""
+
+    def check(self, clients, participants, message):
+        assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(message))
+        if (len(clients), participants) == (5, 5):
+            raise ValueError("channel: wanted other than five clients")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wrapped", [lambda x: x, jf.channel.difference, jf.channel.error_feedback])
+def test_a_channel_may_refuse_a_run(wrapped, key):
+    clients, algorithm = draw(), jf.pca.PerPCA(1, 1, step_size=0.05)
+    options = {"rounds": 1, "key": key, "channel": jf.Wire(wrapped(Choosy()), Bytes())}
+    with pytest.raises(ValueError, match="other than five"):
+        jf.fit(algorithm, clients, **options)
+    assert jf.fit(algorithm, clients.take([0, 1, 2]), **options).rounds == 1
+
+
+@pytest.mark.slow
+def test_keys_of_other_generators_draw_the_same_however_clients_are_mapped():
+    clients, algorithm = draw(), jf.pca.PerPCA(1, 1, step_size=0.05)
+    channel, key = jf.channel.difference(jf.channel.random_k(0.5)), jax.random.key(3, impl="rbg")
+
+    def shared(key, backend):
+        run = jf.rollout(algorithm, clients, rounds=2, key=key, channel=channel, backend=backend)
+        return run.result.shared
+
+    one = shared(key, jf.backend.vmap())
+    np.testing.assert_allclose(shared(key, jf.backend.chunked(2)), one, atol=1e-5)
+    both = jax.vmap(lambda key: shared(key, jf.backend.vmap()))(
+        jnp.stack([key, *jax.random.split(key, 1)])
+    )
+    np.testing.assert_allclose(both[0], one, atol=1e-5)
+    assert np.abs(both[1] - one).max() > 1e-3
+
+
 class Broken(jf.channel.Channel):
     """Does nothing to a message but in the function that is broken."""
 
