@@ -62,6 +62,8 @@ class _Unrolled(Adjoint):
 
 
 class _Checkpointed(Adjoint):
+    # Equinox' checkpointed `while_loop` needs less memory (1.6 for 3.4 MB over 100 rounds of PerPCA)
+    # and a quarter more time, but has no forward mode, which Hessians of runs need, and is internal.
     states: int | None = eqx.field(static=True)
 
     def check(self, problem):
@@ -131,7 +133,9 @@ def checkpointed(n: int | None = None) -> Adjoint:
 
     Args:
         n: states per level, at least two. None means the square root of the number of rounds, which
-            gives two levels; 2 uses the least memory, logarithmic in the number of rounds.
+            gives two levels. 2 stores the fewest states, logarithmic in the number of rounds. But
+            each level also needs working memory, more than that of a state if a state is small
+            beside the data; so this pays for large states or very many rounds.
 
     Raises:
         ValueError: if `n` is not an integer of at least two.
