@@ -4,7 +4,15 @@ import difflib
 import reprlib
 from collections.abc import Iterable
 
-_BRIEF = reprlib.Repr()
+
+class _Brief(reprlib.Repr):
+    def repr_int(self, x: int, level: int) -> str:
+        if x.bit_length() < 2_000:  # Python refuses to write integers of thousands of digits
+            return super().repr_int(x, level)
+        return f"{'-' * (x < 0)}2^{x.bit_length()}"
+
+
+_BRIEF = _Brief()
 _BRIEF.maxstring = _BRIEF.maxother = 200
 _BRIEF.maxlong = 60
 
@@ -22,10 +30,7 @@ def shown(given: object) -> str:
             return f"a {kind} of shape {tuple(shape)}; convert it with numpy.asarray"
         if dtype is not None:
             return f"an array of {dtype} of shape {shape}"
-    try:
-        return " ".join(_BRIEF.repr(given).split())
-    except ValueError:  # an integer with more digits than Python writes
-        return f"{'-' * (given < 0)}2^{given.bit_length()}"  # pyright: ignore
+    return " ".join(_BRIEF.repr(given).split())
 
 
 def closest(given: str, known: Iterable[str]) -> str:

@@ -92,12 +92,12 @@ class MultiStart(Algorithm, DifferentiatedThrough, HasRemarks):
         self.algorithm, self.starts = algorithm, tuple(starts)
 
     @property
-    def needs_everybody(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def needs_everybody(self) -> bool:
         """Whether every client must take part in each round, as the algorithm says."""
         return self.algorithm.needs_everybody
 
     @property
-    def quadratic_in_samples(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def quadratic_in_samples(self) -> bool:
         """Whether samples may be weighted, as the algorithm says."""
         return self.algorithm.quadratic_in_samples
 

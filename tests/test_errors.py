@@ -239,6 +239,11 @@ RUNS = {
     "negative rounds": (lambda: run(rounds=-5), "rounds: wanted a positive whole number.*, got -5"),
     "half a round": (lambda: run(rounds=2.5), "rounds: wanted a positive whole number.*, got 2.5"),
     "True as rounds": (lambda: run(rounds=True), "rounds: wanted a positive whole"),
+    "too many digits": (lambda: run(rounds=-(10**5000)), r"rounds: wanted .*, got -2\^16610"),
+    "too many digits in a list": (
+        lambda: run(rounds=[10**5000, 2]),
+        r"rounds: wanted .*, got \[2\^16610, 2\]",
+    ),
     "not an algorithm": (lambda: run("PerPCA"), "algorithm: wanted a jaxfed algorithm, got 'Per"),
     "the class itself": (
         lambda: run(jf.pca.PerPCA),

@@ -102,12 +102,12 @@ class Robust(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
         self.algorithm, self.rule, self.groups, self.masked = algorithm, rule, groups, masked
 
     @property
-    def needs_everybody(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def needs_everybody(self) -> bool:
         """Whether every client must take part in each round, as the algorithm says."""
         return self.algorithm.needs_everybody
 
     @property
-    def quadratic_in_samples(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def quadratic_in_samples(self) -> bool:
         """Whether samples may be weighted, as the algorithm says."""
         return self.algorithm.quadratic_in_samples
 

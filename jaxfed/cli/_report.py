@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxfed._versions import versions
 from jaxfed.cli._folder import RESULT, Folder
+from jaxfed.core.store.arrays import write_entries
 
 
 def write(folder: Folder, arrays: Mapping[str, Any], summary: Mapping[str, Any]) -> None:
@@ -24,7 +25,7 @@ def write(folder: Folder, arrays: Mapping[str, Any], summary: Mapping[str, Any])
     """
     with folder.writing(RESULT[0]) as part:
         present = {name: np.asarray(x) for name, x in arrays.items() if x is not None}
-        np.savez(part, **present)  # pyright: ignore[reportArgumentType]
+        write_entries(part, present)
     with folder.writing(RESULT[1]) as part:
         text = json.dumps({**summary, "versions": versions()}, indent=2, default=_plain)
         part.write_text(text + "\n", encoding="utf-8")

@@ -20,6 +20,7 @@ from jaxfed.cli.info import file_of
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.contract.algorithm import Personalized
 from jaxfed.core.run.fit import fit
+from jaxfed.core.store.arrays import opened
 from jaxfed.core.store.saved import Saved, load
 from jaxfed.preprocess import Standardization, Standardize
 
@@ -113,7 +114,7 @@ class Fitted:
         """
         path = file_of(path)
         saved = load(path)
-        with np.load(path, allow_pickle=False) as stored:
+        with opened(path) as stored:
             if not {"names", "units"} <= set(stored) or saved.preprocessing is None:
                 raise ValueError(
                     f"{path}: wanted what jaxfed fit wrote of the PCA family, got {saved.algorithm}"

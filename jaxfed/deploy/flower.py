@@ -114,8 +114,8 @@ def server_app(
         check_count("at_least", at_least)
         if deadline is None:
             raise refuse("at_least", "None without a deadline: all are waited for", at_least)
-    seeded = is_whole(key) and 0 <= key < 2**32  # pyright: ignore[reportOperatorIssue]
-    seed = jax.random.key(int(key)) if seeded else checked_key("key", key)  # pyright: ignore[reportArgumentType]
+    seeded = is_whole(key) and 0 <= key < 2**32
+    seed = jax.random.key(int(key)) if seeded else checked_key("key", key)
     place = checked_path("out", out)
     flwr = require("flwr.serverapp", extra="flower")
     app = flwr.ServerApp()

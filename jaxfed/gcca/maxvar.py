@@ -186,12 +186,12 @@ class MaxVar(Algorithm, DifferentiatedThrough, HasBases):
         self.ridge, self.proximal = hyperparameter(ridge), hyperparameter(proximal)
 
     @property
-    def quadratic_in_samples(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def quadratic_in_samples(self) -> bool:
         """Whether all entities take part in each step; two equal ones may be in other batches."""
         return self.batch_size is None
 
     @property
-    def needs_everybody(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def needs_everybody(self) -> bool:
         """Whether every client must take part in each round, as a memory needs."""
         return self.memory > 0
 

@@ -112,7 +112,7 @@ class Resampled(Algorithm, DifferentiatedThrough):
         self.state = state
 
     @property
-    def needs_everybody(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def needs_everybody(self) -> bool:
         """Whether every client must take part in each round, as the algorithm says."""
         return self.algorithm.needs_everybody
 

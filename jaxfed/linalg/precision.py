@@ -19,7 +19,7 @@ from jaxfed.linalg.platforms import Maps, in_one_row, per_platform, sizes_of
 
 
 def _chosen() -> str | None:
-    return jax.config.jax_default_matmul_precision  # pyright: ignore[reportAttributeAccessIssue]
+    return jax.default_matmul_precision.value
 
 
 @contextlib.contextmanager

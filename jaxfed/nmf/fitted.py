@@ -138,8 +138,8 @@ def _mapped(
     if client is not None:
         if not (is_whole(client) and 0 <= client < len(local)):
             raise refuse("client", f"a position from 0 to {len(local) - 1}", client)
-        local, samples = local[client : client + 1], [samples]  # pyright: ignore[reportAssignmentType]
-    clients = Clients.from_samples(samples, missing="mask")  # pyright: ignore[reportArgumentType]
+        local = local[client : client + 1]
+    clients = Clients.from_samples(samples if client is None else [samples], missing="mask")  # pyright: ignore[reportArgumentType]
     if len(clients) != len(local) or clients.features != len(shared):
         raise refuse("samples", f"{len(local)} clients with {len(shared)} features", clients)
     found = _of_all(function, shared, local, clients.data, weight)

@@ -217,7 +217,7 @@ class INMF(Algorithm, DifferentiatedThrough):
         return ratio(server, _lengths(server)).T
 
     @property
-    def quadratic_in_samples(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def quadratic_in_samples(self) -> bool:
         """Whether all samples take part in each round; two equal ones may be in other batches."""
         return self.batches == 1
 

@@ -43,7 +43,7 @@ class Member(NamedTuple):
     """One client's prepared data."""
 
     moment: Moment  # A_i A_iᵀ: the sum over the samples, not their mean
-    count: Float[Array, ""]  # pyright: ignore[reportIncompatibleMethodOverride]
+    size: Float[Array, ""]  # number of samples
     client_id: Int[Array, ""]
 
 
@@ -157,7 +157,7 @@ class HoldsBasis(Measured):
 
 def residual_variance(data: Member, captured: Float[Array, ""]) -> Float[Array, ""]:
     """Return a client's mean squared reconstruction error per sample, for the history."""
-    return uncaptured(data.moment, captured) / jnp.maximum(data.count, 1)
+    return uncaptured(data.moment, captured) / jnp.maximum(data.size, 1)
 
 
 def relative_change(before: Float[Array, ""], now: Float[Array, ""]) -> Float[Array, ""]:

@@ -129,7 +129,7 @@ class PersonalizedPCA(Algorithm, DifferentiatedThrough, HasBases):
         self.global_step_size = hyperparameter(global_step_size)
 
     @property
-    def needs_everybody(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def needs_everybody(self) -> bool:
         """Whether every client must take part in each round, as the quasi-Newton solver needs."""
         return self.solver == "quasi_newton"
 

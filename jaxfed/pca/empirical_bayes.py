@@ -141,7 +141,7 @@ class EmpiricalBayesPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
         self.rank, self.noise_variance = rank, hyperparameter(noise_variance)
 
     @property
-    def needs_everybody(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def needs_everybody(self) -> bool:
         """Whether every client must take part in each round, as the quasi-Newton solver needs."""
         return self.solver == "quasi_newton"
 

@@ -201,7 +201,7 @@ def fit_local(fitted: Fitted, samples: Tables, rank: int) -> Personalized:
     check_count("rank", rank)
     if shared is None:
         raise refuse("fitted", "shared components with local ones beside them", fitted)
-    clients = Clients.from_samples(samples)  # pyright: ignore[reportArgumentType]
+    clients = Clients.from_samples(samples)
     if clients.features != len(shared):
         raise refuse("samples", f"{len(shared)} features", clients.data.values)
     check_fits("shared components + rank", shared.shape[1] + rank, clients)

@@ -45,7 +45,7 @@ class Totals(NamedTuple):
     """First uplink."""
 
     energy: Float[Array, ""]  # |A_i|_F²
-    count: Float[Array, ""]  # of samples  # pyright: ignore[reportIncompatibleMethodOverride]
+    size: Float[Array, ""]  # number of samples
 
 
 class Memory(NamedTuple):
@@ -129,7 +129,7 @@ class BlockLanczos(Accelerated):
         """Return the energy and the number of the samples."""
         # The energy is the unit of all that the server keeps, and the count turns it into an error
         # per sample.
-        return Sum(Totals(data.moment.trace, data.count))
+        return Sum(Totals(data.moment.trace, data.size))
 
     def server_init(self, key, first: Totals, like, warm_start) -> Memory:
         """Return an empty memory and a first block: the warm start's, or random."""
@@ -173,11 +173,11 @@ class BlockLanczos(Accelerated):
         new = lax.cond(
             server.converged > 0, lambda: server, lambda: self._extended(key, server, uplink)
         )
-        (energy, count), measure = server.totals, relative_change(server.captured, new.captured)
+        (energy, size), measure = server.totals, relative_change(server.captured, new.captured)
         if self.stop == "kkt":
             measure = jnp.maximum(measure, new.kkt)
         return new, {
-            "objective": jnp.maximum(energy * (1 - new.captured) / jnp.maximum(count, 1), 0),
+            "objective": jnp.maximum(energy * (1 - new.captured) / jnp.maximum(size, 1), 0),
             "captured": energy * new.captured,
             "kkt_violation": new.kkt,
             "stopping_measure": measure,

@@ -55,7 +55,7 @@ class Member(NamedTuple):
 
     values: Float[Array, "samples features"]
     observed: Bool[Array, "samples features"]
-    count: Float[Array, ""]  # pyright: ignore[reportIncompatibleMethodOverride]
+    size: Float[Array, ""]  # number of samples
 
 
 class Local(NamedTuple):
@@ -165,7 +165,7 @@ class Impute(Algorithm, HasBases):
     def first_message(self, key, data: Member, warm_start) -> First:
         """Return what the common mean and the features' variances need."""
         observed, values = data.observed.astype(data.values.dtype), data.values
-        sums = (x.sum(axis=0) / data.count for x in (observed, values, values**2))
+        sums = (x.sum(axis=0) / data.size for x in (observed, values, values**2))
         return First(*sums)
 
     def server_init(self, key, first: First, like, warm_start) -> Server:
@@ -245,9 +245,9 @@ class Impute(Algorithm, HasBases):
         error = jnp.sum(values**2, axis=0) + jnp.sum(loadings * (fitted - 2 * product), axis=1)
         error += jnp.sum(variance * jnp.diagonal(gram[:, own, own], axis1=1, axis2=2), axis=1)
         uplink = Uplink(
-            (product - fitted)[:, :shared_rank] / data.count,
-            _norm(second[:, :shared_rank, :shared_rank].sum(axis=0) / data.count),
-            error / data.count,
+            (product - fitted)[:, :shared_rank] / data.size,
+            _norm(second[:, :shared_rank, :shared_rank].sum(axis=0) / data.size),
+            error / data.size,
             Spread(squares[:, -1], squares[:, :-1].mean(axis=1)),
         )
         return uplink, local, {"objective": jnp.sum(error) / jnp.sum(observed)}

@@ -28,11 +28,11 @@ class Moments(NamedTuple):
 class _Sums(NamedTuple):
     """Sums over samples, per feature, of deviations from a reference.
 
-    They are one client's, or all clients' along a leading axis; None for what is not sent. The
-    count has a single entry for all features, or one per feature.
+    They are one client's, or all clients' along a leading axis; None for what is not sent. There
+    is a single count for all features, or one per feature.
     """
 
-    count: Float[Array, "*clients counts"]  # pyright: ignore[reportIncompatibleMethodOverride]
+    counts: Float[Array, "*clients counts"]
     first: PyTree[Float[Array, "*clients features"]]  # power of the deviations
     second: PyTree[Float[Array, "*clients features"]]
 
@@ -134,9 +134,9 @@ class Standardize(Algorithm):
         """
         about = downlink.mean if self._has_shared_mean else _own(data).mean
         sums = _sums(data, about)
-        objective = jnp.mean(_over(sums.second, sums.count))
+        objective = jnp.mean(_over(sums.second, sums.counts))
         message = _Sums(
-            sums.count,
+            sums.counts,
             sums.first if self._has_shared_mean else None,
             sums.second if self._has_shared_scale else None,
         )
@@ -165,7 +165,7 @@ class Standardize(Algorithm):
             scale = _deviation(own.variance, own.mean**2)
         elif self.scale == "energy":
             left = _sums(data, mean)
-            scale = _deviation(jnp.mean(_over(left.second, left.count)), jnp.mean(mean**2))
+            scale = _deviation(jnp.mean(_over(left.second, left.counts)), jnp.mean(mean**2))
         else:
             scale = jnp.asarray(1.0, mean.dtype)
         return Standardization(mean, jnp.broadcast_to(scale, mean.shape))
@@ -187,9 +187,9 @@ class Standardize(Algorithm):
 
         def mean(total: Array) -> Array:
             if not self.robust:
-                return _over(total, sums.count)
+                return _over(total, sums.counts)
             # Absent clients have no samples.
-            return jnp.nanmedian(jnp.where(sums.count > 0, _over(total, sums.count), jnp.nan), 0)
+            return jnp.nanmedian(jnp.where(sums.counts > 0, _over(total, sums.counts), jnp.nan), 0)
 
         return Moments(*jax.tree.map(mean, (sums.first, sums.second)))
 
@@ -218,9 +218,9 @@ def _over(total: Array, count: Array) -> Array:
 def _own(data: Rows) -> Moments:
     """Compute ONE client's mean and variance in two passes, the first a rough one."""
     rough = _sums(data, 0.0)
-    about = _over(rough.first, rough.count)
+    about = _over(rough.first, rough.counts)
     sums = _sums(data, about)
-    shift, square = _over(sums.first, sums.count), _over(sums.second, sums.count)
+    shift, square = _over(sums.first, sums.counts), _over(sums.second, sums.counts)
     return Moments(about + shift, jnp.maximum(square - shift**2, 0))
 
 

@@ -98,7 +98,7 @@ class _Tap(channel.Channel):
     inner: channel.Channel
 
     @property
-    def cumulative(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def cumulative(self) -> bool:
         return self.inner.cumulative
 
     def bind(self, context):

@@ -265,6 +265,14 @@ def test_what_cannot_be_personalized_is_said(learned, tmp_path, capsys):
     for part, message in (("shared", "no shared components"), ("local", "--local-rank: wanted")):
         assert message in attempt(**{part: None})
     assert "wanted what jaxfed fit wrote of the PCA family" in attempt(preprocessing=None)
+    # The names are beside the result, which is whole.
+    content = (learned / "fit" / "result.npz").read_bytes()
+    names, others = (text.encode("utf-32-le") for text in ("c0c1c2c3", "c0c1c2cx"))
+    assert content.count(names) == 1
+    (tmp_path / "damaged.npz").write_bytes(content.replace(names, others))
+    jf.load(tmp_path / "damaged.npz")
+    command = ["personalize", tmp_path / "damaged.npz", "--data", learned / "new"]
+    assert "names.npy" in refused(capsys, run(*command, "--out", tmp_path / "out"))
     assert not (tmp_path / "out").exists()
 
 

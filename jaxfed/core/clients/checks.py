@@ -57,7 +57,7 @@ def check_part(name: str, number: object, most: int) -> None:
         return
     if isinstance(number, jax.Array | np.ndarray) and jnp.issubdtype(number.dtype, jnp.integer):
         number = np.asarray(number)[()]
-    if not is_whole(number) or not 1 <= number <= most:  # pyright: ignore[reportOperatorIssue]
+    if not is_whole(number) or not 1 <= number <= most:
         raise refuse(name, f"a whole number from 1 to {most}", number)
 
 

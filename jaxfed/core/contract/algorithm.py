@@ -2,7 +2,7 @@
 
 import abc
 from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple, Protocol, Self, runtime_checkable
+from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -90,10 +90,11 @@ class Algorithm(eqx.Module):
     def __repr__(self) -> str:
         return described(self)
 
-    needs_everybody: ClassVar[bool] = False
+    # Not annotated, so that an algorithm can replace them by a value or by a property.
+    needs_everybody = False
     """Whether every client must take part in each round."""
 
-    quadratic_in_samples: ClassVar[bool] = False
+    quadratic_in_samples = False
     """Whether a sample times the root of a weight counts as that many samples.
 
     True if samples enter through second moments or cross products alone. `jaxfed.inference` can

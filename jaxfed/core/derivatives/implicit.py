@@ -11,7 +11,6 @@ Source: Christianson (1994), Reverse accumulation and attractive fixed points; B
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import equinox as eqx
 import jax
@@ -215,9 +214,12 @@ def _bases_in(algorithm: Algorithm) -> Callable[[States], Bases]:
         server, local = states
         if not jax.tree.leaves(local):
             return fixed_point.bases(bare, server, local)
+
+        def of_one(own: PyTree) -> tuple:
+            return tuple(fixed_point.bases(bare, server, own))
+
         # The shared bases are the server's, the same for all clients.
-        axes: Any = Bases(None, 0, 0)  # pyright: ignore[reportArgumentType]
-        return jax.vmap(partial(fixed_point.bases, bare, server), out_axes=axes)(local)
+        return Bases(*jax.vmap(of_one, out_axes=(None, 0, 0))(local))
 
     return picked
 

@@ -84,7 +84,7 @@ def enable_compilation_cache(folder: str | os.PathLike[str] | None = None) -> Pa
         ValueError: if `folder` is not a path.
         OSError: if the folder cannot be created.
     """
-    configured = jax.config.jax_compilation_cache_dir  # pyright: ignore[reportAttributeAccessIssue]
+    configured = jax.config.values["jax_compilation_cache_dir"]
     if folder is None and configured:
         return Path(configured)
     place = _user_folder() if folder is None else checked_path("folder", folder).absolute()

@@ -12,7 +12,9 @@ are stored as raw bytes. Entries that `types` does not name are ignored.
 
 import hashlib
 import json
-from collections.abc import Mapping
+import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -85,8 +87,21 @@ def write(
         OSError: if the file cannot be written; an existing file stays.
     """
     found = entries(kind, header, arrays)
-    with replacing(path, private=private) as part, part.open("wb") as file:
-        np.savez(file, **found)  # pyright: ignore[reportArgumentType]
+    with replacing(path, private=private) as part:
+        write_entries(part, found)
+
+
+def write_entries(path: Path, entries: Mapping[str, np.ndarray]) -> None:
+    """Write arrays and texts by name, as `numpy.savez` does but without pickle.
+
+    Raises:
+        ValueError: if an entry holds Python objects.
+        OSError: if the file cannot be written.
+    """
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, array in entries.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+                np.lib.format.write_array(file, array, allow_pickle=False)
 
 
 def read(path: Path, kind: str) -> Content:
@@ -100,34 +115,45 @@ def read(path: Path, kind: str) -> Content:
         ValueError: if the file is damaged, was edited, is of another kind or has a later layout.
         OSError: if there is no such file, or it cannot be opened.
     """
+    with opened(path) as stored:
+        text = str(stored["header"])
+        header = json.loads(text)
+        if header["format"] != [kind, NUMBER]:
+            raise ValueError(f"wanted format {[kind, NUMBER]}, got {header['format']!r}")
+        types = header["types"]
+        arrays = {name: stored[name] for name in types}
+        # The archive has its own checksums, but editing an entry renews them.
+        if str(stored["digest"]) != _digest(text, arrays):
+            raise ValueError("wanted the content that was written, got another")
+        return Content(header, {name: x.view(jnp.dtype(types[name])) for name, x in arrays.items()})
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Mapping[str, np.ndarray]]:
+    """Open a file, to read its entries by name.
+
+    Args:
+        path: the file.
+
+    Raises:
+        ValueError: if the file or an entry that is read is damaged.
+        OSError: if there is no such file, or it cannot be opened.
+    """
     if path.exists() and not path.is_file():  # opening a pipe would wait for its other end
         raise ValueError("wanted a regular file")
     with path.open("rb") as file:
         try:
-            stored = np.load(file, allow_pickle=False)
-            if not isinstance(stored, np.lib.npyio.NpzFile):
-                raise ValueError("not a file of several arrays")
-            with stored:
-                return _content(stored, path.stat().st_size, kind)
+            size = path.stat().st_size
+            # A few bytes could expand to gigabytes if they are compressed or listed more than once.
+            total = sum(entry.file_size for entry in zipfile.ZipFile(file).infolist())
+            if total > size:
+                raise ValueError(
+                    f"wanted entries of at most {size:,} bytes, as the file, got {total:,}"
+                )
+            with np.lib.npyio.NpzFile(file) as stored:
+                yield stored
         except Exception as error:  # damaged files end in exceptions of every kind
             raise ValueError(str(error)) from error
-
-
-def _content(stored: np.lib.npyio.NpzFile, size: int, kind: str) -> Content:
-    # A few bytes could expand to gigabytes if they are compressed or listed more than once.
-    total = sum(entry.file_size for entry in stored.zip.infolist())  # pyright: ignore
-    if total > size:
-        raise ValueError(f"wanted entries of at most {size:,} bytes, as the file, got {total:,}")
-    text = str(stored["header"])
-    header = json.loads(text)
-    if header["format"] != [kind, NUMBER]:
-        raise ValueError(f"wanted format {[kind, NUMBER]}, got {header['format']!r}")
-    arrays = {name: stored[name] for name in header["types"]}
-    # The archive has its own checksums, but editing an entry renews them.
-    if str(stored["digest"]) != _digest(text, arrays):
-        raise ValueError("wanted the content that was written, got another")
-    types = header["types"]
-    return Content(header, {name: x.view(jnp.dtype(types[name])) for name, x in arrays.items()})
 
 
 def _digest(header: str, arrays: Mapping[str, np.ndarray]) -> str:

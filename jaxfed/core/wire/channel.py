@@ -35,7 +35,8 @@ class Channel(eqx.Module):
     defaults of the other methods suit a channel without memory.
     """
 
-    cumulative: ClassVar[bool] = False
+    # Not annotated, so that a channel can replace it by a value or by a property.
+    cumulative = False
     """Whether decoding a message requires all earlier ones."""
     settles: ClassVar[bool] = False
     """Whether a message that stops changing arrives without loss after some rounds."""

@@ -80,7 +80,7 @@ def _draw(key, ids, shared, local, shared_scale, local_scale, noise_variance, *,
 def sizes_of(samples: int | Sequence[int], clients: int) -> int | tuple[int, ...]:
     """Samples per client: one number for all, or one for each."""
     sizes = counts_of("samples", samples, clients)
-    return int(samples) if is_whole(samples) else sizes  # pyright: ignore[reportArgumentType]
+    return int(samples) if is_whole(samples) else sizes
 
 
 def scale_of(name: str, value: Any, rank: int | None, dtype: Any) -> Float[Array, "..."]:

@@ -16,6 +16,7 @@ import pytest
 import xarray
 
 import jaxfed as jf
+from jaxfed.core.store import arrays as store
 
 ROUNDS, STEPS = 6, (0.02, 0.05, 0.1)
 pytestmark = pytest.mark.usefixtures("x64")
@@ -537,15 +538,15 @@ def test_folders_that_cannot_be_locked_are_used_all_the_same(kept, tmp_path, mon
 
 
 def test_a_full_disk_leaves_whole_blocks(kept, tmp_path, monkeypatch):
-    folder, save, saved = tmp_path / "grid", np.savez, []
+    folder, write, written = tmp_path / "grid", store.write_entries, []
 
-    def full(file, **arrays):
-        save(file, **arrays)
-        saved.append(file)
-        if len(saved) == 2:
+    def full(path, entries):
+        write(path, entries)
+        written.append(path)
+        if len(written) == 2:
             raise OSError(28, os.strerror(28))
 
-    monkeypatch.setattr(np, "savez", full)
+    monkeypatch.setattr(store, "write_entries", full)
     with pytest.raises(OSError, match="No space left on device"):
         jf.grid(cheap, POINTS, chunk_size=4, folder=folder)
     assert sorted(path.name for path in folder.iterdir()) == [".lock", "00000000.npz"]
