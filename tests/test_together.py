@@ -12,12 +12,9 @@ import jaxfed as jf
 from tests.helpers import gaussian
 
 CLIENTS, FEATURES, SAMPLES = 40, 8, 12
+SCALES = (3, 2.5, 2, 1.2, 0.5, 0.4, 0.3, 0.2)
 CHANNEL = jf.channel.difference(jf.channel.quantize(3))
 FEW = jf.participation.uniform(CLIENTS // 10)
-
-
-def draw():
-    return gaussian((SAMPLES,) * CLIENTS, (3, 2.5, 2, 1.2, 0.5, 0.4, 0.3, 0.2))
 
 
 def averaging(step):
@@ -56,7 +53,7 @@ def objective(make, step, clients, key, rounds, channel=None, few=True, devices=
 def test_a_run_of_few_bits_and_few_participants_converges(name, key):
     """To within two per cent of the run without loss in which all take part."""
     make, step = CASES[name]
-    clients = draw()
+    clients = gaussian((SAMPLES,) * CLIENTS, SCALES)
     wanted = objective(make, step, clients, key, 150, jf.channel.lossless(), False, 0)
     given = objective(make, step, clients, key, 1500)
     np.testing.assert_allclose(given, wanted, rtol=0.02)
@@ -68,7 +65,7 @@ def test_a_run_of_few_bits_and_few_participants_converges(name, key):
 def test_a_sweep_of_such_runs_and_its_derivative(name, key):
     """The derivative agrees with differences of the mean over draws, within the standard error."""
     make, step = CASES[name]
-    clients, rounds = draw(), 10
+    clients, rounds = gaussian((SAMPLES,) * CLIENTS, SCALES), 10
     steps = step * jnp.linspace(0.5, 1.0, 8)
     keys = jax.random.split(key, 24)
 

@@ -31,7 +31,7 @@ every_rule = pytest.mark.parametrize("name", RULES)
 aggregate = jax.jit(lambda rule, rows, shares: rule.aggregate(rows, shares))
 
 
-def draw(seed=0, groups=11, numbers=4):
+def draw_rows(seed=0, groups=11, numbers=4):
     rng = np.random.default_rng(seed)
     shares = rng.uniform(0.5, 1.5, size=groups)
     return rng.normal(size=(groups, numbers)), shares / shares.sum()
@@ -44,7 +44,7 @@ def median(values, counts):
 
 @pytest.mark.parametrize("counts", [[1] * 7, [1] * 8, [3, 1, 0, 2, 5, 1, 2, 4], [4, 1, 1, 2, 0]])
 def test_the_coordinate_median_is_that_of_numpy(counts):
-    rows, _ = draw(groups=len(counts))
+    rows, _ = draw_rows(groups=len(counts))
     rows, shares = jnp.asarray(rows), jnp.asarray(counts) / np.sum(counts)
     chex.assert_trees_all_close(
         aggregate(CoordinateMedian(), rows, shares), median(rows, counts), rtol=1e-12
@@ -55,7 +55,7 @@ def test_the_coordinate_median_is_that_of_numpy(counts):
 
 def test_the_trimmed_mean_is_the_mean_of_what_is_left():
     counts = [3, 1, 0, 2, 5, 1, 2, 6]
-    rows, _ = draw(groups=len(counts))
+    rows, _ = draw_rows(groups=len(counts))
     every = np.sort(np.repeat(rows, counts, axis=0), axis=0)
     found = aggregate(TrimmedMean(0.25), rows, np.array(counts) / 20)
     chex.assert_trees_all_close(found, every[5:15].mean(0), rtol=1e-12)
@@ -64,7 +64,7 @@ def test_the_trimmed_mean_is_the_mean_of_what_is_left():
 
 
 def test_the_geometric_median_has_the_smallest_sum_of_distances():
-    rows, shares = draw()
+    rows, shares = draw_rows()
     wanted = minimize(
         lambda x: shares @ np.linalg.norm(rows - x, axis=1), rows.mean(0), tol=1e-12
     ).x
@@ -74,7 +74,7 @@ def test_the_geometric_median_has_the_smallest_sum_of_distances():
 
 
 def test_the_biweight_has_the_smallest_bounded_loss():
-    rows, shares = draw(1)
+    rows, shares = draw_rows(1)
     rows[:3] += 8
     start = np.asarray(aggregate(GeometricMedian(), rows, shares))
     lengths = np.linalg.norm(rows - start, axis=1)
@@ -118,7 +118,7 @@ def test_medians_along_directions_cost_little_without_lies():
 
 
 def test_clipped_deviations_sum_to_zero():
-    rows, shares = draw(2)
+    rows, shares = draw_rows(2)
     found = np.asarray(aggregate(CentredClipping(2000), rows, shares))
     deviations = rows - found
     lengths = np.linalg.norm(deviations, axis=1)
@@ -140,7 +140,7 @@ TOLERATED = {name: 0.19 if name == "clipping" else 0.3 for name in RULES}
     bad=st.floats(0, 1),
 )
 def test_a_minority_cannot_move_it_far(name, seed, size, together, bad):
-    rows, shares = draw(seed, groups=20)
+    rows, shares = draw_rows(seed, groups=20)
     rows /= np.linalg.norm(rows, axis=1).max()
     share = np.floor(bad * TOLERATED[name] * 20).astype(int)
     with jax.enable_x64(True):
@@ -154,7 +154,7 @@ def test_a_minority_cannot_move_it_far(name, seed, size, together, bad):
 
 @every_rule
 def test_values_of_any_size_stay_finite(name):
-    rows, shares = draw(groups=10)
+    rows, shares = draw_rows(groups=10)
     rows[0] = 1e30
     found = aggregate(RULES[name], np.float32(rows), np.float32(shares))
     assert found.dtype == jnp.float32 and np.linalg.norm(found) < 3
@@ -162,7 +162,7 @@ def test_values_of_any_size_stay_finite(name):
 
 @every_rule
 def test_moves_with_the_rows_whatever_their_order(name):
-    rows, shares = draw(3)
+    rows, shares = draw_rows(3)
     wanted = aggregate(RULES[name], rows, shares)
     order = np.random.default_rng(0).permutation(len(rows))
     chex.assert_trees_all_close(
@@ -188,7 +188,7 @@ def test_equal_rows_give_what_they_are_and_have_derivatives(name):
 @pytest.mark.slow
 @every_rule
 def test_derivatives_are_central_differences(name):
-    rows, shares = draw(4)
+    rows, shares = draw_rows(4)
     rng = np.random.default_rng(5)
     along = rng.normal(size=rows.shape), rng.normal(size=shares.shape)
     along = along[0], along[1] * shares - (along[1] * shares).sum() * shares

@@ -156,7 +156,7 @@ def test_first_values_are_uniform_and_as_for_the_real_features(key):
 @pytest.mark.parametrize("proximal", [0.0, 0.4])
 def test_rounds_are_those_of_the_reference(proximal, key, x64):
     g, nets = start_of()
-    wanted, trained, objective, _ = reference.run(
+    wanted, trained, objective, _ = reference.deep_maxvar(
         arrays(), nets, g, 4, epochs=3, step_size=0.05, proximal=proximal
     )
     solution = solve(
@@ -251,7 +251,7 @@ def test_quantized_rounds_are_the_reference_up_to_the_channel(key, x64):
     differences = jf.channel.difference(jf.channel.quantize(levels=7, rounding="nearest"))
     channel = jf.Wire(differences, differences, LOSSLESS)
     solution = solve(deep(step_size=0.05), views(), key, warm_start=start, channel=channel)
-    wanted, *_, memories = reference.run(
+    wanted, *_, memories = reference.deep_maxvar(
         arrays(), nets, g, 4, epochs=3, step_size=0.05, compress=Rounded()
     )
     # The channel's scale travels in single precision.

@@ -47,7 +47,7 @@ def padded(g, q):
 
 
 @functools.partial(jax.jit, static_argnames=("channel", "backend", "rounds", "steps", "batch"))
-def run(
+def maxvar(
     clients, warm, *, proximal=0.0, channel=None, backend=None, rounds=ROUNDS, steps=10, batch=None
 ):
     algorithm = jf.gcca.MaxVar(RANK, inner_steps=steps, batch_size=batch, proximal=proximal)
@@ -70,8 +70,8 @@ THREE_BITS = jf.channel.difference(jf.channel.quantize(3))
 def test_lossless_rounds_are_those_of_the_reference(x64, proximal):
     views = arrays()
     g, q = start(views)
-    expected_g, expected_q, costs = reference.run(views, g, q, ROUNDS, proximal=proximal)
-    solution = run(jf.gcca.Views.from_arrays(views), padded(g, q), proximal=proximal)
+    expected_g, expected_q, costs = reference.maxvar(views, g, q, ROUNDS, proximal=proximal)
+    solution = maxvar(jf.gcca.Views.from_arrays(views), padded(g, q), proximal=proximal)
     np.testing.assert_allclose(solution.result.shared, expected_g, atol=1e-8)
     for found, w in zip(solution.result.local, expected_q, strict=True):
         np.testing.assert_allclose(found[: len(w)], w, atol=1e-8)
@@ -92,8 +92,8 @@ def test_start_in_one_exchange_is_that_of_the_reference(x64):
     for found, w in zip(local, q, strict=True):
         np.testing.assert_allclose(found[: len(w)] @ shared.T, w @ g.T, atol=1e-9)
     np.testing.assert_allclose(solution.history["bits_up"], [30 * 4 * 64])
-    warm = run(clients, solution.result)
-    cold = run(clients, padded(*start(views)))
+    warm = maxvar(clients, solution.result)
+    cold = maxvar(clients, padded(*start(views)))
     assert warm.history["cost"][0] < cold.history["cost"][0]
 
 
@@ -111,13 +111,13 @@ def test_optimum_is_the_closed_form_and_is_reached(x64):
         return jf.gcca.subspace_distance(solution.result.shared, found.shared)
 
     warm = padded(*start(views))
-    exact = run(clients, warm, rounds=600)
-    quantized = run(clients, warm, channel=THREE_BITS, rounds=600)
+    exact = maxvar(clients, warm, rounds=600)
+    quantized = maxvar(clients, warm, channel=THREE_BITS, rounds=600)
     np.testing.assert_allclose(exact.history["cost"][-1], least, rtol=1e-6)
     np.testing.assert_allclose(quantized.history["cost"][-1], least, rtol=1e-6)
     # Geometrically, and with three bits not to a floor above.
     assert distance(exact) < 1e-4 and distance(quantized) < 1e-4
-    assert distance(run(clients, warm)) > 3 * distance(exact)
+    assert distance(maxvar(clients, warm)) > 3 * distance(exact)
 
 
 @pytest.mark.slow
@@ -162,7 +162,7 @@ def test_two_bits_need_a_contraction():
     least = jf.gcca.optimum(clients, RANK).cost
 
     def end(channel):
-        return run(clients, warm, channel=channel, rounds=150).history["cost"][-1] / least
+        return maxvar(clients, warm, channel=channel, rounds=150).history["cost"][-1] / least
 
     assert end(THREE_BITS) < 1.02
     plain, contracted = jf.channel.quantize(2), jf.channel.quantize(2, contraction=2.0)
@@ -176,7 +176,7 @@ def test_two_bits_need_a_contraction():
 def test_bits_are_those_of_the_formula():
     views = arrays(40, (6, 6), dtype=np.float32)
     clients = jf.gcca.Views.from_arrays(views)
-    solution = run(clients, padded(*start(views)), channel=THREE_BITS, rounds=4, steps=1)
+    solution = maxvar(clients, padded(*start(views)), channel=THREE_BITS, rounds=4, steps=1)
     entries = 40 * RANK
     wanted = [jf.gcca.bits_per_variable(t, 3, entries) for t in (1, 2, 3, 4)]
     np.testing.assert_allclose(solution.history["bits_up"] / entries, wanted, rtol=1e-6)
@@ -190,10 +190,10 @@ def test_bits_are_those_of_the_formula():
 def test_batches_average_to_the_gradient(x64):
     views = arrays()
     clients, warm = jf.gcca.Views.from_arrays(views), padded(*start(views))
-    whole = run(clients, warm, rounds=3)
+    whole = maxvar(clients, warm, rounds=3)
     # All rows in another order give the same steps.
     np.testing.assert_allclose(
-        run(clients, warm, rounds=3, batch=30).result.shared, whole.result.shared, atol=1e-10
+        maxvar(clients, warm, rounds=3, batch=30).result.shared, whole.result.shared, atol=1e-10
     )
 
     def stepped(key):
@@ -201,7 +201,7 @@ def test_batches_average_to_the_gradient(x64):
         return jf.rollout(algorithm, clients, rounds=1, key=key, warm_start=warm).result.local
 
     many = jax.jit(jax.vmap(stepped))(jax.random.split(jax.random.key(0), 2000))
-    exact = run(clients, warm, rounds=1, steps=1).result.local
+    exact = maxvar(clients, warm, rounds=1, steps=1).result.local
     error = many.std(0) / np.sqrt(len(many))
     assert error.max() > 1e-4
     assert jnp.all(jnp.abs(many.mean(0) - exact) <= 5 * error + 1e-12)
@@ -222,14 +222,14 @@ def test_entities_that_are_alike_make_every_batch_the_whole(batch, key):
 def test_padding_changes_nothing(x64):
     views = arrays(features=(5, 5, 5))
     g, q = start(views)
-    plain = run(jf.gcca.Views.from_arrays(views), padded(g, q), rounds=10)
+    plain = maxvar(jf.gcca.Views.from_arrays(views), padded(g, q), rounds=10)
     wider = [*views, np.ones((30, 9))]
     clients = jf.gcca.Views.from_arrays(wider).take(np.arange(3))
     assert clients.features == 9
     warm = padded(g, q)
     # Even what a start has there does not count.
     local = jnp.pad(warm.local, ((0, 0), (0, 4), (0, 0)), constant_values=7.0)
-    result = run(clients, jf.Personalized(warm.shared, local), rounds=10).result
+    result = maxvar(clients, jf.Personalized(warm.shared, local), rounds=10).result
     np.testing.assert_allclose(result.shared, plain.result.shared, atol=1e-12)
     np.testing.assert_allclose(result.local[:, :5], plain.result.local, atol=1e-12)
     np.testing.assert_array_equal(result.local[:, 5:], 0)
@@ -249,7 +249,7 @@ def test_derivatives(x64):
     @functools.partial(jax.value_and_grad, argnums=(0, 1))
     def end(proximal, scale):
         scaled = jf.Personalized(warm.shared, warm.local * scale)
-        return run(clients, scaled, proximal=proximal, rounds=4, steps=3).history["cost"][-1]
+        return maxvar(clients, scaled, proximal=proximal, rounds=4, steps=3).history["cost"][-1]
 
     found = end(0.3, 1.0)[1]
     h = 1e-5
@@ -318,8 +318,8 @@ def test_sparse_views_give_what_dense_ones_give(x64, center):
     assert np.all(np.diff(sparse.data.rows) >= 0)
     warm = padded(*start(views))
     for channel, batch in ((jf.channel.lossless(), None), (THREE_BITS, None), (THREE_BITS, 7)):
-        expected = run(dense, warm, channel=channel, batch=batch, rounds=20)
-        found = run(sparse, warm, channel=channel, batch=batch, rounds=20)
+        expected = maxvar(dense, warm, channel=channel, batch=batch, rounds=20)
+        found = maxvar(sparse, warm, channel=channel, batch=batch, rounds=20)
         chex.assert_trees_all_close(found.result, expected.result, atol=1e-10)
         chex.assert_trees_all_close(found.history, expected.history, atol=1e-10)
     # The one-round start is exact where it may keep as many triples as there are.
@@ -533,7 +533,7 @@ def test_compression_ratio():
     warm = padded(*start(arrays(40, (6, 6))))
     warm = jax.tree.map(lambda x: x.astype(np.float32), warm)
     full, coarse = (
-        run(clients, warm, channel=c, rounds=4, steps=1).history for c in (None, THREE_BITS)
+        maxvar(clients, warm, channel=c, rounds=4, steps=1).history for c in (None, THREE_BITS)
     )
     scales = 5 * 32 / (5 * 32 * 40 * RANK)
     saved = 1 - coarse["bits_up"][-1] / full["bits_up"][-1]

@@ -1,5 +1,7 @@
 """Federated averaging of models that are no Equinox modules."""
 
+import functools
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -9,14 +11,11 @@ import pytest
 
 import jaxfed as jf
 from jaxfed.generative import FedAvg
+from tests.helpers import gaussian
 
 SGD = optax.sgd(0.1)
+clients = functools.partial(gaussian, (6, 8, 7), (1,) * 5, dtype=float)
 OPTIONS = {"local_steps": 2, "batch_size": 4, "fine_tuning_steps": 1}
-
-
-def clients():
-    rng = np.random.default_rng(0)
-    return jf.Clients.from_samples([rng.normal(size=(n, 5)) for n in (6, 8, 7)])
 
 
 def parameters():

@@ -41,7 +41,7 @@ class Linear(eqx.Module):
         return self.weight @ x
 
 
-def draw(clients=3, samples=6, seed=0, dtype=np.float64):
+def draw_correlated(clients=3, samples=6, seed=0, dtype=np.float64):
     rng = np.random.default_rng(seed)
     return jf.Clients.from_samples(
         [(rng.normal(size=(samples + i, FEATURES)) @ ROOT.T).astype(dtype) for i in range(clients)]
@@ -120,7 +120,7 @@ def test_a_conditional_net_is_given_the_amount(key, x64):
 @pytest.mark.parametrize("amount", [0.2, 0.6])
 def test_a_linear_net_learns_the_best_linear_denoiser(amount, key):
     """W = s C (s² C + n² I)⁻¹ for the second moment C; local training is prior weight 0."""
-    clients = draw(2, 40, dtype=np.float32)
+    clients = draw_correlated(2, 40, dtype=np.float32)
     algorithm = AdaptiveDiffusion(
         Linear(jnp.zeros((FEATURES, FEATURES))),
         variance_preserving(amount, amount),
@@ -253,7 +253,8 @@ def test_optimizers_are_made_once():
 @pytest.mark.slow
 def test_compressed_messages_lead_to_nearly_the_same(key, x64):
     channel = jf.Wire(jf.channel.error_feedback(jf.channel.quantize(6)), jf.channel.lossless())
-    exactly, roughly = (solve(adept(), draw(), key, rounds=8, channel=c) for c in (None, channel))
+    run = functools.partial(solve, adept(), draw_correlated(), key, rounds=8)
+    exactly, roughly = run(), run(channel=channel)
     moved = jax.tree.map(lambda a, b: jnp.abs(a - b).max(), exactly.result.shared, net())
     off = jax.tree.map(
         lambda a, b: jnp.abs(a - b).max(), exactly.result.shared, roughly.result.shared
@@ -264,7 +265,7 @@ def test_compressed_messages_lead_to_nearly_the_same(key, x64):
 
 @pytest.mark.slow
 def test_the_hyper_parameters_derivatives_are_finite_differences(key, x64):
-    clients, held_out = draw(), draw(seed=1).data.values[0]
+    clients, held_out = draw_correlated(), draw_correlated(seed=1).data.values[0]
 
     def validated(numbers):
         algorithm = adept(
@@ -284,7 +285,7 @@ def test_the_hyper_parameters_derivatives_are_finite_differences(key, x64):
 def test_types_are_kept(wide, key):
     dtype = jnp.float64 if wide else jnp.float32
     with jax.enable_x64(wide):
-        clients = draw(dtype=dtype)
+        clients = draw_correlated(dtype=dtype)
         algorithm = AdaptiveDiffusion.published(net(), **OPTIONS)
         solution = jax.eval_shape(
             functools.partial(jf.rollout, rounds=2), algorithm, clients, key=key
@@ -311,8 +312,8 @@ def test_every_clients_model_makes_its_own_samples(key, x64):
         (adept(first, corruption=LINEAR), LINEAR),
         (averaging, PRESERVING),
     ):
-        draw = functools.partial(sample, algorithm, key, count=5, features=FEATURES, steps=3)
-        found = draw(arrays=models)
+        make = functools.partial(sample, algorithm, key, count=5, features=FEATURES, steps=3)
+        found = make(arrays=models)
         for i in range(3):
             own = generate(
                 denoiser(Linear(weights[i])),
@@ -323,8 +324,8 @@ def test_every_clients_model_makes_its_own_samples(key, x64):
                 dtype=float,
             )
             np.testing.assert_allclose(found[i], own, atol=1e-12)
-        np.testing.assert_allclose(draw(arrays=models, chunk_size=2), found, atol=1e-12)
-        assert draw(arrays=Linear(weights[1])).shape == (5, FEATURES)
+        np.testing.assert_allclose(make(arrays=models, chunk_size=2), found, atol=1e-12)
+        assert make(arrays=Linear(weights[1])).shape == (5, FEATURES)
 
 
 def test_a_net_of_images_tells_the_size_of_a_sample(key):
@@ -368,7 +369,7 @@ def test_bad_settings_are_refused(argument, options):
 
 
 def test_what_does_not_fit_the_clients_is_refused(key):
-    clients = draw(dtype=np.float32)
+    clients = draw_correlated(dtype=np.float32)
     for model, message in (
         (Autoencoder(3, 2, key=key), r"loss: it fails .*\(2, 4\)"),
         (Linear(jnp.zeros((1, FEATURES))), r"loss: .* model: wanted samples .* got \(2, 1\)"),

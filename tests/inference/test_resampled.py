@@ -10,6 +10,7 @@ import jaxfed as jf
 from jaxfed.inference import Resampled
 from jaxfed.inference.weights import row_weights
 from tests.examples import fedavg
+from tests.helpers import gaussian_samples
 
 KEY = jax.random.key(0)
 COUNTS = 9, 12, 7, 10
@@ -17,8 +18,7 @@ COUNTS = 9, 12, 7, 10
 
 @pytest.fixture
 def tables(x64):
-    rng = np.random.default_rng(0)
-    return [rng.normal(size=(n, 6)) * np.linspace(2, 0.5, 6) for n in COUNTS]
+    return gaussian_samples(COUNTS, np.linspace(2, 0.5, 6), dtype=float)
 
 
 def fitted(algorithm, clients, rounds=8):

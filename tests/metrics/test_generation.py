@@ -15,7 +15,7 @@ SIZES = [(40, 50), (50, 40), (5, 50), (50, 5), (6, 4), (4, 6), (9, 9)]  # of set
 distances = pytest.mark.parametrize("distance", [metrics.frechet_distance, metrics.kernel_distance])
 
 
-def draw(n, k, d=8, seed=0):
+def draw_features(n, k, d=8, seed=0):
     """Two sets of features of different laws."""
     rng = np.random.default_rng(seed)
     return rng.normal(size=(n, d)) @ rng.normal(size=(d, d)), rng.normal(size=(k, d)) + 0.5
@@ -27,7 +27,7 @@ def draw(n, k, d=8, seed=0):
 @pytest.mark.slow
 @pytest.mark.parametrize(("n", "k"), SIZES)
 def test_frechet_distance_is_the_reference(n, k, x64):
-    a, b = draw(n, k)
+    a, b = draw_features(n, k)
     # The root of a singular product is good to half the digits, hence the tolerance.
     wanted = reference.frechet(a, b)
     np.testing.assert_allclose(metrics.frechet_distance(a, b), wanted, rtol=1e-7)
@@ -53,7 +53,7 @@ def test_frechet_distance_tends_to_that_of_the_laws(x64):
 
 @pytest.mark.parametrize(("n", "k"), [(30, 30), (5, 5)])
 def test_frechet_distance_keeps_its_digits_near_zero(n, k):
-    a, _ = draw(n, k)
+    a, _ = draw_features(n, k)
     a = a.astype(np.float32)
     assert 0 <= metrics.frechet_distance(a, a) < 1e-10
     # A shift of 1e-3 is a distance of 8e-6, below the rounding error of the traces.
@@ -75,7 +75,7 @@ def test_constant_features_are_points():
 @pytest.mark.parametrize(("n", "k"), [(12, 9), (9, 12), (4, 6), (12, 4)])
 @distances
 def test_derivatives_are_finite_differences(distance, n, k, x64):
-    a, b = draw(n, k, d=5)
+    a, b = draw_features(n, k, d=5)
     rng = np.random.default_rng(1)
     along = rng.normal(size=a.shape), rng.normal(size=b.shape)
     slopes = jax.grad(distance, argnums=(0, 1))(a, b)
@@ -89,7 +89,7 @@ def test_derivatives_are_finite_differences(distance, n, k, x64):
 @pytest.mark.slow
 @distances
 def test_clients_are_mapped(distance, x64):
-    pairs = [draw(12, 9, d=5, seed=seed) for seed in range(3)]
+    pairs = [draw_features(12, 9, d=5, seed=seed) for seed in range(3)]
     a, b = (jnp.stack(sets) for sets in zip(*pairs, strict=True))
     found = jax.jit(jax.vmap(distance))(a, b)
     np.testing.assert_allclose(found, [distance(*pair) for pair in pairs], rtol=1e-10)
@@ -100,7 +100,7 @@ def test_clients_are_mapped(distance, x64):
 
 @pytest.mark.parametrize(("n", "k"), [(7, 5), (4, 9)])
 def test_kernel_distance_is_the_reference(n, k, x64):
-    a, b = draw(n, k)
+    a, b = draw_features(n, k)
     np.testing.assert_allclose(metrics.kernel_distance(a, b), reference.kernel(a, b), rtol=1e-12)
     found = metrics.kernel_distance_with_error(a, b)
     np.testing.assert_allclose(found.distance, reference.kernel(a, b), rtol=1e-12)
@@ -125,7 +125,7 @@ def test_the_standard_error_is_that_of_other_samples(key):
 
 @pytest.mark.slow
 def test_subsets_have_the_mean_of_all_pairs(key, x64):
-    a, b = draw(60, 40)
+    a, b = draw_features(60, 40)
     run = functools.partial(metrics.kernel_distance_of_subsets, key, a, b)
     whole = metrics.kernel_distance(a, b)
     found = run(subsets=200, subset_size=20)

@@ -101,7 +101,7 @@ def test_the_objective_is_that_of_the_result_and_never_rises(x64, share):
 def test_one_component_without_penalty_is_the_leading_singular_vector(x64):
     samples = oracle.draw(0).samples
     # Perron and Frobenius: it has no negative entry. Own parts of any size can take over from W.
-    run = solve(jf.nmf.INMF(1, 0.0), jf.Clients.from_samples(samples), rounds=200)
+    run = solve(jf.nmf.INMF(1, 0.0), samples, rounds=200)
     shared, local = run.result
     for x, v in zip(samples, local, strict=True):
         found = (shared + v)[:, 0]
@@ -112,7 +112,7 @@ def test_one_component_without_penalty_is_the_leading_singular_vector(x64):
 @pytest.mark.slow
 def test_a_large_penalty_leaves_no_own_parts(x64):
     samples = oracle.draw(0).samples
-    run = solve(jf.nmf.INMF(1, 1e9), jf.Clients.from_samples(samples), rounds=300)
+    run = solve(jf.nmf.INMF(1, 1e9), samples, rounds=300)
     wanted = np.abs(np.linalg.svd(np.concatenate(samples))[2][:1].T)
     np.testing.assert_allclose(run.result.shared, wanted, atol=1e-6)
     np.testing.assert_allclose(run.result.local, 0, atol=1e-6)
@@ -249,7 +249,7 @@ def test_degenerate_samples(kind):
         samples[0] = samples[0][:1]
     else:
         samples = [samples[0]] * 3
-    run = solve(jf.nmf.INMF(RANK, PENALTY), jf.Clients.from_samples(samples), rounds=30)
+    run = solve(jf.nmf.INMF(RANK, PENALTY), samples, rounds=30)
     chex.assert_tree_all_finite((run.result, run.history))
     objectives = np.asarray(run.history["objective"])
     size = np.mean([np.sum(x.astype(float) ** 2) for x in samples])

@@ -21,26 +21,18 @@ FEATURES, RANK, ROUNDS = 12, 3, 50
 COUNTS = (40, 30, 55, 25)
 
 pytestmark = pytest.mark.usefixtures("x64")
+solve = functools.partial(helpers.solve, rounds=ROUNDS)
+TO_THE_END = {"rounds": 600, "tol": 1e-10}
 
 
-def draw(seed=0, decay=1.05, features=FEATURES, counts=COUNTS):
-    """Clients whose pooled singular values decay geometrically, and a start."""
-    rng = np.random.default_rng(seed)
-    pooled = np.linalg.qr(rng.uniform(-1, 1, (sum(counts), features)))[0]
-    rotation = np.linalg.qr(rng.normal(size=(features, features)))[0]
-    pooled = pooled * decay ** -np.arange(features) @ rotation
-    start = reference.qr_positive(rng.uniform(-1, 1, (features, RANK)))
-    return np.split(pooled, np.cumsum(counts)[:-1]), start
+def decaying(decay=1.05, counts=COUNTS):
+    """Samples whose pooled singular values decay geometrically, and a start."""
+    frame = np.random.default_rng(1).normal(size=(FEATURES, RANK))
+    return helpers.decaying_samples(counts, FEATURES, decay), reference.qr_positive(frame)
 
 
 def warm(start):
     return jf.Personalized(jnp.asarray(start), None)
-
-
-def solve(algorithm, samples, *, start=None, rounds=ROUNDS, tol=None, weights="equal"):
-    start = None if start is None else warm(start)
-    clients = jf.Clients.from_samples(samples, weights=weights)
-    return helpers.solve(algorithm, clients, rounds=rounds, warm_start=start, tol=tol)
 
 
 def projector(solution):
@@ -116,8 +108,8 @@ VARIANTS = {
 @pytest.mark.parametrize("name", VARIANTS)
 def test_fifty_rounds_agree_with_the_reference(name):
     make, written_out = VARIANTS[name]
-    samples, start = draw()
-    solution = solve(make(), samples, start=start)
+    samples, start = decaying()
+    solution = solve(make(), samples, warm_start=warm(start))
     wanted = written_out(samples, start, ROUNDS)
     last = reference.projector(wanted.iterates[-1])
     np.testing.assert_allclose(projector(solution), last, atol=1e-8)
@@ -130,10 +122,10 @@ def test_fifty_rounds_agree_with_the_reference(name):
 
 
 def test_unlike_numbers_of_local_steps_in_one_round():
-    samples, start = draw()
+    samples, start = decaying()
     samples = [100 * samples[0][:2], *samples[1:]]
     algorithm = FAPS(RANK, local_solver="sufficient_decrease", local_tol=0.1)
-    steps = solve(algorithm, samples, start=start).history["local_steps"]
+    steps = solve(algorithm, samples, warm_start=warm(start)).history["local_steps"]
     wanted = reference.faps(samples, start, 8, rule="sufficient_decrease", tol=0.1).local_steps
     assert any(len(set(counts)) > 1 for counts in wanted)
     np.testing.assert_allclose(steps[:8], np.mean(wanted, axis=1))
@@ -151,7 +143,7 @@ every_solver = pytest.mark.parametrize("make", SOLVERS.values(), ids=SOLVERS)
 
 @every_solver
 def test_the_answer_is_the_svd_of_the_pooled_matrix(make):
-    samples, _ = draw(decay=1.4)
+    samples, _ = decaying(decay=1.4)
     solution = solve(make(RANK, "kkt"), samples, rounds=600, tol=1e-12)
     assert 5 < solution.rounds < 600
     np.testing.assert_allclose(projector(solution), exact(samples), atol=1e-10)
@@ -164,10 +156,9 @@ def test_the_answer_is_the_svd_of_the_pooled_matrix(make):
 
 @every_solver
 def test_the_objective_stops_by_rule_27(make):
-    samples, start = draw(decay=1.3)
-    solution = solve(
-        make(RANK, "objective"), samples, start=start, rounds=600, tol=1e-10, weights="samples"
-    )
+    samples, start = decaying(decay=1.3)
+    clients = jf.Clients.from_samples(samples, weights="samples")
+    solution = solve(make(RANK, "objective"), clients, warm_start=warm(start), **TO_THE_END)
     written_out = {
         SubspaceIteration: reference.subspace_iteration,
         LocalPower: reference.local_power,
@@ -184,13 +175,13 @@ def test_the_objective_stops_by_rule_27(make):
 
 @pytest.mark.slow
 def test_violation_is_measured_at_the_components_that_enter_the_round():
-    samples, start = draw()
+    samples, start = decaying()
     for algorithm, written_out, known in (
         (SubspaceIteration(RANK, stop="kkt"), reference.subspace_iteration, 0),
         (LocalPower(RANK, stop="kkt"), reference.local_power, 3),
         (FAPS(RANK, stop="kkt"), reference.faps, 0),
     ):
-        found = solve(algorithm, samples, start=start).history["kkt_violation"][:10]
+        found = solve(algorithm, samples, warm_start=warm(start)).history["kkt_violation"][:10]
         iterates = written_out(samples, start, 10).iterates[:10]
         wanted = [reference.scaled_kkt_violation(samples, z) for z in iterates]
         np.testing.assert_allclose(found[known:], wanted[known:], rtol=1e-8)
@@ -253,10 +244,10 @@ def test_rounds_of_a_small_problem():
     ids=lambda a: f"{type(a).__name__} {getattr(a, 'local_solver', '')}",
 )
 def test_a_client_of_zeros_changes_nothing(algorithm):
-    samples, start = draw()
+    samples, start = decaying()
     # Last, because the first client is the one that others are aligned with.
-    solution = solve(algorithm, [*samples, np.zeros((7, FEATURES))], start=start)
-    same = solve(algorithm, samples, start=start)
+    solution = solve(algorithm, [*samples, np.zeros((7, FEATURES))], warm_start=warm(start))
+    same = solve(algorithm, samples, warm_start=warm(start))
     np.testing.assert_allclose(projector(solution), projector(same), atol=1e-12)
     np.testing.assert_allclose(solution.history["captured"], same.history["captured"], rtol=1e-12)
     chex.assert_tree_all_finite(jax.tree.leaves((solution.result, solution.local)))
@@ -268,7 +259,7 @@ def test_a_client_of_zeros_changes_nothing(algorithm):
 @every_solver
 def test_nothing_but_zeros(make):
     zeros = [np.zeros((count, FEATURES)) for count in COUNTS]
-    solution = solve(make(RANK, "objective"), zeros, start=draw()[1], rounds=600, tol=1e-10)
+    solution = solve(make(RANK, "objective"), zeros, warm_start=warm(decaying()[1]), **TO_THE_END)
     assert solution.rounds == 2
     gram = solution.result.shared.T @ solution.result.shared
     np.testing.assert_allclose(gram, np.eye(RANK), atol=1e-12)
@@ -279,7 +270,7 @@ def test_fewer_directions_than_components(make):
     rng = np.random.default_rng(0)
     factor = rng.normal(size=(2, FEATURES))
     samples = [rng.normal(size=(n, 2)) @ factor for n in COUNTS]
-    solution = solve(make(RANK, "objective"), samples, start=draw()[1])
+    solution = solve(make(RANK, "objective"), samples, warm_start=warm(decaying()[1]))
     shared = np.asarray(solution.result.shared)
     np.testing.assert_allclose(shared.T @ shared, np.eye(RANK), atol=1e-12)
     rest = factor - factor @ shared @ shared.T
@@ -288,16 +279,16 @@ def test_fewer_directions_than_components(make):
 
 @every_solver
 def test_badly_scaled_clients(make):
-    samples, start = draw(decay=1.5)
+    samples, start = decaying(decay=1.5)
     samples = [y * scale for y, scale in zip(samples, (1e-6, 1.0, 1e6, 1e-3), strict=True)]
-    solution = solve(make(RANK, "objective"), samples, start=start, rounds=600, tol=1e-10)
+    solution = solve(make(RANK, "objective"), samples, warm_start=warm(start), **TO_THE_END)
     assert np.linalg.norm(projector(solution) - exact(samples)) < 1e-3
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("algorithm", "rank"), [("SSI", 12), ("FAPS", 11), ("FAPS", 12)])
 def test_as_many_components_as_features(algorithm, rank):
-    samples, _ = draw(decay=1.5)
+    samples, _ = decaying(decay=1.5)
     solution = solve(SOLVERS[algorithm](rank, "objective"), samples)
     chex.assert_tree_all_finite(jax.tree.leaves(solution.result))
     gram = solution.result.shared.T @ solution.result.shared
@@ -308,7 +299,7 @@ def test_as_many_components_as_features(algorithm, rank):
 
 @pytest.mark.slow
 def test_single_precision():
-    samples, _ = draw(decay=1.5)
+    samples, _ = decaying(decay=1.5)
     samples = [y.astype(np.float32) for y in samples]
     solution = solve(FAPS(RANK, local_solver="sufficient_decrease"), samples, rounds=100)
     np.testing.assert_allclose(projector(solution), exact(samples), atol=1e-4)
@@ -320,18 +311,12 @@ def test_single_precision():
 @pytest.mark.slow
 def test_devices_and_the_order_of_clients():
     algorithm = LocalPower(RANK, alignment="procrustes")
-    samples, start = draw()
+    samples, start = decaying()
     samples = [*samples, samples[0][:20] + 0.01]
-    one = solve(algorithm, samples, start=start, rounds=10)
+    one = solve(algorithm, samples, warm_start=warm(start), rounds=10)
     clients = jf.Clients.from_samples(samples).take(np.array([3, 1, 4, 0, 2]))
-    other = jf.fit(
-        algorithm,
-        clients,
-        rounds=10,
-        key=jax.random.key(0),
-        warm_start=warm(start),
-        backend=jf.backend.shard(2),
-    )
+    options = {"warm_start": warm(start), "backend": jf.backend.shard(2)}
+    other = helpers.fit(algorithm, clients, rounds=10, **options)
     np.testing.assert_allclose(projector(other), projector(one), atol=1e-10)
 
 
@@ -348,7 +333,7 @@ def test_some_clients_a_round(algorithm):
     clients = jf.Clients.from_samples(rng.normal(size=(6, 400, FEATURES)) @ factor)
     # The first is never there: nobody can be aligned with it.
     present = jf.participation.mask((np.arange(6) + np.arange(3)[:, None]) % 3 * np.arange(6) > 0)
-    solution = jf.fit(algorithm, clients, rounds=40, key=jax.random.key(0), participation=present)
+    solution = helpers.fit(algorithm, clients, rounds=40, participation=present)
     wanted = exact(list(np.asarray(clients.data.values[1:])))
     assert np.linalg.norm(projector(solution) - wanted) < 0.1
     assert set(solution.history["participants"]) <= {3, 4}
@@ -385,7 +370,7 @@ DIFFERENTIATED = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", DIFFERENTIATED)
 def test_derivative_of_the_projector(name):
-    samples, start = draw(decay=1.3, counts=(20, 20))
+    samples, start = decaying(decay=1.3, counts=(20, 20))
     values = jnp.asarray(np.stack(samples))
     rng = np.random.default_rng(5)
     direction = jnp.asarray(rng.normal(size=values.shape) * 0.1)
@@ -480,7 +465,7 @@ def test_degenerate_data_make_no_nan(name, make, rows, columns, scale):
 
 @every_solver
 def test_bad_input_is_refused(make):
-    samples, _ = draw()
+    samples, _ = decaying()
     clients, key = jf.Clients.from_samples(samples), jax.random.key(0)
     algorithm = make(RANK, "objective")
     with pytest.raises(ValueError, match=r"^rank: 13 .* do not fit into 12 features"):

@@ -29,11 +29,6 @@ def samples(dtype=np.float64):
     return np.asarray(tables, dtype)
 
 
-def run(algorithm, values, rounds, **options):
-    clients = jf.Clients.from_samples(values)
-    return solve(algorithm, clients, rounds=rounds, **options)
-
-
 def joint(history, first):
     """The objective of `AdaptivePCA` before each round, the hyper prior's part included."""
     dimension = RANK * (FEATURES - RANK)
@@ -45,8 +40,8 @@ def joint(history, first):
 def falls(make, other, solver="quasi_newton", objective=lambda history: history["objective"]):
     """Objectives of many rounds of one solver, and of another one."""
     values = samples()
-    long = run(make(solver=other), values, 400).history
-    quick = run(make(solver=solver), values, 40).history
+    long = solve(make(solver=other), values, rounds=400).history
+    quick = solve(make(solver=solver), values, rounds=40).history
     return np.asarray(objective(long)), np.asarray(objective(quick))
 
 
@@ -85,7 +80,7 @@ def test_it_ends_where_a_pooled_solver_ends(x64):
         w = np.linalg.eigvalsh(precision * moments + v @ v.T / TIGHT)
         return -w[:, -RANK:].sum() / (2 * CLIENTS)
 
-    found = run(Hierarchical(NOISE, TIGHT, solver="quasi_newton"), values, 40)
+    found = solve(Hierarchical(NOISE, TIGHT, solver="quasi_newton"), values, rounds=40)
     shared = np.asarray(found.result.shared)
     best = minimize(objective, shared.ravel(), method="L-BFGS-B")
     assert objective(shared.ravel()) <= best.fun + 1e-8 * abs(best.fun)
@@ -124,7 +119,9 @@ def test_numbers_stay_within_their_limits(x64):
 
 @pytest.mark.slow
 def test_components_stay_orthonormal_in_single_precision():
-    found = run(Hierarchical(NOISE, TIGHT, solver="quasi_newton"), samples(np.float32), 100)
+    found = solve(
+        Hierarchical(NOISE, TIGHT, solver="quasi_newton"), samples(np.float32), rounds=100
+    )
     shared = found.result.shared
     np.testing.assert_allclose(shared.T @ shared, np.eye(RANK), atol=1e-5 * RANK)
     assert np.isfinite(found.history["objective"]).all()
@@ -153,7 +150,7 @@ def test_unrolled_derivatives_are_those_of_finite_differences(make, rounds, x64)
     @jax.jit
     @partial(jax.value_and_grad, argnums=(0, 1))
     def end(noise, scale):
-        shared = run(make(noise), scale * values, rounds).result.shared
+        shared = solve(make(noise), scale * values, rounds=rounds).result.shared
         return jnp.sum(weights * (shared @ shared.T))
 
     at = jnp.asarray(NOISE), jnp.asarray(1.0)
@@ -180,15 +177,13 @@ def test_what_does_not_go_with_it_is_refused(make, message):
 @pytest.mark.parametrize("make", [Adaptive, Bayes])
 def test_implicit_derivatives_are_refused_where_no_other_round_has_the_solution(make):
     with pytest.raises(ValueError, match=r"^adjoint: wanted .* with another solver"):
-        run(make(0.2, solver="quasi_newton"), samples(), 5, adjoint=jf.adjoint.implicit())
+        solve(make(0.2, solver="quasi_newton"), samples(), rounds=5, adjoint=jf.adjoint.implicit())
 
 
 def test_every_client_is_wanted_in_each_round():
     with pytest.raises(ValueError, match=r"^participation: HierarchicalPCA needs every client"):
-        participation = jf.participation.uniform(3)
-        run(
-            Hierarchical(0.2, 0.1, solver="quasi_newton"), samples(), 5, participation=participation
-        )
+        algorithm, some = Hierarchical(0.2, 0.1, solver="quasi_newton"), jf.participation.uniform(3)
+        solve(algorithm, samples(), rounds=5, participation=some)
 
 
 @pytest.mark.slow

@@ -45,7 +45,7 @@ def factors_after(algorithm, clients, passes, start):
     return shared, after.local, after.history["objective"][-1]
 
 
-def draw(seed=0, noise=0.0, own=1.0, clients=CLIENTS, count=16):
+def draw_tensors(seed=0, noise=0.0, own=1.0, clients=CLIENTS, count=16):
     """Samples as rows, shared components and local ones, from factors of random spans."""
     rng = np.random.default_rng(seed)
     sizes = list(zip(SHAPE, RANKS, LOCAL_RANKS, strict=True))
@@ -110,9 +110,9 @@ def test_rounds_and_ends_are_those_of_the_authors(x64, kind, seed):
 @pytest.mark.parametrize("orthogonal", [None, (0,)])
 @pytest.mark.parametrize("own", [0.3, 3.0])
 def test_recovers_what_has_no_noise(x64, orthogonal, own):
-    samples, shared, locals_ = draw(own=own)
+    samples, shared, locals_ = draw_tensors(own=own)
     algorithm = jf.pca.PerTucker(SHAPE, RANKS, LOCAL_RANKS, orthogonal_modes=orthogonal)
-    run = solve(algorithm, jf.Clients.from_samples(samples), rounds=600)
+    run = solve(algorithm, samples, rounds=600)
     assert run.history["objective"][-1] < 1e-14 * np.mean(np.sum(samples**2, axis=-1))
     assert gap(run.result.shared, shared) < 1e-8
     assert gap(run.result.local, locals_) < 1e-8
@@ -120,7 +120,7 @@ def test_recovers_what_has_no_noise(x64, orthogonal, own):
 
 @pytest.mark.slow
 def test_one_mode_is_personalized_pca(x64):
-    samples, *_ = draw(noise=0.3)
+    samples, *_ = draw_tensors(noise=0.3)
     clients = jf.Clients.from_samples(samples[..., :10])
     run = solve(jf.pca.PerTucker((10,), (2,), (2,)), clients, rounds=2000)
     other = solve(jf.pca.VarProPerPCA(2, 2), clients, rounds=300, warm_start=run.result)
@@ -133,9 +133,9 @@ def test_one_mode_is_personalized_pca(x64):
 
 @pytest.mark.slow
 def test_the_objective_is_the_squared_error_of_the_result(x64):
-    samples, *_ = draw(noise=0.3)
+    samples, *_ = draw_tensors(noise=0.3)
     algorithm = jf.pca.PerTucker(SHAPE, RANKS, LOCAL_RANKS)
-    run = solve(algorithm, jf.Clients.from_samples(samples), rounds=600)
+    run = solve(algorithm, samples, rounds=600)
     shared, local = run.result
     rest = samples - samples @ projector(shared) - samples @ projector(local)
     np.testing.assert_allclose(
@@ -179,7 +179,7 @@ def test_derivatives_of_whole_solves_equal_central_differences(x64, adjoint, ort
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["zeros", "constant", "alike", "one sample"])
 def test_degenerate_samples(kind):
-    samples, *_ = draw(noise=0.3)
+    samples, *_ = draw_tensors(noise=0.3)
     if kind == "zeros":
         samples[0] = 0
     elif kind == "constant":
@@ -200,9 +200,9 @@ def test_degenerate_samples(kind):
 @pytest.mark.slow
 @pytest.mark.parametrize("scale", [1e-14, 1e14])
 def test_knows_no_scale(scale):
-    samples = draw(noise=0.3)[0].astype(np.float32)
+    samples = draw_tensors(noise=0.3)[0].astype(np.float32)
     runs = [
-        solve(jf.pca.PerTucker(SHAPE, RANKS, LOCAL_RANKS), jf.Clients.from_samples(x), rounds=60)
+        solve(jf.pca.PerTucker(SHAPE, RANKS, LOCAL_RANKS), x, rounds=60)
         for x in (samples, np.float32(scale) * samples)
     ]
     assert gap(runs[0].result.shared, runs[1].result.shared) < 1e-4
@@ -212,7 +212,7 @@ def test_knows_no_scale(scale):
 
 @pytest.mark.slow
 def test_clients_that_miss_rounds_stay_orthogonal(x64):
-    samples, shared, _ = draw(noise=0.01, clients=6)
+    samples, shared, _ = draw_tensors(noise=0.01, clients=6)
     run = solve(
         jf.pca.PerTucker(SHAPE, RANKS, LOCAL_RANKS),
         jf.Clients.from_samples(samples),
@@ -226,7 +226,7 @@ def test_clients_that_miss_rounds_stay_orthogonal(x64):
 
 @pytest.mark.slow
 def test_a_tolerance_waits_for_every_mode(x64):
-    samples, *_ = draw(noise=0.3)
+    samples, *_ = draw_tensors(noise=0.3)
     # Factors of the last mode are whole, so its updates turn nothing.
     algorithm = jf.pca.PerTucker(SHAPE, (2, 2, 4), (1, 1, 4), orthogonal_modes=(0, 1))
     clients = jf.Clients.from_samples(samples)
@@ -237,12 +237,12 @@ def test_a_tolerance_waits_for_every_mode(x64):
 
 @pytest.mark.slow
 def test_new_clients_and_warm_starts(x64):
-    samples, shared, locals_ = draw(clients=6)
+    samples, shared, locals_ = draw_tensors(clients=6)
     algorithm = jf.pca.PerTucker(SHAPE, RANKS, LOCAL_RANKS)
     # The components of other algorithms have the same factors, if they are products of some.
     turn = np.linalg.qr(np.random.default_rng(1).normal(size=(4, 4)))[0]
     found = jf.Personalized(jnp.asarray(shared @ turn), jnp.asarray(locals_[:4] @ turn))
-    run = solve(algorithm, jf.Clients.from_samples(samples[:4]), rounds=1, warm_start=found)
+    run = solve(algorithm, samples[:4], rounds=1, warm_start=found)
     assert gap(run.result.shared, shared) < 1e-7
     chex.assert_trees_all_close(projector(run.result.local), projector(locals_[:4]), atol=1e-6)
     new = jf.personalize(algorithm, run, jf.Clients.from_samples(samples[4:]), rounds=30)
@@ -250,7 +250,7 @@ def test_new_clients_and_warm_starts(x64):
 
 
 def test_bad_input_is_refused():
-    samples, *_ = draw(noise=0.3)
+    samples, *_ = draw_tensors(noise=0.3)
     clients = jf.Clients.from_samples(samples.astype(np.float32))
     moments = jf.Clients.from_moments(np.stack([np.eye(FEATURES, dtype=np.float32)] * CLIENTS))
     gaps = jf.Clients.from_samples(samples.astype(np.float32), missing="mask")

@@ -66,7 +66,7 @@ def test_the_first_page_shows_what_it_prints(first_fit):
 
 
 @pytest.fixture
-def run(first_fit, tmp_path, monkeypatch, capsys):
+def run_page(first_fit, tmp_path, monkeypatch, capsys):
     """Run a page; return its names and a function that finds what a block printed."""
     monkeypatch.chdir(tmp_path)
 
@@ -120,8 +120,8 @@ SHOWN = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", SHOWN)
-def test_every_python_block_of_the_documentation_runs(page, run):
-    names, lines = run(page)
+def test_every_python_block_of_the_documentation_runs(page, run_page):
+    names, lines = run_page(page)
     shown = r"^```python\n((?:(?!^```).)*)^```\n\n```none\n(.*?)^```$"
     for source, output in re.findall(shown, (DOCS / f"{page}.md").read_text(), re.M | re.S):
         assert_same_output(output, "".join(f"{line}\n" for line in lines(source)))

@@ -14,6 +14,7 @@ import pytest
 import jaxfed as jf
 from jaxfed.cli import main
 from jaxfed.core.run.message_parts import message_parts
+from tests.helpers import planted_samples
 from tests.plot.examples import confidence
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
@@ -23,19 +24,7 @@ KEY = jax.random.key(0)
 
 @pytest.fixture(scope="module")
 def clients():
-    rng = np.random.default_rng(0)
-
-    def frame():
-        return np.linalg.qr(rng.normal(size=(9, 1)))[0].T
-
-    shared = frame()
-    samples = [
-        3 * rng.normal(size=(n, 1)) @ shared
-        + 2 * rng.normal(size=(n, 1)) @ frame()
-        + 0.3 * rng.normal(size=(n, 9))
-        for n in (20, 21, 22, 23)
-    ]
-    return jf.Clients.from_samples([x.astype(np.float32) for x in samples])
+    return jf.Clients.from_samples(planted_samples((20, 21, 22, 23), 9, [3.0], [2.0]))
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,6 @@
 """The public check finds what is wrong, and says it in a sentence."""
 
+import functools
 import inspect
 
 import equinox as eqx
@@ -10,8 +11,9 @@ import pytest
 
 import jaxfed as jf
 from jaxfed.testing import CHECKS, _compare, check_algorithm
+from tests.helpers import gaussian
 
-FEATURES = 3
+sampled = functools.partial(gaussian, (5, 4, 7, 6), (1, 1, 1))
 
 
 class Average(jf.Algorithm):
@@ -112,14 +114,9 @@ class Trusting(Average):
         pass
 
 
-def draw():
-    rng = np.random.default_rng(0)
-    return jf.Clients.from_samples([rng.normal(size=(n, FEATURES)) for n in (5, 4, 7, 6)])
-
-
 @pytest.mark.slow
 def test_what_keeps_the_contract_passes():
-    report = check_algorithm(Average(), draw(), deterministic=True)
+    report = check_algorithm(Average(), sampled(), deterministic=True)
     assert set(report.checked) | report.skipped.keys() == set(CHECKS)
     # A mean is not quadratic in the samples, and says so.
     assert report.skipped.keys() <= {"checkpoint", "samples"}
@@ -145,7 +142,7 @@ def test_what_does_not_is_told(name):
     with pytest.raises(AssertionError, match=sentence):
         check_algorithm(
             kind(),
-            draw(),
+            sampled(),
             checks=[name.partition(",")[0]],
             deterministic=True,
             channels={"top_k(0.5)": jf.channel.top_k(0.5)},
@@ -154,11 +151,11 @@ def test_what_does_not_is_told(name):
 
 def test_the_check_that_fails_is_named_and_progress_is_shown(capsys):
     with pytest.raises(AssertionError) as raised:
-        check_algorithm(Trusting(), draw(), progress=True)
+        check_algorithm(Trusting(), sampled(), progress=True)
     assert raised.value.__notes__ == [
         "This check alone: check_algorithm(..., checks=['refusals'])."
     ]
-    check_algorithm(Average(), draw(), checks=["refusals"], progress=True)
+    check_algorithm(Average(), sampled(), checks=["refusals"], progress=True)
     shown = capsys.readouterr().err.splitlines()[-1]
     assert shown.startswith("refusals ... refusals ... passed, ") and shown.endswith(" s")
 
@@ -174,7 +171,7 @@ def test_a_constraint_is_looked_at_in_both_precisions_and_through_channels():
     seen = []
     check_algorithm(
         Average(),
-        draw(),
+        sampled(),
         checks=["structure", "types"],
         constraint=lambda result: seen.append(result.shared.dtype),
     )
@@ -187,7 +184,7 @@ def test_a_constraint_is_looked_at_in_both_precisions_and_through_channels():
         with pytest.raises(AssertionError, match=sentence):
             check_algorithm(
                 Average(),
-                draw(),
+                sampled(),
                 checks=[check],
                 constraint=refuse,
                 channels={"top_k": jf.channel.top_k(0.5)},
@@ -196,8 +193,8 @@ def test_a_constraint_is_looked_at_in_both_precisions_and_through_channels():
 
 def test_bad_arguments():
     with pytest.raises(ValueError, match=r"checks: wanted some of refusals, .* got \['speed'\]"):
-        check_algorithm(Average(), draw(), checks=["speed"])
+        check_algorithm(Average(), sampled(), checks=["speed"])
     with pytest.raises(ValueError, match=r"clients: wanted at least 3, got 2"):
-        check_algorithm(Average(), draw().take([0, 1]))
+        check_algorithm(Average(), sampled().take([0, 1]))
     with pytest.raises(ValueError, match=r"rounds: wanted a whole number of at least 2, got 1"):
-        check_algorithm(Average(), draw(), rounds=1)
+        check_algorithm(Average(), sampled(), rounds=1)

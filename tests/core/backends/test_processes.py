@@ -12,7 +12,7 @@ from jaxfed.cli import main
 from jaxfed.deploy import processes
 from tests import examples
 from tests.core.backends.processes import COUNTS, FIT, launch
-from tests.helpers import ROOT
+from tests.helpers import ROOT, gaussian
 
 pytestmark = pytest.mark.timeout(600)
 QUICK = "PerPCA-ranks,MVLSA"
@@ -193,9 +193,7 @@ def test_what_is_no_cluster_is_refused(monkeypatch):
 @pytest.mark.slow
 def test_one_process_has_all_of_its_clients(key):
     """The same program runs in one process, on its own devices."""
-    rng = np.random.default_rng(0)
-    arrays = [rng.normal(size=(n, 4)) for n in COUNTS]
-    own = jf.Clients.from_samples(arrays)
+    own = gaussian(COUNTS, (1,) * 4)
     backend = jf.backend.shard(4)
     clients = jf.Clients.from_process_local(own, backend=backend)
     assert (len(clients), clients.blocks, len(clients.ids)) == (5, (2, 2, 1, 0), 8)

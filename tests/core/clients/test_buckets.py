@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 import jaxfed as jf
 from jaxfed.core.common.buckets import Buckets, grouped
 from jaxfed.core.contract.reduction import Gather, Gram, Max, Mean, Sum, Symmetric
+from tests.helpers import gaussian_samples
 
 COUNTS = (3, 40, 5, 4, 17, 60, 6, 3, 9, 25)
 FEATURES, ROUNDS = 4, 3
@@ -75,9 +76,7 @@ class Probe(jf.Algorithm):
 
 
 def samples(counts=COUNTS):
-    """Of clients of these sizes."""
-    rng = np.random.default_rng(0)
-    return [rng.normal(size=(count, FEATURES)) for count in counts]
+    return gaussian_samples(counts, (1,) * FEATURES, dtype=float)
 
 
 def both(**options):
@@ -87,7 +86,7 @@ def both(**options):
 
 
 @functools.partial(jax.jit, static_argnames=("rounds",))
-def solve(clients, step=0.1, rounds=ROUNDS, **options):
+def solve_probe(clients, step=0.1, rounds=ROUNDS, **options):
     return jf.rollout(
         Probe(jnp.asarray(step)), clients, rounds=rounds, key=jax.random.key(0), **options
     )
@@ -174,7 +173,7 @@ OPTIONS = {
 
 @pytest.mark.parametrize("name", ["chunks", *map(long, sorted(OPTIONS.keys() - {"chunks"}))])
 def test_results_are_those_without(name, x64):
-    wanted, given = (solve(clients, **OPTIONS[name]()) for clients in both())
+    wanted, given = (solve_probe(clients, **OPTIONS[name]()) for clients in both())
     chex.assert_trees_all_close(essence(given), essence(wanted), **TIGHT)
 
 
@@ -194,7 +193,7 @@ def test_still_one_all_reduce_a_round():
 
 @pytest.mark.slow
 def test_each_sends_the_smaller_message(x64):
-    wide, bucketed = (solve(clients) for clients in both())
+    wide, bucketed = (solve_probe(clients) for clients in both())
     numbers = FEATURES * (FEATURES + 1) // 2 + 2
     sent = (bucketed.history["bits_up"] - wide.history["bits_up"]) / 64
     # Those of at most four samples send these.
@@ -262,7 +261,7 @@ def test_sweeps(x64):
     clients = both()
 
     def final(clients, step):
-        return {"objective": solve(clients, step).history["objective"]}
+        return {"objective": solve_probe(clients, step).history["objective"]}
 
     wanted, given = (
         jf.grid(jax.tree_util.Partial(final, c), {"step": [0.1, 0.2]})["objective"] for c in clients

@@ -19,6 +19,7 @@ from jaxfed.core.contract.reduction import Mean
 from jaxfed.core.run import streamed
 from jaxfed.core.store.identity import fingerprint
 from tests.core.clients.test_buckets import COUNTS, FEATURES, TIGHT, Probe, essence, samples
+from tests.helpers import fit, gaussian_samples
 
 STATUS = Path("/proc/self/status")
 LARGE = 8 * FEATURES * max(COUNTS)  # bytes of the largest client
@@ -48,7 +49,7 @@ def in_memory():
     return jf.Clients.from_samples(samples(), weights="samples")
 
 
-def run(clients, rounds=3, **options):
+def fit_probe(clients, rounds=3, **options):
     return jf.fit(Probe(jnp.asarray(0.1)), clients, rounds=rounds, key=jax.random.key(0), **options)
 
 
@@ -173,8 +174,8 @@ def test_what_is_not_read_takes_no_memory():
 
 @pytest.mark.timeout(300)
 def test_results_are_those_in_memory(x64, tmp_path):
-    wanted = run(in_memory())
-    given = run(from_source(states=tmp_path))
+    wanted = fit_probe(in_memory())
+    given = fit_probe(from_source(states=tmp_path))
     chex.assert_trees_all_close(essence(given), essence(wanted), **TIGHT)
     assert given.history.keys() == wanted.history.keys()
     assert given.status == wanted.status and given.rounds == 3
@@ -196,7 +197,7 @@ def test_results_are_those_in_memory(x64, tmp_path):
     ids=lambda options: next(iter(options)),
 )
 def test_so_are_those_of_other_runs(options, x64):
-    wanted, given = (run(clients, **options) for clients in (in_memory(), from_source()))
+    wanted, given = (fit_probe(clients, **options) for clients in (in_memory(), from_source()))
     chex.assert_trees_all_close(essence(given), essence(wanted), **TIGHT)
     assert given.status == wanted.status
 
@@ -222,9 +223,9 @@ def test_difference_coding_and_a_warm_start(x64):
 @pytest.mark.slow
 def test_runs_resume_and_callbacks_see_them(tmp_path, x64):
     options = {"chunk_rounds": 2, "best": "objective"}
-    whole = run(from_source(), rounds=4, **options)
+    whole = fit_probe(from_source(), rounds=4, **options)
     checkpoint = jf.Checkpoint(tmp_path, every=2)
-    stopped = run(
+    stopped = fit_probe(
         from_source(),
         rounds=4,
         checkpoint=checkpoint,
@@ -232,12 +233,12 @@ def test_runs_resume_and_callbacks_see_them(tmp_path, x64):
         **options,
     )
     assert stopped.rounds == 2
-    resumed = run(from_source(), rounds=4, checkpoint=checkpoint, **options)
+    resumed = fit_probe(from_source(), rounds=4, checkpoint=checkpoint, **options)
     chex.assert_trees_all_equal(essence(resumed), essence(whole))
     other = samples()
     other[4] = 2 * other[4]
     with pytest.raises(ValueError, match=r"belongs to another run: clients has other values"):
-        run(
+        fit_probe(
             jf.Clients.from_source(other, weights="samples", block_bytes=2 * LARGE),
             rounds=4,
             checkpoint=checkpoint,
@@ -530,18 +531,14 @@ def test_what_needs_memory_says_so(x64):
 @pytest.mark.parametrize("bucket", [None, 1.5])
 def test_thin_factors_of_several_blocks_add_up(x64, bucket):
     """Of one block they stay factors, (features, samples); of several they are multiplied out."""
-    rng = np.random.default_rng(0)
-    arrays = [rng.normal(size=(n, 60)) * 0.8 ** np.arange(60) for n in (3, 5, 4, 2, 8)]
+    arrays = gaussian_samples((3, 5, 4, 2, 8), 0.8 ** np.arange(60), dtype=float)
     clients = [
         jf.Clients.from_source(arrays, bucket=bucket, block_bytes=60 * 8 * 11),
         jf.Clients.from_samples(arrays, bucket=bucket),
         jf.Clients.from_samples(arrays),
     ]
     assert len(clients[0].data.reader.blocks) > 1
-    found = [
-        jf.fit(jf.pca.Pooled(2), one, rounds=1, key=jax.random.key(0)).result.shared
-        for one in clients
-    ]
+    found = [fit(jf.pca.Pooled(2), one, rounds=1).result.shared for one in clients]
     products = [np.asarray(shared @ shared.T) for shared in found]
     np.testing.assert_allclose(products[0], products[2], rtol=1e-8, atol=1e-10)
     np.testing.assert_allclose(products[1], products[2], rtol=1e-8, atol=1e-10)

@@ -1,6 +1,7 @@
 """Who takes part in a round, and what becomes of those who do not."""
 
 import contextlib
+import functools
 import logging
 
 import chex
@@ -13,11 +14,7 @@ import jaxfed as jf
 from tests.helpers import gaussian
 
 FEATURES, CLIENTS, ROUNDS = 5, 6, 8
-
-
-def draw(clients=CLIENTS, seed=0):
-    scales, dtype = (3, 2.5, 2, 1.5, 1), jnp.result_type(float)
-    return gaussian((9,) * clients, scales, seed=seed, dtype=dtype)
+sampled = functools.partial(gaussian, (9,) * CLIENTS, (3, 2.5, 2, 1.5, 1), dtype=float)
 
 
 def perpca():
@@ -33,7 +30,7 @@ def trajectory(participation, backend, key):
 
     solution = jf.fit(
         perpca(),
-        draw(),
+        sampled(),
         rounds=ROUNDS,
         key=key,
         participation=participation,
@@ -133,7 +130,7 @@ class Report(jf.Algorithm):
 
 
 def weighted(weights):
-    clients = draw()
+    clients = sampled()
     return jf.Clients(clients.data, clients.ids, jnp.asarray(weights))
 
 
@@ -215,7 +212,9 @@ def test_who_is_drawn_may_have_no_weight(key):
 @pytest.mark.slow
 def test_everybody_in_other_words(key, x64):
     """Drawing all is the same as not saying anything."""
-    run = jax.jit(lambda p: jf.rollout(perpca(), draw(), rounds=ROUNDS, key=key, participation=p))
+    run = jax.jit(
+        lambda p: jf.rollout(perpca(), sampled(), rounds=ROUNDS, key=key, participation=p)
+    )
     wanted = run(None)
     given = run(jf.participation.uniform(CLIENTS))
     chex.assert_trees_all_close(given.result, wanted.result, atol=1e-12)
@@ -224,7 +223,7 @@ def test_everybody_in_other_words(key, x64):
 
 def test_bits_count_participants_only(key):
     solution = jf.fit(
-        perpca(), draw(), rounds=ROUNDS, key=key, participation=jf.participation.mask(PRESENT)
+        perpca(), sampled(), rounds=ROUNDS, key=key, participation=jf.participation.mask(PRESENT)
     )
     rounds_of_a_client = np.cumsum(np.resize(PRESENT.sum(axis=1), ROUNDS)) / CLIENTS
     frame = 32 * FEATURES
@@ -247,7 +246,7 @@ def compiled(caplog):
 
 @pytest.mark.slow
 def test_other_participants_compile_nothing(key, caplog):
-    clients = draw()
+    clients = sampled()
 
     def fit(participation, key):
         return jf.fit(perpca(), clients, rounds=ROUNDS, key=key, participation=participation)
@@ -297,7 +296,7 @@ def test_masks_that_are_refused(present, message):
 def test_what_does_not_fit_the_clients_is_refused(participation, message, key):
     for run in (jf.fit, jf.rollout):
         with pytest.raises(ValueError, match=rf"^participation: {message}"):
-            run(perpca(), draw(), rounds=2, key=key, participation=participation)
+            run(perpca(), sampled(), rounds=2, key=key, participation=participation)
 
 
 @pytest.mark.parametrize(
@@ -317,4 +316,4 @@ def test_one_from_outside_that_breaks_the_contract_is_named(factors, key):
 
     wanted = r"^participation: wanted of Broken\.inclusion a floating-point array of \(6,\), got "
     with pytest.raises(ValueError, match=wanted):
-        jf.fit(perpca(), draw(), rounds=2, key=key, participation=Broken())
+        jf.fit(perpca(), sampled(), rounds=2, key=key, participation=Broken())

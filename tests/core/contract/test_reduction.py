@@ -55,7 +55,7 @@ class Pair(NamedTuple):
     nothing: None = None
 
 
-def draw(seed=0, clients=CLIENTS):
+def draw_messages(seed=0, clients=CLIENTS):
     rng = np.random.default_rng(seed)
     return {
         "vector": jnp.asarray(rng.normal(size=(clients, 3))),
@@ -116,7 +116,7 @@ def reduce(backend, own, weights):
 
 @on_every_backend
 def test_every_reduction_is_that_of_numpy(name):
-    own = draw()
+    own = draw_messages()
     total, kept = reduce(BACKENDS[name](), own, jnp.asarray(WEIGHTS))
     wanted = by_numpy(own, WEIGHTS)
     chex.assert_trees_all_close(total, wanted, rtol=1e-12, atol=1e-12)
@@ -130,7 +130,7 @@ def test_every_reduction_is_that_of_numpy(name):
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_what_absent_clients_made_does_not_count(name, bad):
     absent = WEIGHTS == 0
-    own = draw()
+    own = draw_messages()
     spoiled = {
         k: v if k == "whole" else jnp.where(absent.reshape(-1, *[1] * (v.ndim - 1)), bad, v)
         for k, v in own.items()
@@ -142,7 +142,7 @@ def test_what_absent_clients_made_does_not_count(name, bad):
 
 @on_every_backend
 def test_nobody_is_there(name):
-    total, _ = reduce(BACKENDS[name](), draw(), jnp.zeros(CLIENTS))
+    total, _ = reduce(BACKENDS[name](), draw_messages(), jnp.zeros(CLIENTS))
     largest = total.pop("max")
     assert all((np.asarray(x) == 0).all() for x in jax.tree.leaves(total))
     assert all((np.asarray(x) == -np.inf).all() for x in jax.tree.leaves(largest))
@@ -151,7 +151,7 @@ def test_nobody_is_there(name):
 @pytest.mark.parametrize("name", ["vmap", "chunks of 3"])
 @pytest.mark.parametrize("clients", [1, 2, 7])
 def test_any_number_of_clients_on_one_device(name, clients):
-    own, weights = draw(1, clients), np.linspace(1, 2, clients)
+    own, weights = draw_messages(1, clients), np.linspace(1, 2, clients)
     total, _ = reduce(BACKENDS[name](), own, jnp.asarray(weights))
     chex.assert_trees_all_close(total, by_numpy(own, weights), rtol=1e-12, atol=1e-12)
 
@@ -267,14 +267,14 @@ def test_what_one_client_sends_stays_in_its_group():
 @pytest.mark.slow
 @on_every_backend
 def test_derivatives_are_finite_differences(name):
-    own = {k: v for k, v in draw(2).items() if k != "whole"}
+    own = {k: v for k, v in draw_messages(2).items() if k != "whole"}
     cost = {
         k: np.random.default_rng(3).normal(size=np.shape(v))
-        for k, v in enumerate(jax.tree.leaves(by_numpy(draw(2), WEIGHTS)))
+        for k, v in enumerate(jax.tree.leaves(by_numpy(draw_messages(2), WEIGHTS)))
     }
 
     def value(own, weights):
-        total, _ = reduce(BACKENDS[name](), own | {"whole": draw(2)["whole"]}, weights)
+        total, _ = reduce(BACKENDS[name](), own | {"whole": draw_messages(2)["whole"]}, weights)
         return sum(jnp.vdot(cost[k], x**2) for k, x in enumerate(jax.tree.leaves(total)))
 
     rng = np.random.default_rng(4)
@@ -397,7 +397,7 @@ def test_one_all_reduce_whatever_is_added():
 
         return collect(jf.backend.shard(4), work, None, (own, weights), CLIENTS)[0]
 
-    program = jax.jit(total).lower(draw(), jnp.asarray(WEIGHTS)).compile().as_text()
+    program = jax.jit(total).lower(draw_messages(), jnp.asarray(WEIGHTS)).compile().as_text()
     assert collectives(program) == ["all-reduce"]
 
 
@@ -467,7 +467,7 @@ def test_monoid(kind, values, weights, cuts):
 
 
 def test_wrapping_is_undone():
-    sent = message(jax.tree.map(lambda x: x[0], draw()))
+    sent = message(jax.tree.map(lambda x: x[0], draw_messages()))
     parts = wrapped(sent)
     assert isinstance(parts["bare"], Mean) and isinstance(parts["mean"], Mean)
     chex.assert_trees_all_equal(plain(parts), plain(sent))

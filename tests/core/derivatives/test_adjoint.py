@@ -40,7 +40,7 @@ def along(function, at, direction, step=1e-4):
 # --- checkpointed --------------------------------------------------------------------------------
 
 
-def run(values, adjoint, rounds, tol=None):
+def weighed(values, adjoint, rounds, tol=None):
     """A sum over the subspace, and the history, of a run from a random start."""
     solution = jf.rollout(
         jf.pca.SubspaceIteration(RANK),
@@ -61,7 +61,7 @@ def test_checkpointed_runs_are_unrolled_ones():
     def all_of_them(values):
         ways = jf.adjoint.unrolled(), jf.adjoint.checkpointed(2)
         return [
-            jax.value_and_grad(run, has_aux=True)(values, adjoint, rounds=7) for adjoint in ways
+            jax.value_and_grad(weighed, has_aux=True)(values, adjoint, rounds=7) for adjoint in ways
         ]
 
     wanted, found = jax.jit(all_of_them)(drawn(0)[0])
@@ -74,13 +74,13 @@ def test_a_run_that_stops_by_its_tolerance_has_a_reverse_derivative():
     values, _, _ = drawn(1)
     (_, history), gradient = jax.jit(
         jax.value_and_grad(
-            lambda values: run(values, jf.adjoint.checkpointed(3), 30, tol=1e-3), has_aux=True
+            lambda values: weighed(values, jf.adjoint.checkpointed(3), 30, tol=1e-3), has_aux=True
         )
     )(values)
     objectives = np.asarray(history["objective"])
     rounds = int(np.isfinite(objectives).sum())
     assert 2 < rounds < 28 and np.isfinite(objectives[:rounds]).all()
-    unrolled = jax.jit(jax.grad(lambda v: run(v, jf.adjoint.unrolled(), rounds)[0]))(values)
+    unrolled = jax.jit(jax.grad(lambda v: weighed(v, jf.adjoint.unrolled(), rounds)[0]))(values)
     np.testing.assert_allclose(gradient, unrolled, atol=1e-12)
 
 

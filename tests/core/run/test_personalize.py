@@ -13,7 +13,7 @@ import jaxfed as jf
 M, N, D = 6, 20, 7
 
 
-def draw(seed=0, clients=M, samples=N):
+def draw_population(seed=0, clients=M, samples=N):
     rng = np.random.default_rng(seed)
     common = np.random.default_rng(99).normal(size=(3, D)) * [[4], [3], [2]]
     own = rng.normal(size=(clients, 1, D))
@@ -43,8 +43,8 @@ def solved(algorithm, clients, key, rounds=200):
 @pytest.mark.parametrize("backend", [jf.backend.vmap(), jf.backend.shard(2)], ids=["vmap", "shard"])
 def test_perpca_gives_the_best_components_beside_the_shared_ones(key, x64, backend):
     algorithm = jf.pca.PerPCA(2, 1)
-    solution = solved(algorithm, jf.Clients.from_samples(draw()), key)
-    new = draw(1, clients=3, samples=4)
+    solution = solved(algorithm, jf.Clients.from_samples(draw_population()), key)
+    new = draw_population(1, clients=3, samples=4)
     shared, local = jf.personalize(
         algorithm, solution, jf.Clients.from_samples(new), backend=backend
     )
@@ -62,8 +62,8 @@ def test_hierarchical_pca_gives_the_posterior_mode(key, x64, solver):
     """
     noise, variance = 0.1, 0.05
     algorithm = jf.pca.HierarchicalPCA(2, noise, variance, solver=solver)
-    solution = solved(algorithm, jf.Clients.from_samples(draw()), key, 30)
-    new = draw(1, clients=2, samples=5)
+    solution = solved(algorithm, jf.Clients.from_samples(draw_population()), key, 30)
+    new = draw_population(1, clients=2, samples=5)
     shared, local = map(
         np.asarray,
         jf.personalize(algorithm, solution, jf.Clients.from_samples(new), rounds=3000),
@@ -90,9 +90,9 @@ def test_hierarchical_pca_gives_the_posterior_mode(key, x64, solver):
 @pytest.mark.slow
 def test_the_learned_spread_shrinks_those_of_few_samples_most(key, x64):
     algorithm = jf.pca.AdaptivePCA(2, 0.1, solver="eigenvectors")
-    solution = solved(algorithm, jf.Clients.from_samples(draw()), key, 60)
+    solution = solved(algorithm, jf.Clients.from_samples(draw_population()), key, 60)
     # The same second moment, of ever more samples.
-    few, far = draw(1, clients=4, samples=4), []
+    few, far = draw_population(1, clients=4, samples=4), []
     for times in (1, 8, 64):
         new = jf.Clients.from_samples(np.tile(few, (1, times, 1)))
         shared, local = map(np.asarray, jf.personalize(algorithm, solution, new))
@@ -125,8 +125,8 @@ def test_networks_are_trained_further_under_their_prior(key):
     algorithm = jf.generative.AdaptiveAutoencoder(
         model, local_steps=5, step_size=0.01, hyper_prior=0.01, initial_spread=0.5
     )
-    solution = jf.fit(algorithm, jf.Clients.from_samples(draw()), rounds=20, key=key)
-    new = jf.Clients.from_samples(draw(1, clients=2))
+    solution = jf.fit(algorithm, jf.Clients.from_samples(draw_population()), rounds=20, key=key)
+    new = jf.Clients.from_samples(draw_population(1, clients=2))
     few, many = (
         jf.personalize(algorithm, solution, new, rounds=rounds, key=key).local for rounds in (1, 40)
     )
@@ -146,7 +146,7 @@ def test_networks_are_trained_further_under_their_prior(key):
         step_size=0.01,
         fine_tuning_steps=20,
     )
-    solution = jf.fit(tuned, jf.Clients.from_samples(0.1 * draw()), rounds=5, key=key)
+    solution = jf.fit(tuned, jf.Clients.from_samples(0.1 * draw_population()), rounds=5, key=key)
     shared, local = jf.personalize(tuned, solution, new, rounds=0, key=key)
     assert jax.tree.leaves(local)[0].shape[0] == 2
     assert not np.allclose(jax.tree.leaves(local)[0], jax.tree.leaves(shared)[0])
@@ -155,8 +155,8 @@ def test_networks_are_trained_further_under_their_prior(key):
 @pytest.mark.slow
 def test_derivatives_by_the_new_clients_samples(key, x64):
     algorithm = jf.pca.PerPCA(2, 1)
-    solution = solved(algorithm, jf.Clients.from_samples(draw()), key)
-    new, direction, other = (jnp.asarray(draw(seed, clients=2)) for seed in (1, 2, 3))
+    solution = solved(algorithm, jf.Clients.from_samples(draw_population()), key)
+    new, direction, other = (jnp.asarray(draw_population(seed, clients=2)) for seed in (1, 2, 3))
 
     @jax.jit
     def held_out(samples):
@@ -171,7 +171,7 @@ def test_derivatives_by_the_new_clients_samples(key, x64):
 
 @pytest.mark.slow
 def test_a_warm_start_finds_clients_by_their_ids(key, x64):
-    everybody = jf.Clients.from_samples(draw(clients=M + 2))
+    everybody = jf.Clients.from_samples(draw_population(clients=M + 2))
     known = everybody.take(range(M))
     algorithm = jf.pca.PerPCA(2, 1)
     solution = solved(algorithm, known, key)
@@ -202,15 +202,15 @@ def test_a_warm_start_finds_clients_by_their_ids(key, x64):
 
 def test_refusals(key):
     algorithm = jf.pca.PerPCA(2, 1)
-    clients = jf.Clients.from_samples(draw())
+    clients = jf.Clients.from_samples(draw_population())
     solution = jf.fit(algorithm, clients, rounds=2, key=key)
-    narrow = jf.Clients.from_samples(draw()[..., :3])
+    narrow = jf.Clients.from_samples(draw_population()[..., :3])
     for message, given in {
         "solution: wanted what fit or rollout returned": (algorithm, solution.result, clients),
         "algorithm: wanted a PerPCA": (jf.pca.OneShot(2, 1), solution, clients),
         "solution: wanted shared components of shape": (jf.pca.PerPCA(1, 1), solution, clients),
         "solution: wanted shared components of shape (3": (algorithm, solution, narrow),
-        "clients: wanted jaxfed.Clients": (algorithm, solution, draw()),
+        "clients: wanted jaxfed.Clients": (algorithm, solution, draw_population()),
     }.items():
         with pytest.raises(ValueError, match=f"^{message}".replace("(", r"\(")):
             jf.personalize(*given)

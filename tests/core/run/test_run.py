@@ -13,21 +13,14 @@ import scipy.sparse
 
 import jaxfed as jf
 from jaxfed.core.run.compiling import compiler_options
+from tests.helpers import planted_samples
 
 FEATURES, CLIENTS, ROUNDS = 5, 4, 12
 
 
-def draw(seed=0):
+def sampled():
     """In single precision, or in double where the test is."""
-    dtype = jnp.result_type(float)
-    rng = np.random.default_rng(seed)
-    shared = np.linalg.qr(rng.normal(size=(FEATURES, 1)))[0] * 3
-    arrays = []
-    for n in (9, 12, 7, 12):
-        own = rng.normal(size=(FEATURES, 1))
-        signal = rng.normal(size=(n, 1)) @ shared.T + rng.normal(size=(n, 1)) @ own.T
-        arrays.append((signal + 0.3 * rng.normal(size=(n, FEATURES))).astype(dtype))
-    return jf.Clients.from_samples(arrays)
+    return jf.Clients.from_samples(planted_samples((9, 12, 7, 12), FEATURES, [3.0], [2.0]))
 
 
 def perpca():
@@ -36,14 +29,14 @@ def perpca():
 
 def objective(result):
     """A metric: the variance left over, which is also what the algorithm reports."""
-    values, count = draw().data.values, draw().data.count
+    values, count = sampled().data.values, sampled().data.count
     shared, local = result
     rest = values - values @ shared @ shared.T - values @ local @ jnp.swapaxes(local, 1, 2)
     return {"after": ((rest**2).sum(axis=(1, 2)) / count).mean()}
 
 
 def fit(key, *, rounds=ROUNDS, **arguments):
-    return jf.fit(perpca(), draw(), rounds=rounds, key=key, **arguments)
+    return jf.fit(perpca(), sampled(), rounds=rounds, key=key, **arguments)
 
 
 def identical(given, wanted):
@@ -68,7 +61,7 @@ def test_history_has_one_entry_a_round(key):
 
 def test_step_sizes_and_their_decay_are_in_the_history(key):
     algorithm = jf.pca.PerPCA(1, 1, decay=0.5)
-    assert set(jf.fit(algorithm, draw(), rounds=2, key=key).history) == {
+    assert set(jf.fit(algorithm, sampled(), rounds=2, key=key).history) == {
         "objective",
         "participants",
         "bits_up",
@@ -93,7 +86,7 @@ def test_metrics_between_their_rounds_are_nan(key, x64):
     np.testing.assert_allclose(seldom[due], often[due], rtol=1e-12)
     traced = jax.jit(
         lambda: jf.rollout(
-            perpca(), draw(), rounds=ROUNDS, key=key, metrics=objective, metrics_every=5
+            perpca(), sampled(), rounds=ROUNDS, key=key, metrics=objective, metrics_every=5
         ).history["after"]
     )()
     np.testing.assert_allclose(traced, seldom, rtol=1e-12)
@@ -167,7 +160,7 @@ def test_the_progress_bar_shows_rounds_and_objective(every, key, capsys):
 
 
 def test_a_tolerance_stops_and_chunks_do_not_matter(key, x64):
-    clients, rounds, tol = draw(), 500, 1e-6
+    clients, rounds, tol = sampled(), 500, 1e-6
     arguments = {"key": key, "rounds": rounds, "tol": tol}
     whole = jf.fit(perpca(), clients, **arguments)
     objective = whole.history["objective"]
@@ -200,7 +193,7 @@ def test_a_tolerance_that_is_never_met_runs_all_rounds(key, x64):
 @pytest.mark.slow
 def test_the_tolerance_may_be_traced(key):
     rounds = jax.jit(
-        jax.vmap(lambda tol: jf.rollout(perpca(), draw(), rounds=200, key=key, tol=tol).rounds)
+        jax.vmap(lambda tol: jf.rollout(perpca(), sampled(), rounds=200, key=key, tol=tol).rounds)
     )(jnp.asarray([1e-1, 1e-3, 0.0]))
     assert rounds[0] < rounds[1] < rounds[2] == 200
 
@@ -285,7 +278,7 @@ SOURCES = {
 @pytest.mark.slow
 @pytest.mark.parametrize("source", SOURCES)
 def test_warm_starts_from_every_algorithm_with_shared_components(source, key):
-    clients = draw()
+    clients = sampled()
     start = jf.fit(SOURCES[source](), clients, rounds=3, key=key)
     algorithm = jf.pca.PerPCA(1, 1, step_size=0.02)
     solution = jf.fit(algorithm, clients, rounds=3, key=key, warm_start=start)
@@ -302,15 +295,15 @@ def test_warm_starts_from_every_algorithm_with_shared_components(source, key):
 
 
 def test_local_has_nothing_shared_to_start_from(key):
-    start = jf.fit(jf.pca.Local(1), draw(), rounds=1, key=key)
+    start = jf.fit(jf.pca.Local(1), sampled(), rounds=1, key=key)
     with pytest.raises(
         ValueError, match=r"^warm_start: wanted shared components of shape \(5, 1\)"
     ):
-        jf.fit(perpca(), draw(), rounds=1, key=key, warm_start=start)
+        jf.fit(perpca(), sampled(), rounds=1, key=key, warm_start=start)
 
 
 def test_a_warm_start_from_itself_goes_on(key, x64):
-    clients = draw()
+    clients = sampled()
     half = jf.fit(perpca(), clients, rounds=6, key=key)
     rest = jf.fit(perpca(), clients, rounds=6, key=key, warm_start=half)
     whole = jf.fit(perpca(), clients, rounds=12, key=key)
@@ -324,7 +317,7 @@ def test_a_warm_start_from_itself_goes_on(key, x64):
 
 @pytest.mark.slow
 def test_a_warm_start_may_come_from_numpy(key):
-    start = jf.fit(jf.pca.OneShot(1, 1), draw(), rounds=1, key=key).result
+    start = jf.fit(jf.pca.OneShot(1, 1), sampled(), rounds=1, key=key).result
     doubles = jf.Personalized(*(np.asarray(part, np.float64) for part in start))
     wanted = fit(key, warm_start=start)
     given = fit(key, warm_start=doubles)
@@ -334,7 +327,7 @@ def test_a_warm_start_may_come_from_numpy(key):
     def rollout(clients):
         return jf.rollout(perpca(), clients, rounds=2, key=key, warm_start=doubles)
 
-    traced = rollout(draw())
+    traced = rollout(sampled())
     np.testing.assert_allclose(
         traced.history["objective"], wanted.history["objective"][:2], rtol=1e-5
     )
@@ -344,7 +337,7 @@ def test_a_warm_start_may_come_from_numpy(key):
 
 
 def test_divergence_is_said_with_its_round_and_clients(key):
-    clients = jf.Clients.from_samples(1e15 * draw().data.values)
+    clients = jf.Clients.from_samples(1e15 * sampled().data.values)
     algorithm = jf.pca.PerPCA(1, 1, step_size=1e30)
     with pytest.raises(
         jf.DivergenceError, match=r"(nan|-?inf|message is not finite) in round \d+, at"
@@ -375,9 +368,9 @@ class Bursts(jf.pca.PerPCA):
 @pytest.mark.parametrize("every", [None, 2, 3])
 def test_the_last_good_state_is_kept(every, key, x64):
     with pytest.raises(jf.DivergenceError, match=r"is nan in round 4, at client 2;") as one:
-        jf.fit(Bursts(1, 1, step_size=0.05), draw(), rounds=9, key=key, chunk_rounds=every)
+        jf.fit(Bursts(1, 1, step_size=0.05), sampled(), rounds=9, key=key, chunk_rounds=every)
     assert one.value.round == 4 and one.value.clients == (2,)
-    wanted = jf.fit(jf.pca.PerPCA(1, 1, step_size=0.05), draw(), rounds=3, key=key)
+    wanted = jf.fit(jf.pca.PerPCA(1, 1, step_size=0.05), sampled(), rounds=3, key=key)
     chex.assert_trees_all_close(one.value.solution.result, wanted.result, atol=1e-12)
     chex.assert_trees_all_close(one.value.solution.history, wanted.history, rtol=1e-12)
 
@@ -385,7 +378,7 @@ def test_the_last_good_state_is_kept(every, key, x64):
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", [jf.backend.vmap(), jf.backend.separate()], ids=str)
 def test_a_run_with_a_tolerance_may_diverge_before_its_rounds(backend, key):
-    clients = jf.Clients.from_samples(1e30 * draw().data.values)  # their squares are infinite
+    clients = jf.Clients.from_samples(1e30 * sampled().data.values)  # their squares are infinite
     with pytest.raises(jf.DivergenceError, match=r"in round 1, at clients 0, 1") as one:
         jf.fit(jf.pca.BlockLanczos(1), clients, rounds=2, key=key, tol=1e-9, backend=backend)
     assert one.value.solution.rounds == 0
@@ -394,7 +387,7 @@ def test_a_run_with_a_tolerance_may_diverge_before_its_rounds(backend, key):
 @pytest.mark.slow
 @pytest.mark.parametrize("chunk_rounds", [None, 2])
 def test_a_run_that_diverges_may_say_so_in_its_result(chunk_rounds, key):
-    algorithm, clients = Bursts(1, 1, step_size=0.05), draw()
+    algorithm, clients = Bursts(1, 1, step_size=0.05), sampled()
     solution = jf.fit(algorithm, clients, rounds=9, key=key, chunk_rounds=chunk_rounds, throw=False)
     assert solution.status == jf.Status.diverged
     assert solution.rounds == 3 and solution.failure.round == 4
@@ -410,7 +403,8 @@ def test_the_status_says_how_a_run_ended(key):
     assert fit(key).status == jf.Status.round_limit
     assert fit(key, rounds=500, tol=1e-3).status == jf.Status.converged
     assert fit(key, chunk_rounds=2, callbacks=[lambda s: True]).status == jf.Status.stopped
-    run = jax.jit(jax.vmap(lambda tol: jf.rollout(perpca(), draw(), rounds=50, key=key, tol=tol)))
+    clients = sampled()
+    run = jax.jit(jax.vmap(lambda tol: jf.rollout(perpca(), clients, rounds=50, key=key, tol=tol)))
     status = run(jnp.asarray([1e-2, 0.0])).status
     np.testing.assert_array_equal(status == jf.Status.converged, [True, False])
 
@@ -427,7 +421,7 @@ def test_keys_decide(key):
 
 def test_inputs_are_left_as_they_were(key):
     """Nothing given is overwritten or donated."""
-    algorithm, clients = perpca(), draw()
+    algorithm, clients = perpca(), sampled()
     start = jf.fit(jf.pca.OneShot(1, 1), clients, rounds=1, key=key)
     before = jax.tree.map(np.array, (algorithm, clients, start))
     jf.fit(algorithm, clients, rounds=ROUNDS, key=key, warm_start=start, chunk_rounds=5)

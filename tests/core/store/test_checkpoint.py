@@ -1,6 +1,7 @@
 """Runs that are interrupted and go on."""
 
 import contextlib
+import functools
 import os
 import resource
 import signal
@@ -19,18 +20,14 @@ import jaxfed as jf
 from jaxfed.core.common.files import locked, replacing
 from jaxfed.core.run import resume
 from jaxfed.core.store import arrays, checkpoint, identity
+from tests.helpers import gaussian
 
 ROUNDS = 12
+sampled = functools.partial(gaussian, (8,) * 4, (3, 2.5, 2, 1, 0.5))
 
 
 class Interruption(Exception):
     """What ends a run in these tests."""
-
-
-def draw(seed=0):
-    rng = np.random.default_rng(seed)
-    values = rng.normal(size=(4, 8, 5)) * [3, 2.5, 2, 1, 0.5]
-    return jf.Clients.from_samples(values.astype(np.float32))
 
 
 def perpca():
@@ -51,7 +48,7 @@ def fit(path, *, algorithm=None, callbacks=(), **changed):
         **changed,
     }
     checkpoint = None if path is None else jf.Checkpoint(path, every=5)
-    clients = arguments.pop("clients", None) or draw()
+    clients = arguments.pop("clients", None) or sampled()
     return jf.fit(
         algorithm or perpca(), clients, checkpoint=checkpoint, callbacks=callbacks, **arguments
     )
@@ -112,7 +109,7 @@ ENDS = {
     "best": ({**EARLY, "best": "error"}, jf.Status.stopped),
     "programs of their own": ({**EARLY, "backend": jf.backend.separate()}, jf.Status.stopped),
     "source": (
-        {**EARLY, "clients": jf.Clients.from_source(np.asarray(draw().data.values))},
+        {**EARLY, "clients": jf.Clients.from_source(np.asarray(sampled().data.values))},
         jf.Status.stopped,
     ),
 }
@@ -147,7 +144,7 @@ def test_a_run_that_a_function_has_stopped_goes_on_without_callbacks(tmp_path):
 @pytest.mark.parametrize("keep", [1, 3])
 def test_only_the_newest_are_kept(tmp_path, keep):
     checkpoint = jf.Checkpoint(tmp_path, every=3, keep=keep)
-    jf.fit(perpca(), draw(), rounds=ROUNDS, key=jax.random.key(0), checkpoint=checkpoint)
+    jf.fit(perpca(), sampled(), rounds=ROUNDS, key=jax.random.key(0), checkpoint=checkpoint)
     assert saved_rounds(tmp_path) == [3, 6, 9, 12][-keep:]
 
 
@@ -161,7 +158,7 @@ def test_a_run_on_several_devices_goes_on_bit_for_bit(tmp_path):
 
 OTHERS = {
     "algorithm": {"algorithm": jf.pca.PerPCA(1, 1, decay=0.8, start="random")},
-    "clients": {"clients": draw(1)},
+    "clients": {"clients": sampled(seed=1)},
     "key": {"key": jax.random.key(1)},
     "rounds": {"rounds": ROUNDS - 1},
     "warm_start": {"warm_start": jf.Personalized(np.eye(5, 1, dtype="f"), None)},
@@ -222,7 +219,7 @@ def test_more_rounds_of_data_that_were_prepared_for_fewer_are_refused(tmp_path):
 
 def test_all_that_differs_is_named(finished):
     with pytest.raises(ValueError) as caught:
-        fit(finished, key=jax.random.key(1), tol=1e-3, clients=draw(1), rounds=ROUNDS + 1)
+        fit(finished, key=jax.random.key(1), tol=1e-3, clients=sampled(seed=1), rounds=ROUNDS + 1)
     assert str(caught.value).endswith(
         f" belongs to another run: rounds was {ROUNDS} and is {ROUNDS + 1}; tol was None "
         "and is 0.001; clients has other values; key has other values"
@@ -432,7 +429,7 @@ def test_early_stopping_and_the_best_survive_an_interruption(tmp_path, at):
 
         return jf.fit(
             perpca(),
-            draw(),
+            sampled(),
             rounds=40,
             key=jax.random.key(0),
             chunk_rounds=1,

@@ -18,9 +18,12 @@ from hypothesis import strategies as st
 import jaxfed as jf
 from jaxfed.core.wire.entropy import decode_symbols, encode_symbols
 from jaxfed.core.wire.packing import grouping, pack_symbols, unpack_symbols
+from tests import helpers
 from tests.helpers import gaussian
 
 FEATURES, CLIENTS, ROUNDS = 6, 5, 40
+COUNTS = (20,) * CLIENTS
+solve = functools.partial(helpers.solve, rounds=ROUNDS)
 
 LOSSY = {
     "2 bits": lambda: jf.channel.quantize(2, contraction=2.0),
@@ -102,7 +105,7 @@ class Broken(Float8):
 def test_a_compressor_that_breaks_the_contract_is_named(function, returned, said, around):
     channel = around(Broken(function, returned))
     with pytest.raises(ValueError, match=rf"^Broken\.{said}"):
-        jax.eval_shape(solve, jf.pca.SubspaceIteration(2), draw(), channel)
+        jax.eval_shape(solve, jf.pca.SubspaceIteration(2), gaussian(COUNTS), channel=channel)
 
 
 class Halved(jf.channel.Channel):
@@ -134,15 +137,6 @@ every_compressor = pytest.mark.parametrize(
     "name",
     [pytest.param(n, marks=pytest.mark.float16) if n in IN_HALF_PRECISION else n for n in LOSSY],
 )
-
-
-def draw(dtype=np.float32):
-    return gaussian((20,) * CLIENTS, dtype=dtype)
-
-
-@functools.partial(jax.jit, static_argnames="rounds")
-def solve(algorithm, clients, channel, rounds=ROUNDS):
-    return jf.rollout(algorithm, clients, rounds=rounds, key=jax.random.key(0), channel=channel)
 
 
 @jax.jit
@@ -450,9 +444,9 @@ def test_runs_with_differences_end_where_lossless_ones_do(name, x64):
     Iterates of different processors part (another entry is the largest, another number is rounded
     up) and meet again: that figure is the worst of thirty runs on data changed by 3e-7.
     """
-    algorithm, clients = jf.pca.PerPCA(1, 1), draw(np.float64)
-    wanted = solve(algorithm, clients, jf.channel.lossless(), rounds=1200)
-    given = solve(algorithm, clients, jf.channel.difference(LOSSY[name]()), rounds=1200)
+    algorithm, clients = jf.pca.PerPCA(1, 1), gaussian(COUNTS, dtype=np.float64)
+    wanted = solve(algorithm, clients, channel=jf.channel.lossless(), rounds=1200)
+    given = solve(algorithm, clients, channel=jf.channel.difference(LOSSY[name]()), rounds=1200)
     chex.assert_trees_all_close(
         given.history["objective"][-1], wanted.history["objective"][-1], rtol=1e-9
     )
@@ -461,10 +455,11 @@ def test_runs_with_differences_end_where_lossless_ones_do(name, x64):
 
 @pytest.mark.slow
 def test_without_memory_coarse_messages_do_not_converge():
-    algorithm, clients = jf.pca.PerPCA(1, 1), draw()
+    algorithm, clients = jf.pca.PerPCA(1, 1), gaussian(COUNTS)
 
     def restless(channel):
-        return solve(algorithm, clients, channel, rounds=400).history["objective"][-100:].std()
+        history = solve(algorithm, clients, channel=channel, rounds=400).history
+        return history["objective"][-100:].std()
 
     coarse = jf.channel.quantize(3)
     assert restless(coarse) > 1e-2
@@ -496,7 +491,7 @@ def test_differences_start_from_what_arrived_before_the_rounds():
 
     channel = jf.channel.difference(jf.channel.quantize(2))
     for rounds in (1, 3):
-        solution = solve(Still(), draw(), channel, rounds=rounds)
+        solution = solve(Still(), gaussian(COUNTS), channel=channel, rounds=rounds)
         np.testing.assert_allclose(solution.server, 3.7, rtol=1e-6)
 
 
@@ -554,7 +549,7 @@ class Descent(jf.Algorithm):
 @jax.jit
 def slopes(channel, keys):
     """The derivative of the last objective by the step size, for each of several draws."""
-    clients = draw()
+    clients = gaussian(COUNTS)
 
     def last(step, key):
         run = jf.rollout(Descent(step), clients, rounds=5, key=key, channel=channel)
@@ -674,7 +669,7 @@ def test_what_differences_cannot_serve_is_refused(key):
     channel = jf.channel.difference(jf.channel.quantize(3))
     with pytest.raises(ValueError, match=r"^channel: .*LocalPower"):
         algorithm = jf.pca.LocalPower(2, alignment="sign")
-        jf.fit(algorithm, draw(), rounds=1, key=key, channel=channel)
+        jf.fit(algorithm, gaussian(COUNTS), rounds=1, key=key, channel=channel)
 
 
 ONE_CORE = """

@@ -16,10 +16,7 @@ from tests.helpers import gaussian
 
 FEATURES, CLIENTS = 6, 5
 LOSSLESS = jf.channel.lossless()
-
-
-def draw(**options):
-    return gaussian((20, 12, 15, 30, 9), **options)
+sampled = functools.partial(gaussian, (20, 12, 15, 30, 9))
 
 
 def test_messages_are_clipped_as_a_whole(key):
@@ -54,7 +51,7 @@ def test_noise_is_what_it_says(clients, key):
 
 @pytest.mark.slow
 def test_a_run_with_little_noise_is_nearly_the_run(key):
-    algorithm, clients = jf.pca.PerPCA(2, 1, step_size=0.05), draw()
+    algorithm, clients = jf.pca.PerPCA(2, 1, step_size=0.05), sampled()
     start = jf.Personalized(jnp.eye(FEATURES, 2), None)
     run = functools.partial(
         jf.fit,
@@ -77,7 +74,7 @@ def test_a_run_with_little_noise_is_nearly_the_run(key):
 @pytest.mark.slow
 def test_the_start_has_noise_too(key):
     """What is sent before the rounds is clipped and noisy like everything else."""
-    algorithm, clients = jf.pca.PerPCA(1, 1, step_size=0.1), draw()
+    algorithm, clients = jf.pca.PerPCA(1, 1, step_size=0.1), sampled()
     channels = (jf.channel.gaussian(1e3, 1e-9), jf.channel.gaussian(1e3, 1.0), LOSSLESS)
     wires = [jf.Wire(channel, LOSSLESS) for channel in channels]
     shared = [
@@ -99,7 +96,7 @@ def test_noise_of_half_precision_has_as_many_values_as_the_type(dtype, key):
 
 
 def test_shared_noise_in_a_traced_run_with_known_clients(key):
-    clients = draw()
+    clients = sampled()
     channel = jf.Wire(jf.channel.gaussian(1.0, 1.0, clients=CLIENTS), LOSSLESS)
 
     @jax.jit
@@ -112,7 +109,7 @@ def test_shared_noise_in_a_traced_run_with_known_clients(key):
 
 def test_noise_under_masks(key):
     """The server sees neither a message nor, in the sum, less than all of the noise."""
-    clients, power = draw(), jf.pca.SubspaceIteration(2)
+    clients, power = sampled(), jf.pca.SubspaceIteration(2)
     noise = jf.channel.gaussian(5.0, 2.0, clients=CLIENTS)
     channel = jf.channel.secure_sum(CLIENTS, bits=32, bound=1000.0, inner=noise)
     heard = privacy.record(power, clients, rounds=40, key=key, channel=jf.Wire(channel, LOSSLESS))
@@ -169,37 +166,33 @@ def test_what_shared_noise_cannot_serve_is_refused(key):
     run = functools.partial(jf.fit, rounds=1, key=key)
     power, shared = jf.pca.SubspaceIteration(2), jf.channel.gaussian(1.0, 1.0, clients=CLIENTS)
     with pytest.raises(ValueError, match=r"^channel: .*shared by 5 clients, and 2 take part"):
-        run(
-            power,
-            draw(),
-            channel=jf.Wire(shared, LOSSLESS),
-            participation=jf.participation.uniform(2),
-        )
+        two = jf.participation.uniform(2)
+        run(power, sampled(), channel=jf.Wire(shared, LOSSLESS), participation=two)
     varying = jf.participation.mask(np.eye(CLIENTS, dtype=bool))
     with pytest.raises(ValueError, match=r"^channel: .*a varying number take part"):
-        run(power, draw(), channel=jf.Wire(shared, LOSSLESS), participation=varying)
+        run(power, sampled(), channel=jf.Wire(shared, LOSSLESS), participation=varying)
     for algorithm, clients in (
-        (power, draw(weights="samples")),
-        (jf.pca.LocalPower(2, alignment="sign"), draw()),
+        (power, sampled(weights="samples")),
+        (jf.pca.LocalPower(2, alignment="sign"), sampled()),
     ):
         with pytest.raises(ValueError, match=r"^channel: .*needs a sum, or a mean with equal w"):
             run(algorithm, clients, channel=jf.Wire(shared, LOSSLESS))
     alone = jf.channel.gaussian(1.0, 1.0)
     with pytest.raises(ValueError, match=r"^channel: .*Pooled sends 672 bits in the clear"):
-        run(jf.pca.Pooled(2), draw(), channel=jf.Wire(alone, LOSSLESS, LOSSLESS))
+        run(jf.pca.Pooled(2), sampled(), channel=jf.Wire(alone, LOSSLESS, LOSSLESS))
     with pytest.raises(ValueError, match=r"^channel: .*uplink alone"):
-        run(power, draw(), channel=alone)
+        run(power, sampled(), channel=alone)
     with pytest.raises(ValueError, match=r"^channel: .*single precision at least"):
-        shared.check(draw(), CLIENTS, {"x": jnp.zeros(3, jnp.bfloat16)})
+        shared.check(sampled(), CLIENTS, {"x": jnp.zeros(3, jnp.bfloat16)})
     with pytest.raises(ValueError, match=r"^channel: .*shared by 3 clients, and 5 take part"):
-        few = jf.channel.gaussian(1.0, 1.0, clients=3)
+        few = jf.Wire(jf.channel.gaussian(1.0, 1.0, clients=3), LOSSLESS)
         some = jf.participation.uniform(3)
-        run(jf.pca.PerPCA(1, 1), draw(), channel=jf.Wire(few, LOSSLESS), participation=some)
+        run(jf.pca.PerPCA(1, 1), sampled(), channel=few, participation=some)
     # Every message alone has its noise, whatever becomes of it.
     start = jf.Personalized(jnp.eye(FEATURES, 1), None)
     run(
         jf.pca.PerPCA(1, 1, step_size=0.1),
-        draw(weights="samples"),
+        sampled(weights="samples"),
         warm_start=start,
         channel=jf.Wire(alone, LOSSLESS),
         participation=varying,
@@ -262,7 +255,7 @@ def spent(*solutions, **options):
 @pytest.mark.slow
 def test_what_runs_have_spent(key):
     """Their solutions know what was sent; several runs add up, and so does a warm start."""
-    clients, power = draw(), jf.pca.SubspaceIteration(2)
+    clients, power = sampled(), jf.pca.SubspaceIteration(2)
     noise = jf.channel.gaussian(5.0, 2.0, clients=CLIENTS)
     run = functools.partial(jf.fit, key=key, channel=jf.Wire(noise, LOSSLESS))
     once = run(power, clients, rounds=3)
@@ -290,9 +283,8 @@ def test_what_several_solutions_count_is_counted_once(key):
     """Those of a chain of warm starts know of each other; runs that are only alike do not."""
     noise = jf.channel.gaussian(5.0, 2.0, clients=CLIENTS)
     keys = jax.random.split(key, 4)
-    run = functools.partial(
-        jf.fit, jf.pca.SubspaceIteration(2), draw(), rounds=2, channel=jf.Wire(noise, LOSSLESS)
-    )
+    power, channel = jf.pca.SubspaceIteration(2), jf.Wire(noise, LOSSLESS)
+    run = functools.partial(jf.fit, power, sampled(), rounds=2, channel=channel)
     first = run(key=keys[0])
     second = run(key=keys[1], warm_start=first)
     third, beside = run(key=keys[2], warm_start=second), run(key=keys[3], warm_start=first)
@@ -305,7 +297,7 @@ def test_what_several_solutions_count_is_counted_once(key):
 
 @pytest.mark.slow
 def test_who_took_part_counts(key):
-    clients, alone = draw(), jf.Wire(jf.channel.gaussian(1.0, 2.0), LOSSLESS)
+    clients, alone = sampled(), jf.Wire(jf.channel.gaussian(1.0, 2.0), LOSSLESS)
     run = functools.partial(jf.rollout, key=key, channel=alone, rounds=4)
     power, start = jf.pca.SubspaceIteration(2), jf.Personalized(jnp.eye(FEATURES, 1), None)
     # Over four rounds, the first client is there twice and no other more often.
@@ -322,7 +314,7 @@ def test_who_took_part_counts(key):
         ValueError, match=r"^drawn: wanted an algorithm whose clients keep no state"
     ):
         spent(state, drawn=True)
-    unequal = run(power, draw(weights="samples"), participation=uniform)
+    unequal = run(power, sampled(weights="samples"), participation=uniform)
     with pytest.raises(ValueError, match=r"^drawn: wanted clients of equal weights"):
         spent(unequal, drawn=True)
     with pytest.raises(ValueError, match=r"^adjacency: wanted replace"):
@@ -331,7 +323,7 @@ def test_who_took_part_counts(key):
 
 @pytest.mark.slow
 def test_what_cannot_be_accounted_for_is_refused(key):
-    clients, power = draw(), jf.pca.SubspaceIteration(2)
+    clients, power = sampled(), jf.pca.SubspaceIteration(2)
     run = functools.partial(jf.fit, power, clients, rounds=2, key=key)
     noise = jf.Wire(jf.channel.gaussian(5.0, 2.0, clients=CLIENTS), LOSSLESS)
     with pytest.raises(ValueError, match=r"^solutions: wanted messages with noise, got 384 bits"):
@@ -377,7 +369,7 @@ def test_a_noisy_first_message_is_one_message_more():
 @pytest.mark.slow
 def test_what_is_sent_before_the_rounds_has_noise_too(key):
     """The message that the accountant is told of is the one that is sent."""
-    algorithm, clients = jf.pca.PerPCA(2, 1, step_size=0.05), draw()
+    algorithm, clients = jf.pca.PerPCA(2, 1, step_size=0.05), sampled()
     heard = [
         privacy.record(algorithm, clients, rounds=1, key=key, channel=channel).first
         for channel in (LOSSLESS, jf.Wire(jf.channel.gaussian(2.0, 1.0), LOSSLESS))

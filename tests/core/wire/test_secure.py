@@ -12,14 +12,12 @@ import jaxfed as jf
 from jaxfed import privacy
 from jaxfed.core.wire.masks import without_masks
 from jaxfed.core.wire.packing import pack_wide, unpack_wide
-from tests.helpers import gaussian
+from tests import helpers
 
 FEATURES, CLIENTS, ROUNDS = 6, 5, 12
 LOSSLESS = jf.channel.lossless()
-
-
-def draw(dtype=np.float32, **options):
-    return gaussian((20, 12, 15, 30, 9), dtype=dtype, **options)
+sampled = functools.partial(helpers.gaussian, (20, 12, 15, 30, 9))
+solve = functools.partial(helpers.solve, rounds=ROUNDS)
 
 
 def masks(**options):
@@ -164,15 +162,15 @@ def test_what_is_not_finite_is_not_hidden(at_start, key):
     channel = jf.Wire(masks(bound=2.0, neighbours=2), LOSSLESS)
     for broken in (np.nan, np.inf):
         algorithm, when = Report(broken, at_start), 1 if at_start else 2
-        solution = solve(algorithm, draw(), channel, rounds=3)
+        solution = solve(algorithm, sampled(), channel=channel, rounds=3)
         assert solution.status == jf.Status.diverged
         assert np.isnan(solution.server[0][0]).any()
         np.testing.assert_array_equal(solution.failure.clients, np.arange(CLIENTS) == 1)
     with pytest.raises(jf.DivergenceError, match=rf"not finite in round {when}, at client 1;"):
-        jf.fit(algorithm, draw(), rounds=3, key=key, channel=channel)
+        jf.fit(algorithm, sampled(), rounds=3, key=key, channel=channel)
     # Whom nobody hears breaks nothing, and adds nothing.
-    weightless = draw(weights=[1, 0, 1, 1, 1])
-    solution = solve(algorithm, weightless, channel, rounds=3)
+    weightless = sampled(weights=[1, 0, 1, 1, 1])
+    solution = solve(algorithm, weightless, channel=channel, rounds=3)
     assert solution.status == jf.Status.round_limit
     (mean, total), _ = solution.server
     np.testing.assert_allclose(mean, [0.185, 1.0], atol=1e-4)
@@ -187,26 +185,14 @@ def test_what_masks_cost(key):
     assert jf.channel.bits(payload) == 8 * len(jf.channel.to_bytes(payload)) == 20 * 200 + 24
 
 
-@functools.partial(jax.jit, static_argnames="rounds")
-def solve(algorithm, clients, channel, start=None, backend=None, rounds=ROUNDS):
-    return jf.rollout(
-        algorithm,
-        clients,
-        rounds=rounds,
-        key=jax.random.key(0),
-        channel=channel,
-        warm_start=start,
-        backend=backend or jf.backend.vmap(),
-    )
-
-
 def test_a_run_under_masks_is_the_run(x64):
     """Of weighted means and of several arrays; masks differ from round to round."""
-    clients = draw(np.float64, weights=[1, 2, 0, 3, 4])
+    clients = sampled(dtype=np.float64, weights=[1, 2, 0, 3, 4])
     start = jf.Personalized(jnp.eye(FEATURES, 2), None)
     algorithm = jf.pca.PerPCA(2, 1, step_size=0.05)
-    wanted = solve(algorithm, clients, LOSSLESS, start)
-    given = solve(algorithm, clients, jf.Wire(masks(bits=32, bound=1.0), LOSSLESS), start)
+    wanted = solve(algorithm, clients, channel=LOSSLESS, warm_start=start)
+    channel = jf.Wire(masks(bits=32, bound=1.0), LOSSLESS)
+    given = solve(algorithm, clients, channel=channel, warm_start=start)
     np.testing.assert_allclose(given.result.shared, wanted.result.shared, atol=1e-7)
     np.testing.assert_allclose(given.history["objective"], wanted.history["objective"], rtol=1e-7)
     wanted = 32 * 12 * np.arange(1, ROUNDS + 1)
@@ -215,18 +201,18 @@ def test_a_run_under_masks_is_the_run(x64):
 
 @pytest.mark.slow
 def test_few_bits_are_enough_for_a_sum():
-    algorithm, clients = jf.pca.SubspaceIteration(2), draw()
-    wanted = solve(algorithm, clients, LOSSLESS)
+    algorithm, clients = jf.pca.SubspaceIteration(2), sampled()
+    wanted = solve(algorithm, clients, channel=LOSSLESS)
     channel = jf.Wire(masks(bits=18, neighbours=2), LOSSLESS)
-    given = solve(algorithm, clients, channel, backend=jf.backend.shard(4))
+    given = solve(algorithm, clients, channel=channel, backend=jf.backend.shard(4))
     np.testing.assert_allclose(
         given.history["objective"][-1], wanted.history["objective"][-1], rtol=1e-3
     )
 
 
 def test_attacks_see_uniform_numbers(key, x64):
-    rng = np.random.default_rng(1)
-    clients = jf.Clients.from_samples(rng.normal(size=(CLIENTS, 40, 24)) * 1.1 ** -np.arange(24))
+    scales = 1.1 ** -np.arange(24)
+    clients = helpers.gaussian((40,) * CLIENTS, scales, seed=1, dtype=float)
     algorithm, rounds = jf.pca.SubspaceIteration(4), 12
     record = functools.partial(privacy.record, algorithm, clients, rounds=rounds, key=key, client=1)
     secret, bits, bound = privacy.client_matrix(clients, 1), 32, 200.0
@@ -271,7 +257,7 @@ def test_bad_settings_are_refused(options, argument):
 
 
 def test_what_masks_cannot_serve_is_refused(key):
-    run = functools.partial(jf.fit, clients=draw(), rounds=1, key=key)
+    run = functools.partial(jf.fit, clients=sampled(), rounds=1, key=key)
     power, up = jf.pca.SubspaceIteration(2), jf.Wire(masks(), LOSSLESS)
     with pytest.raises(ValueError, match=r"^channel: its masks are for 6 clients, there are 5"):
         other = jf.channel.secure_sum(6, bits=20, bound=1.0)
@@ -298,23 +284,24 @@ def test_what_masks_cannot_serve_is_refused(key):
 @pytest.mark.slow
 def test_the_start_goes_under_masks_too(x64):
     """Its sums are exact to the rounding, and no masks of it are those of a round."""
-    clients, algorithm = draw(np.float64), jf.pca.PerPCA(2, 1, step_size=0.05)
-    wanted = solve(algorithm, clients, LOSSLESS)
-    given = solve(algorithm, clients, jf.Wire(masks(bits=32, bound=20.0), LOSSLESS))
+    clients, algorithm = sampled(dtype=np.float64), jf.pca.PerPCA(2, 1, step_size=0.05)
+    wanted = solve(algorithm, clients, channel=LOSSLESS)
+    given = solve(algorithm, clients, channel=jf.Wire(masks(bits=32, bound=20.0), LOSSLESS))
     np.testing.assert_allclose(given.history["objective"], wanted.history["objective"], rtol=1e-5)
 
 
 @pytest.mark.slow
 def test_the_derivative_is_that_of_the_sum(x64):
     """It used to have the wrong sign, without a word."""
-    clients = draw(np.float64)
+    clients = sampled(dtype=np.float64)
     start = jf.Personalized(jnp.eye(FEATURES, 2), None)
 
     @jax.jit
     def slope(channel, step):
         def last(step):
             algorithm = jf.pca.PerPCA(2, 1, step_size=step)
-            return solve(algorithm, clients, channel, start).history["objective"][-1]
+            run = solve(algorithm, clients, channel=channel, warm_start=start)
+            return run.history["objective"][-1]
 
         return jax.grad(last)(step), jax.jvp(last, (step,), (1.0,))[1]
 
