@@ -27,7 +27,7 @@ def model(start="local_first"):
     return jf.pca.VarProPerPCA(2, 2, start=start)
 
 
-def test_each_start_is_a_run(clients):
+def test_each_start_equals_a_run_of_its_own(clients):
     """The history is that of the lowest objective, and so is the result."""
     runs = [fit(model(start), clients) for start in STARTS]
     found = fit(jf.MultiStart(model(), [model(start) for start in STARTS]), clients)

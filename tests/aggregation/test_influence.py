@@ -37,7 +37,7 @@ def projector(solution):
 
 
 @pytest.mark.slow
-def test_is_the_change_without_a_client(x64):
+def test_equals_the_change_without_a_client(x64):
     def numbers(result):
         return jnp.stack([result.shared[0] @ result.shared[i] for i in (3, 4)])
 
@@ -83,7 +83,7 @@ def test_estimates_the_change_of_the_projector(algorithm, x64):
     ids=["PerPCA", "VarProPerPCA"],
 )
 @pytest.mark.parametrize("scale", [1, 1000])
-def test_names_a_client_that_has_taken_the_result_over(algorithm, scale):
+def test_names_a_client_that_dominates_the_result(algorithm, scale):
     clients = clients_of()
     values = clients.data.values.astype(jnp.float32).at[CLIENTS - 1].multiply(scale)
     clients = jf.Clients.from_samples(values)

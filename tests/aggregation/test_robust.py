@@ -176,7 +176,7 @@ def test_equal_messages_give_the_mean(x64):
     ],
     ids=str,
 )
-def test_the_same_numbers_however_it_is_run(how, x64):
+def test_results_do_not_depend_on_backend_or_masks(how, x64):
     clients = alike()
     masked = how.pop("masked", False)
     found, wanted = fit(lying(masked=masked), clients, **how), fit(lying(), clients)
@@ -228,7 +228,7 @@ def test_an_absent_client_does_not_count(x64):
     ],
     ids=["PerPCA", "PerPCA-masked", "SubspaceIteration", "SubspaceIteration-masked"],
 )
-def test_a_client_whose_numbers_are_lost_counts_as_absent(algorithm, masked, x64):
+def test_a_client_that_sends_nan_counts_as_absent(algorithm, masked, x64):
     clients = alike()
     weights = np.ones(CLIENTS)
     weights[3] = 0
@@ -336,7 +336,7 @@ def test_second_moments_of_a_bad_client_do_no_harm(algorithm, groups, x64):
     assert far_clients(solution, clients.ids).tolist() == [0, GROUPS][: CLIENTS // groups]
 
 
-def test_what_has_a_memory_is_not_differentiated():
+def test_algorithms_with_memory_are_not_differentiated():
     with pytest.raises(ValueError, match=r"adjoint: wanted .* got VarProPerPCA"):
         fixed_point.through(Robust(jf.pca.VarProPerPCA(2, 1), groups=3))
 
@@ -349,7 +349,7 @@ def test_what_has_a_memory_is_not_differentiated():
     ],
     ids=["groups", "matrices"],
 )
-def test_what_does_not_fit_is_refused(algorithm, said):
+def test_groups_that_do_not_fit_are_refused(algorithm, said):
     with pytest.raises(ValueError, match=said):
         fit(algorithm, alike(np.float32))
 
@@ -362,7 +362,7 @@ def test_groups_without_clients_are_refused():
 
 
 @pytest.mark.slow
-def test_a_client_of_enormous_numbers_does_no_harm():
+def test_a_client_with_enormous_values_does_no_harm():
     clients = alike(np.float32)
     algorithm = Robust(jf.pca.SubspaceIteration(RANK), groups=CLIENTS)
     values = clients.data.values.at[0].multiply(1e16)
@@ -385,7 +385,7 @@ def test_fewer_new_clients_than_groups_get_models():
 
 
 @pytest.mark.slow
-def test_far_clients_are_those_of_robust_solutions():
+def test_far_clients_needs_a_robust_solution():
     clients = alike(np.float32)
     with pytest.raises(ValueError, match=r"solution: wanted .*Robust, got one of Local"):
         far_clients(fit(jf.pca.Local(2), clients, rounds=1), clients.ids)

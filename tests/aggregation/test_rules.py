@@ -43,7 +43,7 @@ def median(values, counts):
 
 
 @pytest.mark.parametrize("counts", [[1] * 7, [1] * 8, [3, 1, 0, 2, 5, 1, 2, 4], [4, 1, 1, 2, 0]])
-def test_the_coordinate_median_is_that_of_numpy(counts):
+def test_the_coordinate_median_equals_numpys(counts):
     rows, _ = draw_rows(groups=len(counts))
     rows, shares = jnp.asarray(rows), jnp.asarray(counts) / np.sum(counts)
     chex.assert_trees_all_close(
@@ -92,7 +92,7 @@ def test_the_biweight_has_the_smallest_bounded_loss():
     )
 
 
-def test_lies_no_longer_than_honest_differences_do_not_add_up():
+def test_lies_as_short_as_honest_differences_do_not_add_up():
     rng = np.random.default_rng(3)
     rows, shares = rng.normal(size=(100, 30)), np.full(100, 0.01)
     lie = rng.normal(size=30)
@@ -161,7 +161,7 @@ def test_values_of_any_size_stay_finite(name):
 
 
 @every_rule
-def test_moves_with_the_rows_whatever_their_order(name):
+def test_shifts_with_the_rows_and_ignores_their_order(name):
     rows, shares = draw_rows(3)
     wanted = aggregate(RULES[name], rows, shares)
     order = np.random.default_rng(0).permutation(len(rows))
@@ -174,7 +174,7 @@ def test_moves_with_the_rows_whatever_their_order(name):
 
 
 @every_rule
-def test_equal_rows_give_what_they_are_and_have_derivatives(name):
+def test_equal_rows_aggregate_to_themselves_and_have_derivatives(name):
     row, shares = np.arange(3.0), np.full(6, 1 / 6)
     rows = np.tile(row, (6, 1))
     both = jax.value_and_grad(lambda *at: RULES[name].aggregate(*at).sum(), (0, 1))

@@ -15,7 +15,7 @@ from tests.references import gcca as reference
 
 
 @pytest.mark.slow
-def test_runs_are_those_of_the_reference(x64):
+def test_runs_equal_the_reference(x64):
     keys = jax.random.split(jax.random.key(3), 2)
     views = _linear.drawn_views(keys, entities=60, features=12, latent=8)
     start = _linear.warm(views, 8)
@@ -34,7 +34,7 @@ def test_runs_are_those_of_the_reference(x64):
 
 
 @pytest.mark.slow
-def test_random_start_is_the_authors_own():
+def test_random_start_equals_the_authors():
     keys = jax.random.split(jax.random.key(0), 2)
     shared, local = _linear.random_start(_linear.drawn_views(keys), keys)
     assert shared.shape == (2, 500, 5) and local.shape == (2, 3, 25, 5)
@@ -120,7 +120,7 @@ def test_a_goal_that_is_never_reached_differs(monkeypatch):
 
 
 @pytest.mark.slow
-def test_sparse_views_are_stacked_as_the_lists_that_they_are():
+def test_sparse_views_are_stacked_as_lists():
     sizes = {"entities": 60, "features": 40, "latent": 30}
     keys = jax.random.split(jax.random.key(0), 3)
     views = figure8.drawn(keys, **sizes)

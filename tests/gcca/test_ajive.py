@@ -62,7 +62,7 @@ def orthogonal(seed=0, joint=2, own=(1, 2, 1), features=(4, 6, 3), entities=15):
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("individual_rank", [None, (1, 0, 2)])
-def test_parts_are_those_of_the_reference(seed, individual_rank, x64):
+def test_parts_equal_the_reference(seed, individual_rank, x64):
     arrays = oracle.draw(seed, noise=0.6)
     for rank in (1, 2, 4):
         wanted = reference.ajive(arrays, rank, SIGNAL_RANKS, individual_rank)
@@ -79,7 +79,7 @@ def test_parts_are_those_of_the_reference(seed, individual_rank, x64):
 
 
 @pytest.mark.parametrize("found", FOUND, ids=lambda found: str(found["seed"]))
-def test_parts_are_those_of_mvlearn(found, x64):
+def test_parts_equal_mvlearns(found, x64):
     arrays = oracle.draw(found["seed"])
     result = decompose(AJIVE(found["rank"], SIGNAL_RANKS), views_of(arrays))
     wanted = projector(found["joint_scores"])
@@ -127,7 +127,7 @@ def test_the_order_of_the_views_does_not_matter(x64):
     )
 
 
-def test_a_further_view_gets_its_parts(key, x64):
+def test_a_new_view_gets_its_parts(key, x64):
     arrays = oracle.draw(0)
     solution = jf.fit(AJIVE(2, 3), views_of(arrays), rounds=1, key=key)
     again = jf.personalize(AJIVE(2, 3), solution, views_of(arrays))
@@ -153,7 +153,7 @@ def test_scores_of_other_entities(x64):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
-def test_derivatives_are_those_of_whole_solves(seed, x64):
+def test_derivatives_equal_finite_differences(seed, x64):
     """With a direction that is dropped in one of the draws, and thresholds for all ranks."""
     arrays = [jnp.asarray(x) for x in oracle.draw(seed)]
     rng = np.random.default_rng(0)
@@ -188,7 +188,7 @@ def test_views_without_a_common_direction_have_individual_parts_alone(key, x64):
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_views_of_fewer_directions_than_their_rank(dtype, key, x64):
+def test_views_with_fewer_directions_than_their_rank(dtype, key, x64):
     common, parts = orthogonal()
     arrays = [(joint + own).astype(dtype) for joint, own in parts]
     found = decompose(AJIVE(4, 4), views_of(arrays))  # the second has four, the others three
@@ -234,7 +234,7 @@ def test_a_view_of_zeros_shares_nothing(key):
     [FOUND[0], *(found for found in FOUND[1:])],
     ids=lambda found: str(found["seed"]),
 )
-def test_bounds_are_those_of_mvlearn(found, key, x64):
+def test_bounds_agree_with_mvlearns(found, key, x64):
     """Its quantiles of a thousand draws lie within five standard errors of ours."""
     clients = views_of(oracle.draw(found["seed"]))
 

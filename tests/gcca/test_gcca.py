@@ -67,7 +67,7 @@ THREE_BITS = jf.channel.difference(jf.channel.quantize(3))
 
 
 @pytest.mark.parametrize("proximal", [0.0, 0.4])
-def test_lossless_rounds_are_those_of_the_reference(x64, proximal):
+def test_lossless_rounds_equal_the_reference(x64, proximal):
     views = arrays()
     g, q = start(views)
     expected_g, expected_q, costs = reference.maxvar(views, g, q, ROUNDS, proximal=proximal)
@@ -81,7 +81,7 @@ def test_lossless_rounds_are_those_of_the_reference(x64, proximal):
     np.testing.assert_allclose(solution.history["objective"], costs[:-1] / 3, atol=1e-8)
 
 
-def test_start_in_one_exchange_is_that_of_the_reference(x64):
+def test_the_one_round_start_equals_the_reference(x64):
     views = arrays()
     g, q = reference.mvlsa(views, RANK, 4)
     clients = jf.gcca.Views.from_arrays(views)
@@ -97,7 +97,7 @@ def test_start_in_one_exchange_is_that_of_the_reference(x64):
     assert warm.history["cost"][0] < cold.history["cost"][0]
 
 
-def test_optimum_is_the_closed_form_and_is_reached(x64):
+def test_the_optimum_has_a_closed_form_and_is_reached(x64):
     views = arrays()
     clients = jf.gcca.Views.from_arrays(views)
     least, g, eigenvalues = reference.optimum(views, RANK)
@@ -173,7 +173,7 @@ def test_two_bits_need_a_contraction():
 
 
 @pytest.mark.slow
-def test_bits_are_those_of_the_formula():
+def test_bits_follow_the_formula():
     views = arrays(40, (6, 6), dtype=np.float32)
     clients = jf.gcca.Views.from_arrays(views)
     solution = maxvar(clients, padded(*start(views)), channel=THREE_BITS, rounds=4, steps=1)
@@ -208,7 +208,7 @@ def test_batches_average_to_the_gradient(x64):
 
 
 @pytest.mark.parametrize("batch", [1, pytest.param(3, marks=pytest.mark.slow)])
-def test_entities_that_are_alike_make_every_batch_the_whole(batch, key):
+def test_identical_entities_make_every_batch_exact(batch, key):
     rows = [np.array([2.0, -1.0, 0.5]), np.array([1.0, 3.0])]
     clients = jf.gcca.Views.from_arrays([np.tile(row, (8, 1)).astype(np.float32) for row in rows])
     warm = jf.Personalized(jnp.full((8, 1), 8**-0.5), None)
@@ -337,7 +337,7 @@ def test_sparse_views_give_what_dense_ones_give(x64, center):
 
 
 @pytest.mark.slow
-def test_sparse_views_are_never_filled():
+def test_sparse_views_are_never_made_dense():
     shape = (10**6, 10**6)
     matrix = scipy.sparse.random_array(shape, density=1e-9, dtype=np.float32, rng=0)
     views = jf.gcca.Views.from_sparse([matrix, matrix], center=True)
@@ -490,7 +490,7 @@ def test_derivatives_through_a_memory(rounds, x64):
     np.testing.assert_allclose(end(0.0)[1], expected, rtol=1e-5, atol=1e-7)
 
 
-def test_a_ridge_makes_wide_views_say_something(x64):
+def test_a_ridge_makes_wide_views_informative(x64):
     wide = [np.random.default_rng(j).normal(size=(10, 15)) for j in range(3)]
     clients = jf.gcca.Views.from_arrays(wide)
     assert jf.gcca.optimum(clients, RANK).cost < 1e-20
@@ -502,7 +502,7 @@ def test_a_ridge_makes_wide_views_say_something(x64):
     np.testing.assert_allclose(best.cost, (3 * RANK - values[:RANK].sum()) / 2, rtol=1e-12)
 
 
-def test_agreement_of_views_is_drawn():
+def test_plotting_the_agreement_of_views():
     figure = jf.plot.agreement(np.eye(3, 5), ["a", "b", "c"])
     axes, _ = figure.axes
     np.testing.assert_array_equal(axes.images[0].get_array(), np.eye(3, 5))
@@ -625,7 +625,7 @@ def test_a_sparse_matrix_is_left_as_it_is():
     assert matrix.nnz == 3
 
 
-def test_what_sparse_views_cannot_is_refused(key):
+def test_unsupported_uses_of_sparse_views_are_refused(key):
     views = jf.gcca.Views.from_sparse([S, S])
     with pytest.raises(ValueError, match="solver: sparse views"):
         jf.fit(jf.gcca.MaxVar(2, solver="exact"), views, rounds=1, key=key)

@@ -78,7 +78,7 @@ PRESENT = np.array([[1, 0, 0, 1], [0, 1, 1, 0], [1, 1, 0, 0]], bool)
         ),
     ],
 )
-def test_it_is_the_reference(make, options, reference, key, x64):
+def test_rounds_equal_the_reference(make, options, reference, key, x64):
     model, clients = autoencoder(), sampled()
     # Everybody three times, and then some.
     present = np.concatenate([np.ones((3, 4), bool), PRESENT, PRESENT[::-1]])
@@ -248,7 +248,7 @@ def test_clipping():
 
 
 @pytest.mark.slow
-def test_absent_clients_rest(key, x64):
+def test_absent_clients_do_not_change(key, x64):
     clients = sampled(weights="equal")
     algorithm = minibatch(initial_spread=0.4)
     present = jf.participation.mask(np.array([[True, False, True, False]]))
@@ -348,7 +348,7 @@ def test_parameters_keep_their_type(wide, key):
         ("model", {"model": eqx.nn.Identity()}),
     ],
 )
-def test_what_bounds_and_steps_exclude_is_refused(argument, options):
+def test_bad_settings_are_refused(argument, options):
     with pytest.raises(ValueError, match=rf"^{argument}: .*got"):
         adaptive(**options)
 

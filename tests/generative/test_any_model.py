@@ -87,7 +87,7 @@ def test_the_state_of_a_flax_model_is_a_model(key, x64):
     np.testing.assert_allclose(model.down[...], wanted.result.shared["down"], rtol=1e-12)
 
 
-def test_what_is_no_model_is_refused():
+def test_bad_models_are_refused():
     for model, message in [
         ({}, "model: wanted parameters"),
         (apply, "model: wanted parameters"),

@@ -71,7 +71,7 @@ def test_corruption_mixes_samples_with_noise(corruption, key, x64):
 
 
 @BOTH
-def test_the_laws_of_noise_and_amounts(corruption, key):
+def test_the_distributions_of_noise_and_amounts(corruption, key):
     low, high = 0.25, 0.75
     within = type(corruption)((low, high), corruption.uniform, corruption.linear)
     _, amounts = within(key, jnp.zeros((4000, 1)))
@@ -142,7 +142,7 @@ def test_a_linear_net_learns_the_best_linear_denoiser(amount, key):
 # --- sampler -------------------------------------------------------------------------------------
 
 
-def test_it_is_the_published_sampler(key, x64):
+def test_the_sampler_equals_the_published_one(key, x64):
     weight = jax.random.normal(key, (FEATURES, FEATURES)) / 4
     found = generate(denoiser(Linear(weight)), LINEAR, key, (3, FEATURES), steps=7, dtype=float)
     x = np.asarray(jax.random.uniform(key, (3, FEATURES)))
@@ -159,14 +159,14 @@ def exact(sample, amount):
     return MEAN + gain @ (sample - signal * MEAN)
 
 
-def test_exact_denoising_makes_samples_of_the_law(key, x64):
+def test_exact_denoising_samples_the_distribution(key, x64):
     samples = np.asarray(generate(exact, PRESERVING, key, (4000, FEATURES), steps=400, dtype=float))
     error = 4 / len(samples) ** 0.5
     np.testing.assert_allclose(samples.mean(axis=0), MEAN, atol=error)
     np.testing.assert_allclose(np.cov(samples.T), COVARIANCE, atol=2 * error)
 
 
-def test_more_steps_come_closer_to_the_law(key, x64):
+def test_more_steps_come_closer_to_the_distribution(key, x64):
     """Samples are a linear map of the noise, so that their covariance is known but for steps."""
 
     def covariance(steps):
@@ -223,7 +223,7 @@ def test_it_is_adaptive_training_of_the_denoising_loss():
 
 
 @pytest.mark.slow
-def test_steps_become_a_tenth(key):
+def test_step_sizes_drop_to_a_tenth(key):
     """Adam moves by its step size where the gradient stays the same."""
 
     class Shift(eqx.Module):
@@ -328,7 +328,7 @@ def test_every_clients_model_makes_its_own_samples(key, x64):
         assert make(arrays=Linear(weights[1])).shape == (5, FEATURES)
 
 
-def test_a_net_of_images_tells_the_size_of_a_sample(key):
+def test_an_image_network_determines_the_size_of_a_sample(key):
     algorithm = AdaptiveDiffusion(UNet((4, 4, 1), widths=(2, 2, 2), key=key))
     made = jax.eval_shape(lambda a: algorithm.sample(key, a, 3, steps=2), algorithm.arrays)
     assert made.shape == (3, 16)
@@ -368,7 +368,7 @@ def test_bad_settings_are_refused(argument, options):
             make(net(), **options)
 
 
-def test_what_does_not_fit_the_clients_is_refused(key):
+def test_models_that_do_not_fit_the_clients_are_refused(key):
     clients = draw_correlated(dtype=np.float32)
     for model, message in (
         (Autoencoder(3, 2, key=key), r"loss: it fails .*\(2, 4\)"),
@@ -382,7 +382,7 @@ def test_what_does_not_fit_the_clients_is_refused(key):
         jf.fit(adept(batch_size=7), clients, rounds=1, key=key)
 
 
-def test_what_cannot_be_drawn_from_is_refused(key):
+def test_bad_arguments_of_sampling_are_refused(key):
     algorithm = adept()
     other = FedAvg(net(), reconstruction_loss, optax.sgd(1.0), local_steps=1)
     good = {"arrays": algorithm.arrays, "count": 2, "features": FEATURES, "steps": 2}

@@ -52,7 +52,7 @@ def minibatch(**options):
     ],
     ids=["FedAvg", "FedProx", "FedOpt"],
 )
-def test_it_is_the_reference(options, reference, key, x64):
+def test_rounds_equal_the_reference(options, reference, key, x64):
     model, clients = autoencoder(), sampled()
     solution = solve(fedavg(model, **options), clients, key)
     wanted, objective = federated_averaging(
@@ -96,7 +96,7 @@ def test_fine_tuning_is_local_steps_from_the_shared_model(key, x64):
         chex.assert_trees_all_close(found, own, atol=1e-12)
 
 
-def test_a_warm_start_goes_on(key, x64):
+def test_a_warm_start_continues_the_run(key, x64):
     clients = sampled()
     first = solve(fedavg(), clients, key, rounds=4)
     second = solve(fedavg(autoencoder(7)), clients, key, rounds=6, warm_start=first.result)
@@ -327,7 +327,7 @@ def test_reconstructed_energy():
     [eqx.nn.Identity(), Weights(jnp.array([1.0, jnp.nan])), Weights(jnp.array([1j]))],
     ids=["no numbers", "NaN", "complex"],
 )
-def test_what_is_no_model_is_refused(model):
+def test_bad_models_are_refused(model):
     with pytest.raises(ValueError, match=r"^model: .*(got|NaN)"):
         fedavg(model)
 
@@ -366,7 +366,7 @@ def test_a_bad_autoencoder_is_refused(options, message, key):
     ],
     ids=["batch", "input", "output", "vector", "whole number"],
 )
-def test_what_does_not_fit_the_clients_is_refused(make, message, key, x64):
+def test_settings_that_do_not_fit_the_clients_are_refused(make, message, key, x64):
     with pytest.raises(ValueError, match=f"^{message}"):
         jf.fit(make(), sampled(), rounds=1, key=key)
 

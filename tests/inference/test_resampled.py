@@ -81,7 +81,7 @@ def test_views_have_the_same_weights(x64):
     chex.assert_trees_all_close(spans(found.shared[1]), spans(wanted.shared), atol=1e-6)
 
 
-def test_weights_are_those_of_a_count(x64):
+def test_weights_have_the_moments_of_a_poisson_count(x64):
     """Their mean is one; variance and third moment are those of a Poisson count."""
     count = 400.0
     draw = jax.vmap(lambda i: row_weights(KEY, i, jnp.asarray(count), 400))
@@ -135,6 +135,6 @@ def test_what_cannot_be_resampled_is_refused(tables):
     ],
     ids=["thresholds", "means", "networks"],
 )
-def test_algorithms_that_see_samples_otherwise_are_refused(model):
+def test_algorithms_that_see_samples_in_other_ways_are_refused(model):
     with pytest.raises(ValueError, match=r"^algorithm: wanted one that sees samples through"):
         Resampled(model, 2)

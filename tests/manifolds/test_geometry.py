@@ -87,7 +87,7 @@ def test_hessians_are_second_differences_along_geodesics(manifold, f, exp, x64):
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("metric", METRICS)
-def test_exponential_is_that_of_dense_matrices(metric, shape, x64):
+def test_the_exponential_equals_that_of_dense_matrices(metric, shape, x64):
     x, v = map(np.asarray, point_and_tangent(1, shape))
     for size in (0.0, 0.4, 3.0):
         step = size * v
@@ -115,7 +115,7 @@ def test_logarithm_inverts_the_exponential(metric, x64):
 
 
 @pytest.mark.slow
-def test_no_path_no_logarithm(x64):
+def test_points_without_a_geodesic_between_them_have_no_logarithm(x64):
     x, _ = point_and_tangent(0, (3, 3))
     assert jnp.isnan(LOG(x, x.at[:, 0].multiply(-1), "euclidean")).all()
 
@@ -200,7 +200,7 @@ def test_parallel_transport(x64):
     np.testing.assert_allclose(slope, v, atol=1e-13)
 
 
-def test_bad_input_is_refused_with_its_name():
+def test_bad_input_is_refused_by_name():
     x = stiefel.random(jax.random.key(0), 5, 2)
     for call, message in [
         (lambda: stiefel.inner(x, x, x, "flat"), "metric: wanted one of euclidean, canonical"),

@@ -171,7 +171,7 @@ def test_polar_is_the_nearest_point(x64):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_cayley_is_the_dense_transform(shape, x64):
+def test_cayley_equals_the_dense_transform(shape, x64):
     x, v = draw_pair(2, shape)
     p = v - x @ (x.T @ v) / 2
     w, eye = p @ x.T - x @ p.T, jnp.eye(shape[0])
@@ -359,7 +359,7 @@ def test_exponential_and_logarithm_are_differentiable(x64):
 # Bad input
 
 
-def test_bad_input_is_refused_with_its_name(key):
+def test_bad_input_is_refused_by_name(key):
     x = stiefel.random(key, 5, 2)
     for call, message in [
         (lambda: stiefel.retraction("svd"), "retraction: wanted one of .*cayley.*'svd'"),

@@ -121,7 +121,7 @@ def test_fifty_rounds_agree_with_the_reference(name):
     assert np.linalg.norm(last - exact(samples)) > 1e-6
 
 
-def test_unlike_numbers_of_local_steps_in_one_round():
+def test_different_numbers_of_local_steps_in_one_round():
     samples, start = decaying()
     samples = [100 * samples[0][:2], *samples[1:]]
     algorithm = FAPS(RANK, local_solver="sufficient_decrease", local_tol=0.1)
@@ -142,7 +142,7 @@ every_solver = pytest.mark.parametrize("make", SOLVERS.values(), ids=SOLVERS)
 
 
 @every_solver
-def test_the_answer_is_the_svd_of_the_pooled_matrix(make):
+def test_the_solution_is_the_svd_of_the_pooled_matrix(make):
     samples, _ = decaying(decay=1.4)
     solution = solve(make(RANK, "kkt"), samples, rounds=600, tol=1e-12)
     assert 5 < solution.rounds < 600
@@ -155,7 +155,7 @@ def test_the_answer_is_the_svd_of_the_pooled_matrix(make):
 
 
 @every_solver
-def test_the_objective_stops_by_rule_27(make):
+def test_the_objective_stops_the_run_by_rule_27(make):
     samples, start = decaying(decay=1.3)
     clients = jf.Clients.from_samples(samples, weights="samples")
     solution = solve(make(RANK, "objective"), clients, warm_start=warm(start), **TO_THE_END)
@@ -257,7 +257,7 @@ def test_a_client_of_zeros_changes_nothing(algorithm):
 
 
 @every_solver
-def test_nothing_but_zeros(make):
+def test_all_zero_data(make):
     zeros = [np.zeros((count, FEATURES)) for count in COUNTS]
     solution = solve(make(RANK, "objective"), zeros, warm_start=warm(decaying()[1]), **TO_THE_END)
     assert solution.rounds == 2
@@ -326,7 +326,7 @@ def test_devices_and_the_order_of_clients():
     [SubspaceIteration(RANK), LocalPower(RANK, alignment="procrustes"), FAPS(RANK)],
     ids=SOLVERS,
 )
-def test_some_clients_a_round(algorithm):
+def test_some_clients_per_round(algorithm):
     # Clients of one law, so that those who take part stand for all, but for sampling errors.
     rng = np.random.default_rng(0)
     factor = np.diag([5.0, 4.0, 3.0, *[0.3] * (FEATURES - 3)])
@@ -478,7 +478,7 @@ def test_bad_input_is_refused(make):
         jf.fit(algorithm, clients, rounds=1, key=key, warm_start=start)
 
 
-def test_other_arguments_of_faps_are_refused():
+def test_bad_arguments_of_faps_are_refused():
     with pytest.raises(ValueError, match=r"^local_tol: local_solver='fixed' has none"):
         FAPS(RANK, local_tol=0.1)
     with pytest.raises(ValueError, match=r"^penalty: "):

@@ -78,7 +78,7 @@ def size(scores):
 
 @pytest.mark.parametrize("kind", ["complete", "incomplete"])
 @pytest.mark.parametrize("automatic", [False, True], ids=["paper", "automatic"])
-def test_takes_the_rounds_of_the_reference(x64, kind, automatic):
+def test_rounds_equal_the_reference(x64, kind, automatic):
     case = oracle.draw(5)
     masks = masks_of(case, kind)
     filled = [y * mask for y, mask in zip(case.samples, masks, strict=True)]
@@ -120,7 +120,7 @@ def test_takes_the_rounds_of_the_reference(x64, kind, automatic):
 
 @pytest.mark.parametrize("kind", ["complete", "incomplete"])
 @pytest.mark.parametrize("seed", range(3))
-def test_rounds_and_ends_are_those_of_the_authors(x64, kind, seed):
+def test_rounds_and_results_match_the_authors(x64, kind, seed):
     case, kept = oracle.draw(seed), KEPT["draws"][seed][kind]
     clients = clients_of(case, kind)
     penalty = oracle.PENALTY if kind == "complete" else 0.0
@@ -138,7 +138,7 @@ def test_rounds_and_ends_are_those_of_the_authors(x64, kind, seed):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("missing", [0.0, 0.1])
-def test_recovers_what_has_no_noise(x64, missing):
+def test_recovers_noiseless_data(x64, missing):
     samples, shared, locals_, gaps = draw_incomplete(0.0, missing=missing)
     clients = jf.Clients.from_samples(gaps, missing="mask")
     run = solve(jf.pca.HMF(2, 2), clients, rounds=1500)
@@ -170,7 +170,7 @@ def test_ends_at_personalized_pca_of_clients_weighted_by_their_samples(x64):
 
 
 @pytest.mark.slow
-def test_the_penalty_moves_no_solution(x64):
+def test_the_penalty_does_not_change_the_solution(x64):
     *_, gaps = draw_incomplete(0.3, missing=0.1)
     clients = jf.Clients.from_samples(gaps, missing="mask")
     ends = [
@@ -182,7 +182,7 @@ def test_the_penalty_moves_no_solution(x64):
 
 
 @pytest.mark.slow
-def test_a_client_of_small_scale_does_not_wait_for_its_own_factors(x64):
+def test_a_client_of_small_scale_converges_as_fast(x64):
     samples, *_, locals_, _ = draw_incomplete(0.0, scales=np.array([1.0, 1, 1, 1, 1, 0.05]))
     clients = jf.Clients.from_samples(samples)
     largest = max(np.linalg.eigvalsh(y.T @ y)[-1] for y in samples)
@@ -210,7 +210,7 @@ def test_large_scores_of_samples_with_few_observed_entries_do_not_diverge(x64):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scale", [1e-15, 1e-8, 1e8, 1e14])
-def test_knows_no_scale(scale):
+def test_is_scale_invariant(scale):
     *_, gaps = draw_incomplete(0.3, missing=0.1)
     gaps = gaps.astype(np.float32)
     runs = [
@@ -223,7 +223,7 @@ def test_knows_no_scale(scale):
 
 
 @pytest.mark.slow
-def test_derivatives_of_whole_solves_equal_central_differences(x64):
+def test_derivatives_of_whole_runs_equal_central_differences(x64):
     *_, gaps = draw_incomplete(0.3, missing=0.1)
     weights = np.random.default_rng(3).normal(size=(FEATURES, FEATURES))
 

@@ -92,7 +92,7 @@ def hard():
 
 @pytest.mark.parametrize("memory", [None, 4])
 @pytest.mark.parametrize(("samples", "unique"), [pytest.param(a, r, id=n) for n, a, r in hard()])
-def test_the_answer_is_that_of_the_pooled_matrix(samples, unique, memory):
+def test_the_solution_is_that_of_the_pooled_matrix(samples, unique, memory):
     solution = lanczos(samples, memory=memory)
     z = np.asarray(solution.result.shared)
     np.testing.assert_allclose(z.T @ z, np.eye(RANK), atol=1e-13)
@@ -130,7 +130,7 @@ def test_single_precision():
         assert reference.kkt_violation(reference.pooled(double), z.astype(float)) < 5e-7
 
 
-def test_a_start_beside_the_answer_is_left():
+def test_a_start_in_a_wrong_invariant_subspace_is_left():
     samples = decaying()
     wrong = np.linalg.svd(np.concatenate(samples))[2][-RANK:].T  # invariant, but the last
     solution = lanczos(samples, start=wrong)
@@ -138,7 +138,7 @@ def test_a_start_beside_the_answer_is_left():
     assert error(solution, samples) < 1e-9
 
 
-def test_once_converged_nothing_moves():
+def test_nothing_changes_once_converged():
     samples = decaying()
     history = lanczos(samples).history
     converged = FEATURES // RANK
@@ -280,7 +280,7 @@ def test_derivatives_are_finite_differences(make, rounds):
 # --- bad input -------------------------------------------------------------------------------
 
 
-def test_bad_data(key):
+def test_bad_input_is_refused(key):
     clients = jf.Clients.from_samples(decaying())
     with pytest.raises(ValueError, match="25 orthonormal components do not fit into 24 features"):
         jf.fit(BlockLanczos(25), clients, rounds=1, key=key)
@@ -289,7 +289,7 @@ def test_bad_data(key):
         jf.fit(BlockLanczos(RANK), clients, rounds=1, key=key, warm_start=start)
 
 
-def test_needs_everybody(key):
+def test_needs_every_client(key):
     clients = jf.Clients.from_samples(np.random.default_rng(0).normal(size=(4, 9, 6)))
     with pytest.raises(ValueError, match=r"^participation: BlockLanczos needs every client"):
         jf.fit(

@@ -119,7 +119,7 @@ def test_every_variant(variant, retraction, ranks, some):
 
 
 @pytest.mark.slow
-def test_power_iteration_does_not_wait_for_the_largest_client():
+def test_the_largest_client_does_not_slow_power_iteration():
     """One client's data are ten times as large, and the objective never rises."""
     samples = draw_samples()
     samples[0] = 10 * samples[0]
@@ -190,14 +190,14 @@ def test_the_automatic_step_is_one_over_the_largest_eigenvalue():
 
 
 @pytest.mark.slow
-def test_its_own_start():
+def test_the_default_start():
     samples = draw_samples()
     shared, frames = reference.local_first(samples, SHARED, LOCAL)
     wanted = reference.perpca(samples, shared, frames, step_size=STEP, rounds=ROUNDS)
     agree(solve(jf.pca.PerPCA(SHARED, LOCAL, step_size=STEP), samples).result, *wanted[:2])
 
 
-def test_local_components_that_are_missing_in_a_warm_start_are_the_best_ones():
+def test_missing_local_components_of_a_warm_start_are_the_best_ones():
     samples = draw_samples()
     shared, *_ = first(LOCAL)
     frames = [reference.best_local(reference.moment(y), shared, LOCAL) for y in samples]

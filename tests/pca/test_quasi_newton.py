@@ -59,7 +59,7 @@ def rounds_to(objective, best, start, gap=1e-4):
     ],
     ids=["hierarchical", "adaptive", "empirical Bayes"],
 )
-def test_the_optimum_is_that_of_the_slower_solver(make, other, objective, times, x64):
+def test_the_optimum_equals_that_of_the_slower_solver(make, other, objective, times, x64):
     objective = objective or (lambda history: history["objective"])
     long, quick = falls(make, other, objective=objective)
     assert quick[-1] <= long[-1] + 1e-9 * abs(long[-1])
@@ -143,7 +143,7 @@ def test_components_stay_orthonormal_in_single_precision():
     [4, 60],
     ids=["on the way", "at the end"],
 )
-def test_unrolled_derivatives_are_those_of_finite_differences(make, rounds, x64):
+def test_unrolled_derivatives_equal_finite_differences(make, rounds, x64):
     values = jnp.asarray(samples())
     weights = jnp.asarray(np.random.default_rng(1).normal(size=(FEATURES, FEATURES)))
 
@@ -169,7 +169,7 @@ def test_unrolled_derivatives_are_those_of_finite_differences(make, rounds, x64)
         (lambda: Bayes(0.2, solver="newton"), "^solver: "),
     ],
 )
-def test_what_does_not_go_with_it_is_refused(make, message):
+def test_incompatible_settings_are_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
 
@@ -180,7 +180,7 @@ def test_implicit_derivatives_are_refused_where_no_other_round_has_the_solution(
         solve(make(0.2, solver="quasi_newton"), samples(), rounds=5, adjoint=jf.adjoint.implicit())
 
 
-def test_every_client_is_wanted_in_each_round():
+def test_every_client_must_take_part():
     with pytest.raises(ValueError, match=r"^participation: HierarchicalPCA needs every client"):
         algorithm, some = Hierarchical(0.2, 0.1, solver="quasi_newton"), jf.participation.uniform(3)
         solve(algorithm, samples(), rounds=5, participation=some)

@@ -70,7 +70,7 @@ def mistakes(run, truth):
 
 @pytest.mark.parametrize("inner", [1, 3])
 @pytest.mark.parametrize("kind", ["complete", "incomplete"])
-def test_takes_the_rounds_of_the_reference(x64, kind, inner):
+def test_rounds_equal_the_reference(x64, kind, inner):
     truth = draw_corrupted(0.1, missing=0.1)
     gaps = truth.samples if kind == "complete" else truth.gaps
     counts = 50, 28, 36, 40, 24, 32
@@ -104,7 +104,7 @@ def test_takes_the_rounds_of_the_reference(x64, kind, inner):
 
 
 @pytest.mark.slow
-def test_many_inner_rounds_are_the_papers_epochs(x64):
+def test_many_inner_rounds_equal_the_papers_epochs(x64):
     samples = draw_corrupted(0.1).samples
     first, decay, final = 1.5, 0.6, 0.4
     algorithm = jf.pca.TCMF(RANK, RANK, final, first_threshold=first, decay=decay, inner_rounds=300)
@@ -125,7 +125,7 @@ def test_many_inner_rounds_are_the_papers_epochs(x64):
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("kind", ["together", "alone"])
-def test_epochs_are_those_of_the_authors_steps(x64, kind, seed):
+def test_epochs_equal_the_authors(x64, kind, seed):
     case, kept = oracle.draw(seed), KEPT["draws"][seed][kind]
     samples = case.samples if kind == "together" else case.samples[:1]
     inner = 300
@@ -154,7 +154,7 @@ def test_epochs_are_those_of_the_authors_steps(x64, kind, seed):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("missing", [0.0, 0.1])
-def test_recovers_what_has_no_noise_at_a_linear_rate(x64, missing):
+def test_recovers_noiseless_data_at_a_linear_rate(x64, missing):
     truth = draw_corrupted(missing=missing)
     observed = ~np.isnan(truth.gaps)
     ends = []
@@ -213,14 +213,14 @@ def test_without_errors_it_is_personalized_pca(x64):
 
 
 @pytest.mark.slow
-def test_the_objective_falls_once_the_threshold_has(x64):
+def test_the_objective_falls_once_the_threshold_has_fallen(x64):
     run = solve(jf.pca.TCMF(RANK, RANK, 0.3), draw_corrupted(0.1).samples, rounds=250)
     objective = np.asarray(run.history["objective"])[120:]
     assert (np.diff(objective) <= 1e-12 * objective[0]).all()
 
 
 @pytest.mark.slow
-def test_derivatives_of_whole_solves_equal_central_differences(x64):
+def test_derivatives_of_whole_runs_equal_central_differences(x64):
     truth = draw_corrupted(0.1, missing=0.05)
     weights = np.random.default_rng(3).normal(size=(FEATURES, FEATURES))
 
@@ -257,7 +257,7 @@ def test_derivatives_of_whole_solves_equal_central_differences(x64):
     np.testing.assert_allclose(other, gradient, atol=1e-8)
 
 
-def test_an_implicit_derivative_wants_one_inner_round():
+def test_an_implicit_derivative_requires_one_inner_round():
     clients = jf.Clients.from_samples(draw_corrupted().samples.astype(np.float32))
     with pytest.raises(ValueError, match=r"^adjoint: wanted TCMF\(inner_rounds=1\).*, got 2"):
         jf.rollout(
@@ -271,7 +271,7 @@ def test_an_implicit_derivative_wants_one_inner_round():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scale", [1e-15, 1e-8, 1e8, 1e14])
-def test_knows_no_scale_but_the_thresholds(scale):
+def test_is_scale_invariant_up_to_the_thresholds(scale):
     gaps = draw_corrupted(0.1, missing=0.1).gaps.astype(np.float32)
     runs = [
         solve(jf.pca.TCMF(RANK, RANK, 0.5 * s), clients_of(np.float32(s) * gaps), rounds=60)

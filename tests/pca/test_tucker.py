@@ -66,7 +66,7 @@ def draw_tensors(seed=0, noise=0.0, own=1.0, clients=CLIENTS, count=16):
 
 @pytest.mark.parametrize("rho", [0.0, 0.7])
 @pytest.mark.parametrize("orthogonal", [(0, 1, 2), pytest.param((1,), marks=pytest.mark.slow)])
-def test_takes_the_rounds_of_the_reference(x64, orthogonal, rho):
+def test_rounds_equal_the_reference(x64, orthogonal, rho):
     case = oracle.draw(5, orthogonal)
     clients = jf.Clients.from_samples(rows(case.samples))
     algorithm = jf.pca.PerTucker(
@@ -86,7 +86,7 @@ def test_takes_the_rounds_of_the_reference(x64, orthogonal, rho):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", oracle.KINDS)
 @pytest.mark.parametrize("seed", range(3))
-def test_rounds_and_ends_are_those_of_the_authors(x64, kind, seed):
+def test_rounds_and_results_match_the_authors(x64, kind, seed):
     orthogonal, rho = oracle.KINDS[kind]
     case, kept, total = oracle.draw(seed, orthogonal), KEPT["draws"][seed][kind], sum(oracle.COUNTS)
     # The authors' sum over all samples.
@@ -109,7 +109,7 @@ def test_rounds_and_ends_are_those_of_the_authors(x64, kind, seed):
 @pytest.mark.slow
 @pytest.mark.parametrize("orthogonal", [None, (0,)])
 @pytest.mark.parametrize("own", [0.3, 3.0])
-def test_recovers_what_has_no_noise(x64, orthogonal, own):
+def test_recovers_noiseless_data(x64, orthogonal, own):
     samples, shared, locals_ = draw_tensors(own=own)
     algorithm = jf.pca.PerTucker(SHAPE, RANKS, LOCAL_RANKS, orthogonal_modes=orthogonal)
     run = solve(algorithm, samples, rounds=600)
@@ -147,7 +147,7 @@ def test_the_objective_is_the_squared_error_of_the_result(x64):
 @pytest.mark.slow
 @pytest.mark.parametrize("adjoint", ["implicit", "unrolled"])
 @pytest.mark.parametrize(("orthogonal", "rho"), [(None, 0.0), ((1,), 0.5)])
-def test_derivatives_of_whole_solves_equal_central_differences(x64, adjoint, orthogonal, rho):
+def test_derivatives_of_whole_runs_equal_central_differences(x64, adjoint, orthogonal, rho):
     rng = np.random.default_rng(2)
     means = np.outer([3.0, 0, 0], [1.0, 0]).ravel(), np.outer([0, 1.0, 1], [0, 2.0]).ravel()
     at = sum(rng.normal(size=(CLIENTS, 12, 1)) * mean for mean in means)
@@ -199,7 +199,7 @@ def test_degenerate_samples(kind):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scale", [1e-14, 1e14])
-def test_knows_no_scale(scale):
+def test_is_scale_invariant(scale):
     samples = draw_tensors(noise=0.3)[0].astype(np.float32)
     runs = [
         solve(jf.pca.PerTucker(SHAPE, RANKS, LOCAL_RANKS), x, rounds=60)

@@ -40,7 +40,7 @@ def far(samples):
 
 @pytest.mark.parametrize("ranks", [(2,) * 10, (2, 0, 1, 2, 1) * 2], ids=["alike", "unequal"])
 @pytest.mark.parametrize("seed", [10, 11, 13])
-def test_takes_the_steps_of_the_reference(x64, ranks, seed):
+def test_steps_equal_the_reference(x64, ranks, seed):
     """On noise with few samples, where some trials are rejected long before the end."""
     rng = np.random.default_rng(5)
     turns = (np.linalg.qr(rng.normal(size=(12, 12)))[0] for _ in ranks)
@@ -80,7 +80,7 @@ def test_starts_from_what_clients_have_in_common(make, x64):
 
 
 @pytest.mark.slow
-def test_alike_clients_share_the_largest_components():
+def test_identical_clients_share_the_largest_components():
     (rows,) = gaussian_samples((60,), np.linspace(3, 0.5, 8))
     top = np.linalg.eigvalsh(rows.T @ rows / 60)[-3:].sum()
     for start, least, most in (("local_first", 0, 0.7), ("common", 0.9999, 1.0001)):
@@ -89,7 +89,7 @@ def test_alike_clients_share_the_largest_components():
 
 
 @pytest.mark.slow
-def test_finds_components_that_are_known(x64):
+def test_finds_known_components(x64):
     """Without noise the optimum is zero, at the components that made the data."""
     basis = np.linalg.qr(np.random.default_rng(0).normal(size=(8, 8)))[0]
     rows = [4 * basis[:, :2].T * np.sqrt(4) for _ in range(3)]
@@ -148,7 +148,7 @@ def test_takes_a_fifth_of_the_rounds_of_gradient_descent(samples):
 
 
 @pytest.mark.slow
-def test_climbs_from_anywhere(samples, far):
+def test_converges_from_a_distant_start(samples, far):
     far = fit(VarProPerPCA(2, 3), samples, rounds=60, warm_start=jf.Personalized(far, None))
     near = fit(VarProPerPCA(2, 3), samples, rounds=60)
     far, near = far.history["objective"], near.history["objective"]
@@ -182,7 +182,7 @@ def test_the_order_of_blocks_does_not_make_other_participants():
     assert np.isfinite(history["stopping_measure"]).all()
 
 
-def test_drawn_participants_bring_it_as_near_as_gradient_descent(samples, far):
+def test_with_drawn_participants_it_gets_as_close_as_gradient_descent(samples, far):
     start = jf.Personalized(far, None)
 
     def objective(algorithm):
@@ -196,14 +196,14 @@ def test_drawn_participants_bring_it_as_near_as_gradient_descent(samples, far):
 
 
 @pytest.mark.slow
-def test_shrinkage_is_that_of_gradient_descent(samples):
+def test_shrinkage_equals_that_of_gradient_descent(samples):
     slow = fit(jf.pca.PerPCA(2, 3, shrinkage=True), samples, rounds=3000).result
     fast = fit(VarProPerPCA(2, 3, shrinkage=True), samples, rounds=100).result
     assert jf.manifolds.grassmann.distance(fast.shared, slow.shared) < 1e-3
 
 
 @pytest.mark.slow
-def test_unrolled_derivative_is_that_of_the_solution_with_weights(samples):
+def test_the_unrolled_derivative_equals_that_of_the_solution_with_weights(samples):
     """Long after the steps have become rounding, and with clients that count for nothing."""
     rows = jnp.asarray(np.stack([y[:12] for y in samples[10:15]])) * jnp.linspace(1, 3, 12)
     turn = jnp.asarray(np.random.default_rng(0).normal(size=(12, 12)))
@@ -222,14 +222,14 @@ def test_unrolled_derivative_is_that_of_the_solution_with_weights(samples):
 
 
 @pytest.mark.slow
-def test_sizes_of_data_do_not_matter(samples):
+def test_is_scale_invariant(samples):
     sizes = [fit(VarProPerPCA(2, 3), [s * y for y in samples], rounds=40) for s in (1.0, 1e-30)]
     np.testing.assert_allclose(
         sizes[1].history["objective"] / 1e-60, sizes[0].history["objective"], rtol=1e-8
     )
 
 
-def test_refuses_what_does_not_fit(samples):
+def test_bad_input_is_refused(samples):
     with pytest.raises(ValueError, match="shared_rank"):
         VarProPerPCA(0, 3)
     with pytest.raises(ValueError, match="local_rank"):

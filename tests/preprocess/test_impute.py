@@ -152,7 +152,7 @@ def test_rounds_equal_a_reference_from_the_formulas():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rate", [0.1, 0.4, 0.6])
-def test_missing_entries_are_nearer_than_by_simpler_means(rate):
+def test_imputed_entries_are_closer_than_feature_means(rate):
     full, gaps = draw_incomplete(rate)
     clients, solution = fitted(gaps)
     missing = np.isnan(gaps)
@@ -179,7 +179,7 @@ def test_complete_samples_are_not_changed():
 
 
 @pytest.mark.slow
-def test_the_subspace_is_near_that_of_complete_samples():
+def test_the_subspace_is_close_to_that_of_complete_samples():
     full, gaps = draw_incomplete(0.3)
     clients, solution = fitted(gaps)
     centred = solution.result.local.moments(clients)
@@ -193,7 +193,7 @@ def test_the_subspace_is_near_that_of_complete_samples():
     assert distance(*shared) < 0.3 * distance(filled.result.shared, shared[1])
 
 
-def test_rows_of_a_client_and_of_anybody():
+def test_rows_of_known_and_of_unknown_clients():
     _, gaps = draw_incomplete(0.3)
     clients, solution = fitted(gaps)
     local, shared = solution.result.local, solution.result.shared
@@ -206,7 +206,7 @@ def test_rows_of_a_client_and_of_anybody():
 
 
 @pytest.mark.slow
-def test_buckets_and_sources_are_transformed_as_others():
+def test_buckets_and_sources_are_transformed_like_arrays():
     _, gaps = draw_incomplete(0.3)
     arrays = [x[: (10, 20, 30)[i % 3]] for i, x in enumerate(gaps)]
     one, several = (
@@ -232,7 +232,7 @@ def test_buckets_and_sources_are_transformed_as_others():
 
 
 @pytest.mark.slow
-def test_derivatives_of_whole_solves_equal_central_differences():
+def test_derivatives_of_whole_runs_equal_central_differences():
     _, gaps = draw_incomplete(0.3, clients=4)
     gaps = gaps[:, :10].astype(np.float64)
     with jax.enable_x64(True):
@@ -285,7 +285,7 @@ def test_samples_of_any_size_give_finite_models(scale):
 
 
 @pytest.mark.slow
-def test_everything_closed_over_under_jit():
+def test_closed_over_data_work_under_jit():
     _, gaps = draw_incomplete(0.3, clients=3)
     clients, solution = fitted(gaps, rounds=3)
 
@@ -361,7 +361,7 @@ def test_a_solution_is_saved_with_it_and_completes_new_rows(tmp_path):
 
 
 @pytest.mark.slow
-def test_rows_may_be_incomplete_and_not_infinite():
+def test_rows_may_be_incomplete_but_not_infinite():
     _, gaps = draw_incomplete(0.3)
     clients, solution = fitted(gaps, rounds=2)
     units = solve(Standardize("local"), clients, rounds=1).result.local

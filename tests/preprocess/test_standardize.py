@@ -45,7 +45,7 @@ def expected(arrays, center, scale):
 
 @pytest.mark.parametrize("scale", ["shared", "local", "energy", "none"])
 @pytest.mark.parametrize("center", ["shared", "local", "none"])
-def test_they_are_those_of_the_pooled_rows(center, scale):
+def test_means_and_deviations_equal_those_of_the_pooled_rows(center, scale):
     arrays = tables()
     found = fit(Standardize(center, scale), arrays).result
     mean, deviation = expected(arrays, center, scale)
@@ -67,7 +67,7 @@ def test_many_samples_cost_no_precision():
     chex.assert_trees_all_close((found.mean, found.scale), wanted, rtol=1e-6)
 
 
-def test_weights_matter_where_they_are_zero():
+def test_only_zero_weights_matter():
     arrays = tables()
     whole = fit(Standardize(), jf.Clients.from_samples(arrays, weights=[0.1, 0.7, 0.0]))
     part = fit(Standardize(), arrays[:2])
@@ -83,7 +83,7 @@ def check_pooled(found, arrays):
 
 
 @pytest.mark.slow
-def test_sums_go_behind_masks():
+def test_sums_can_be_masked():
     arrays = tables()
     # The sums before the round are of the size of the data, those of the round are of differences.
     wire = jf.Wire(jf.channel.secure_sum(3, bits=32, bound=2e3), jf.channel.lossless(), MASKS)
@@ -92,7 +92,7 @@ def test_sums_go_behind_masks():
 
 
 @pytest.mark.slow
-def test_sums_go_behind_masks_on_flower(tmp_path, monkeypatch):
+def test_sums_can_be_masked_on_flower(tmp_path, monkeypatch):
     pytest.importorskip("flwr")
     from jaxfed.deploy import exchange
     from tests.deploy.federation import Federation
@@ -106,12 +106,12 @@ def test_sums_go_behind_masks_on_flower(tmp_path, monkeypatch):
     check_pooled((shared["shared.mean"], shared["shared.scale"]), arrays)
 
 
-def test_nothing_is_sent_where_nothing_is_common():
+def test_nothing_is_sent_if_nothing_is_shared():
     history = fit(Standardize("local", "energy"), tables()).history
     assert history["bits_up"][-1] == 0
 
 
-def test_fewer_than_half_of_the_clients_may_send_anything():
+def test_a_minority_of_clients_may_send_arbitrary_values():
     arrays = tables(counts=(30,) * 7)
     wrong = [*arrays[:4], *(1e6 * y for y in arrays[4:])]
     clients = jf.Clients.from_samples(wrong, weights=[1, 1, 1, 1, 1, 1, 0])
@@ -171,7 +171,7 @@ def test_clients_are_transformed_in_any_layout(name, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_source_in_other_units_is_another_one(tmp_path):
+def test_a_source_in_other_units_has_another_identity(tmp_path):
     clients = layouts(tables(), tmp_path)["source"]
     found = [
         fit(Standardize("local", scale), clients).result.local.transform(clients)
@@ -208,7 +208,7 @@ def test_new_clients_get_their_own():
 
 
 @pytest.mark.slow
-def test_one_client_of_another_size_leaves_the_shared_subspace():
+def test_a_client_of_another_scale_leaves_the_shared_subspace_unchanged():
     key = jax.random.key(0)
     data = jf.data.perpca_synthetic(
         key, clients=30, features=12, shared_rank=2, local_rank=2, samples=60, noise_variance=0.09
@@ -238,7 +238,7 @@ def test_a_solution_is_saved_with_them(tmp_path):
         solution.save(tmp_path / "result.npz", preprocessing=units.mean)
 
 
-def test_what_does_not_fit_is_refused():
+def test_bad_input_is_refused():
     clients = jf.Clients.from_samples(tables())
     units = Standardization(np.zeros((3, FEATURES)), np.ones((3, FEATURES)))
     rows = np.ones((2, FEATURES))

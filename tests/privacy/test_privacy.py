@@ -45,7 +45,7 @@ def secret():
 
 
 @pytest.mark.slow
-def test_the_record_is_what_was_said():
+def test_the_record_holds_the_messages():
     heard, clients = transcript("subspace iteration"), decaying()
     pooled = sum(privacy.client_matrix(clients, i) for i in range(CLIENTS))
     z = heard.received
@@ -72,7 +72,7 @@ def test_first_messages_are_kept():
     np.testing.assert_allclose(heard.first_total.energy, sum(energies))
 
 
-def test_minimum_norm_is_that():
+def test_minimum_norm_finds_the_solution_of_least_norm():
     rng = np.random.default_rng(1)
     z, y = rng.normal(size=(2, 6, 2)), rng.normal(size=(2, 6, 2))
     phi = privacy.minimum_norm(z, y)
@@ -95,7 +95,7 @@ def test_outside_span_solves_its_equations():
 
 
 @pytest.mark.parametrize("name", ["subspace iteration", "block Lanczos", "FAPS, KKT"])
-def test_products_give_the_matrix_away(name):
+def test_products_reveal_the_matrix(name):
     errors = privacy.linear_attack(transcript(name), secret())
     assert errors.shape == (ROUNDS,)
     assert errors[0] > 0.5 and errors[SPAN - 2] > 1e-2
@@ -106,7 +106,7 @@ def test_products_give_the_matrix_away(name):
     np.testing.assert_allclose(chosen, errors[[0, SPAN - 1]])
 
 
-def test_masked_messages_do_not():
+def test_masked_messages_do_not_reveal_the_matrix():
     heard = transcript("FAPS")
     assert privacy.linear_attack(heard, secret()).min() > 0.8
     assert privacy.linear_attack(heard, secret(), calibrated=True).min() > 0.4
@@ -114,7 +114,7 @@ def test_masked_messages_do_not():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["subspace iteration", "FAPS"])
-def test_a_server_that_restarts_gets_it(name):
+def test_a_server_that_restarts_learns_the_matrix(name):
     attack = functools.partial(
         privacy.restart_attack, SOLVERS[name], decaying(), key=jax.random.key(1), client=1
     )
@@ -126,7 +126,7 @@ def test_a_server_that_restarts_gets_it(name):
 
 
 @pytest.mark.parametrize("name", SOLVERS)
-def test_a_sum_tells_no_client_apart(name):
+def test_a_sum_reveals_no_single_client(name):
     guess = privacy.public_guess(decaying(), 1)
     assert guess > 0.1
     heard = transcript(name)
@@ -183,7 +183,7 @@ def test_channels():
     assert 1e-9 < error < 1e-5
 
 
-def test_bad_arguments():
+def test_bad_arguments_are_refused():
     clients, key = decaying(), jax.random.key(0)
     with pytest.raises(ValueError, match="client: wanted a whole number from 0 to 3, got 4"):
         privacy.record(SOLVERS["FAPS"], clients, rounds=1, key=key, client=4)

@@ -154,13 +154,13 @@ PARTS = [page for page in (README, *PAGES) if blocks(page)]
 
 
 @pytest.mark.parametrize("page", PARTS, ids=lambda page: page.name)
-def test_code_is_as_wide_as_a_page_shows(page):
+def test_code_fits_the_width_of_a_page(page):
     for source in blocks(page):
         assert max(map(len, source.splitlines())) <= 79
 
 
 @pytest.mark.parametrize("page", [README, *PAGES], ids=lambda page: page.name)
-def test_links_lead_somewhere(page):
+def test_links_resolve(page):
     for link in re.findall(r"\]\((?!http)([^)#]+)(?:#[^)]*)?\)", page.read_text()):
         # The documentation's build checks links to pages that it writes.
         assert "/_generated/" in link or (page.parent / link).exists(), link
@@ -174,7 +174,7 @@ def test_every_extra_has_its_line():
     assert set(re.findall(r"^\| `pip install 'jaxfed\[(\w+)\]'` \|", page, re.M)) == set(extras)
 
 
-def test_every_algorithm_is_described_whole():
+def test_every_algorithm_is_described_completely():
 
     text = (DOCS / "reference/by_algorithm.md").read_text()
     sections = re.split(r"^## ", text, flags=re.M)[1:]

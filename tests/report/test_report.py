@@ -87,7 +87,7 @@ def test_the_page_has_all_sections_and_says_what_ran(page, solution):
     assert parts.tags.count("svg") == 5
 
 
-def test_names_are_no_markup_and_nothing_is_loaded(page):
+def test_names_are_escaped_and_nothing_is_loaded(page):
     parts = Parts(page)
     assert "script" not in parts.tags and "<script" not in page
     assert "<script>alert(1)</script>" in parts.text["data"]
@@ -106,7 +106,7 @@ def test_the_same_run_gives_the_same_page(page, solution, clients):
     assert used <= set(ids)
 
 
-def test_pictures_are_in_the_colours_of_the_page(page):
+def test_plots_have_the_colours_of_the_page(page):
     assert "#000000" not in page and "currentColor" in page and "var(--soft)" in page
 
 
@@ -144,7 +144,7 @@ def test_what_was_chosen_and_what_is_known_is_shown(solution, clients):
 
 
 @pytest.mark.slow
-def test_how_sure_the_components_are_is_shown():
+def test_the_uncertainty_of_components_is_shown():
     samples = np.random.default_rng(0).normal(size=(2, 12, 6)).astype(np.float32)
     clients = jf.Clients.from_samples(samples)
     solution = jf.fit(jf.pca.OneShot(3, 1), clients, rounds=1, key=KEY)
@@ -199,7 +199,7 @@ def test_a_warm_start_sends_less_before_the_rounds(clients):
 
 
 @pytest.mark.slow
-def test_what_hides_messages_is_said(clients):
+def test_protection_of_messages_is_reported(clients):
     noise = jf.channel.gaussian(1.0, 2.0, clients=4)
     algorithm = jf.pca.PerPCA(1, 1, start="random", step_size=0.1)
 
@@ -347,7 +347,7 @@ def test_a_browser_shows_it_in_light_and_dark_and_asks_for_nothing(page, tmp_pat
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_the_browser_would_tell(page, tmp_path):
+def test_the_browser_test_can_fail(page, tmp_path):
     """What the test above looks for is seen where it is planted."""
     (tmp_path / "image").mkdir()
     picture = '<img src="http://127.0.0.1:9/picture.png">'

@@ -115,7 +115,7 @@ class Trusting(Average):
 
 
 @pytest.mark.slow
-def test_what_keeps_the_contract_passes():
+def test_an_algorithm_that_keeps_the_contract_passes():
     report = check_algorithm(Average(), sampled(), deterministic=True)
     assert set(report.checked) | report.skipped.keys() == set(CHECKS)
     # A mean is not quadratic in the samples, and says so.
@@ -137,7 +137,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_what_does_not_is_told(name):
+def test_each_violation_is_reported(name):
     kind, sentence = BROKEN[name]
     with pytest.raises(AssertionError, match=sentence):
         check_algorithm(
@@ -160,14 +160,14 @@ def test_the_check_that_fails_is_named_and_progress_is_shown(capsys):
     assert shown.startswith("refusals ... refusals ... passed, ") and shown.endswith(" s")
 
 
-def test_compilation_is_seen():
+def test_compilations_are_detected():
     with _compare.compilations() as compiled:
         jax.jit(lambda x: x + 1)(jnp.zeros(3))
     assert any("lambda" in name for name in compiled)
 
 
 @pytest.mark.slow
-def test_a_constraint_is_looked_at_in_both_precisions_and_through_channels():
+def test_a_constraint_is_checked_in_both_precisions_and_through_channels():
     seen = []
     check_algorithm(
         Average(),
@@ -191,7 +191,7 @@ def test_a_constraint_is_looked_at_in_both_precisions_and_through_channels():
             )
 
 
-def test_bad_arguments():
+def test_bad_arguments_are_refused():
     with pytest.raises(ValueError, match=r"checks: wanted some of refusals, .* got \['speed'\]"):
         check_algorithm(Average(), sampled(), checks=["speed"])
     with pytest.raises(ValueError, match=r"clients: wanted at least 3, got 2"):

@@ -111,7 +111,7 @@ def test_half_of_the_clients_take_part(name):
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("name", ["pmap 2", pytest.param("shard 2", marks=pytest.mark.slow)])
-def test_host_driven_runs_too(name):
+def test_host_driven_runs_agree_with_compiled_ones(name):
     clients = draw_unalike()
     given = jf.fit(perpca(), clients, rounds=ROUNDS, key=jax.random.key(3), backend=backend(name))
     wanted = solve_on(perpca(), clients, jf.backend.vmap())
@@ -206,7 +206,7 @@ class Blind(OneByOne):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("inner", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_a_backend_from_outside_has_the_rights_of_ours(inner):
+def test_a_custom_backend_can_do_what_ours_do(inner):
     mine = jf.backend.shard(2, inner=OneByOne()) if inner else OneByOne()
     clients = draw_unalike()
     wanted = solve_on(perpca(), clients, jf.backend.vmap(), half=True)
@@ -244,7 +244,7 @@ def test_a_backend_that_breaks_its_contract_is_named(mine, message, spread):
         solve_on(jf.pca.PerPCA(1, 1), draw_unalike(), backend)
 
 
-def test_a_large_chunk_does_not_make_work():
+def test_a_large_chunk_adds_no_work():
     def flops(backend):
         return solve_on.lower(perpca(), draw_unalike(), backend).cost_analysis()["flops"]
 
@@ -315,7 +315,7 @@ assert objective(own, place, jf.backend.shard(local)) != alone
 
 @pytest.mark.slow
 @pytest.mark.timeout(200)
-def test_what_differs_between_processes_is_refused(environment):
+def test_inputs_that_differ_between_processes_are_refused(environment):
     """Each with its own clients, they used to compute something out of half of both."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -376,7 +376,7 @@ ALONG_CLIENTS, ALONG_SAMPLES = ("silos",), (None, "silos")
         ("fit", ALONG_SAMPLES),  # which the others take by the same way
     ],
 )
-def test_samples_on_a_mesh_of_explicit_axes_are_taken(how, spec):
+def test_samples_on_a_mesh_with_explicit_axes_are_accepted(how, spec):
     values = np.random.default_rng(0).normal(size=(4, 8, FEATURES))
     algorithm, options = jf.pca.PerPCA(1, 1, decay=0.9), {"rounds": 2, "key": jax.random.key(0)}
 
@@ -401,7 +401,7 @@ def test_samples_on_a_mesh_of_explicit_axes_are_taken(how, spec):
 
 
 @pytest.mark.slow
-def test_explicit_axes_that_others_have_put_on_clients_are_refused():
+def test_clients_moved_to_explicit_axes_are_refused():
     clients = jf.Clients.from_samples(np.ones((4, 8, FEATURES)))
     clients = eqx.tree_at(lambda c: c.data.values, clients, explicit(np.ones((4, 8, 6)), "silos"))
     algorithm, options = jf.pca.PerPCA(1, 1, decay=0.9), {"rounds": 2, "key": jax.random.key(0)}

@@ -100,7 +100,7 @@ def test_the_implicit_derivative_equals_that_of_one_process(workers, tmp_path):
 
 
 @pytest.mark.slow
-def test_errors_of_one_are_errors_of_all(workers):
+def test_an_error_in_one_process_is_raised_in_all(workers):
     ended = workers("refused", 2)
     assert [one.said.count("refused: True") for one in ended] == [10, 10], ended
 
@@ -176,7 +176,7 @@ def test_the_command_line_fits_files_of_several_processes(workers, tmp_path):
         assert one.code == 2 and "--data: wanted other clients in each process" in one.said
 
 
-def test_what_is_no_cluster_is_refused(monkeypatch):
+def test_bad_cluster_settings_are_refused(monkeypatch):
     for arguments, words in (
         (("127.0.0.1", 2, 0), r"coordinator: wanted an address and a port"),
         (("127.0.0.1:1", 2, 2), r"process: wanted one from 0 to 1, got 2"),

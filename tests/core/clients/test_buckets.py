@@ -172,14 +172,14 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize("name", ["chunks", *map(long, sorted(OPTIONS.keys() - {"chunks"}))])
-def test_results_are_those_without(name, x64):
+def test_results_equal_those_without_buckets(name, x64):
     wanted, given = (solve_probe(clients, **OPTIONS[name]()) for clients in both())
     chex.assert_trees_all_close(essence(given), essence(wanted), **TIGHT)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-def test_still_one_all_reduce_a_round():
+def test_there_is_still_one_all_reduce_per_round():
     def shared(clients):
         algorithm = jf.pca.SubspaceIteration(2)
         run = jf.rollout(
@@ -192,7 +192,7 @@ def test_still_one_all_reduce_a_round():
 
 
 @pytest.mark.slow
-def test_each_sends_the_smaller_message(x64):
+def test_each_client_sends_the_smaller_message(x64):
     wide, bucketed = (solve_probe(clients) for clients in both())
     numbers = FEATURES * (FEATURES + 1) // 2 + 2
     sent = (bucketed.history["bits_up"] - wide.history["bits_up"]) / 64
@@ -224,7 +224,7 @@ def test_difference_coding_and_derivatives(x64):
 
 
 @pytest.mark.slow
-def test_runs_from_the_host_resume(tmp_path, x64):
+def test_host_driven_runs_resume(tmp_path, x64):
     wide, clients = both()
     run = functools.partial(
         jf.fit, Probe(jnp.asarray(0.1)), rounds=4, key=jax.random.key(0), chunk_rounds=2

@@ -74,7 +74,7 @@ def test_take_keeps_ids_and_renormalizes():
     assert len(chosen) == 2
 
 
-def test_ids_that_tell_no_clients_apart_are_refused(key):
+def test_duplicate_and_negative_ids_are_refused(key):
     """Clients of one id used to draw the same noise."""
     clients = jf.Clients.from_samples(samples())
     for ids, wrong in (([0, 1, 1], "1 twice"), ([0, -1, 2], "-1")):
@@ -149,7 +149,7 @@ def test_moments_are_as_good_as_samples(key, x64):
     np.testing.assert_allclose(other.history["objective"], one.history["objective"], rtol=1e-9)
 
 
-def test_pooled_of_moments_counts_samples(key, x64):
+def test_pooled_pca_of_moments_weighs_by_sample_counts(key, x64):
     arrays = gaussian_samples((20, 3, 6), (1,) * 4, dtype=np.float64)
     moments = np.stack([y.T @ y / len(y) for y in arrays])
     clients = jf.Clients.from_moments(moments, counts=(20, 3, 6))
@@ -159,7 +159,7 @@ def test_pooled_of_moments_counts_samples(key, x64):
     np.testing.assert_allclose(shared @ shared.T, wanted @ wanted.T, atol=1e-10)
 
 
-def test_made_under_a_transformation():
+def test_clients_can_be_made_under_a_transformation():
     """Derivatives with respect to samples, equally long or not, and to weights."""
     arrays = [jnp.asarray(array) for array in samples()]
 
@@ -192,7 +192,7 @@ def test_samples_of_one_client_know_their_mask():
 
 
 @pytest.mark.parametrize("extra", [0, 3])
-def test_longer_padding_changes_no_moment(extra):
+def test_extra_padding_does_not_change_moments(extra):
     (array,) = gaussian_samples((6,))
     padded = np.pad(array, ((0, extra), (0, 0)))
     moment = Moment.from_samples(jnp.asarray(padded), jnp.asarray(6.0))

@@ -53,7 +53,7 @@ def fit_probe(clients, rounds=3, **options):
     return jf.fit(Probe(jnp.asarray(0.1)), clients, rounds=rounds, key=jax.random.key(0), **options)
 
 
-def test_what_they_are(x64):
+def test_a_source_describes_its_clients(x64):
     clients = from_source()
     reader = clients.data.reader
     assert len(clients) == len(COUNTS) and clients.features == FEATURES
@@ -86,7 +86,7 @@ def test_two_blocks_at_a_time(x64):
     assert len(watched.threads - {threading.main_thread()}) == 1
 
 
-def test_a_memory_map_is_used_where_it_lies(tmp_path):
+def test_a_memory_map_is_used_in_place(tmp_path):
     """Of one array of the right type nothing is copied; of another type or place it is."""
     data = np.random.default_rng(0).normal(size=(6, 8, 16)).astype(np.float32)
     np.save(tmp_path / "all.npy", data)
@@ -114,7 +114,7 @@ def held() -> float:
     return int(re.search(r"RssFile:\s+(\d+) kB", STATUS.read_text())[1]) / 2**10
 
 
-def test_pages_that_lie_nowhere_else_are_kept(tmp_path):
+def test_private_pages_are_kept(tmp_path):
     """Those of a map that is written to and not shared would be lost with the memory's release."""
     np.save(tmp_path / "all.npy", np.zeros((4, 64, 64), np.float32))
     own = np.load(tmp_path / "all.npy", mmap_mode="c")
@@ -127,7 +127,7 @@ def test_pages_that_lie_nowhere_else_are_kept(tmp_path):
 
 @pytest.mark.skipif(not STATUS.exists(), reason="the system says in another way what is held")
 @pytest.mark.parametrize("at_once", [True, False])
-def test_pages_are_there_once_they_are_read(tmp_path, monkeypatch, at_once):
+def test_pages_are_resident_once_read(tmp_path, monkeypatch, at_once):
     """Whoever reads ahead waits for the disk, and not the program that uses them."""
     if not at_once:
         monkeypatch.setattr("jaxfed.core.clients.mapped._POPULATE_READ", -1)  # as on an older Linux
@@ -141,7 +141,7 @@ def test_pages_are_there_once_they_are_read(tmp_path, monkeypatch, at_once):
 
 
 @pytest.mark.skipif(not STATUS.exists(), reason="the system says in another way what is held")
-def test_pages_are_given_back(tmp_path):
+def test_pages_are_released(tmp_path):
     """Else a memory map of a federation would fill the memory while it is read."""
     np.save(tmp_path / "all.npy", np.ones((64, 1024, 256), np.float32))  # 64 MiB
     mapped = np.load(tmp_path / "all.npy", mmap_mode="r")
@@ -154,7 +154,7 @@ def test_pages_are_given_back(tmp_path):
 
 
 @pytest.mark.slow
-def test_what_was_read_last_is_read_first(x64):
+def test_the_last_block_read_is_read_first_next(x64):
     """There and back again, so that the system's cache is of use."""
     watched = Watched(samples())
     clients = jf.Clients.from_source(watched, counts=COUNTS, bucket=None, block_bytes=LARGE)
@@ -164,7 +164,7 @@ def test_what_was_read_last_is_read_first(x64):
     assert watched.read == back + there + back
 
 
-def test_what_is_not_read_takes_no_memory():
+def test_unread_data_take_no_memory():
     """Of a large federation, zeros in its place took longer than the rounds."""
     reader = jf.Clients.from_source(np.ones((4, 1000, 100), np.float32)).data.reader
     values, counts = streamed._zeros(reader, reader.blocks[0])
@@ -173,7 +173,7 @@ def test_what_is_not_read_takes_no_memory():
 
 
 @pytest.mark.timeout(300)
-def test_results_are_those_in_memory(x64, tmp_path):
+def test_results_equal_those_in_memory(x64, tmp_path):
     wanted = fit_probe(in_memory())
     given = fit_probe(from_source(states=tmp_path))
     chex.assert_trees_all_close(essence(given), essence(wanted), **TIGHT)
@@ -196,7 +196,7 @@ def test_results_are_those_in_memory(x64, tmp_path):
     ],
     ids=lambda options: next(iter(options)),
 )
-def test_so_are_those_of_other_runs(options, x64):
+def test_other_runs_agree_with_those_in_memory(options, x64):
     wanted, given = (fit_probe(clients, **options) for clients in (in_memory(), from_source()))
     chex.assert_trees_all_close(essence(given), essence(wanted), **TIGHT)
     assert given.status == wanted.status
@@ -266,7 +266,7 @@ class Lazy(jf.Algorithm):
 
 
 @pytest.mark.slow
-def test_nothing_is_read_in_vain(x64):
+def test_nothing_is_read_needlessly(x64):
     watched = Watched(samples())
     clients = jf.Clients.from_source(watched, counts=COUNTS, block_bytes=2 * LARGE)
     watched.read.clear()
@@ -322,7 +322,7 @@ def test_a_first_message_that_is_not_finite_ends_the_run(value, tol):
     ],
     ids=lambda algorithm: type(algorithm).__name__,
 )
-def test_so_does_that_of_every_start(algorithm):
+def test_a_first_message_of_any_start_that_is_not_finite_ends_the_run(algorithm):
     arrays = samples()
     arrays[3][1, 1] = np.nan
     with pytest.raises(jf.DivergenceError, match="in round 1, at client 3;"):
@@ -332,7 +332,7 @@ def test_so_does_that_of_every_start(algorithm):
 @pytest.mark.slow
 @pytest.mark.parametrize("order", ["<", ">"])
 @pytest.mark.parametrize("whole", [False, True])
-def test_bytes_in_any_order_are_read(order, whole):
+def test_either_byte_order_is_read(order, whole):
     arrays = [array[:3].astype(f"{order}f4") for array in samples()]
     clients = jf.Clients.from_source(np.stack(arrays) if whole else arrays)
     reader = clients.data.reader
@@ -438,7 +438,7 @@ def changed(source, folder, later=1):
 
 @pytest.mark.parametrize("later", [0, 1])
 @pytest.mark.parametrize("make", [array, arrays, others, *IN_FILES])
-def test_every_client_tells_sources_apart(make, later, tmp_path):
+def test_any_client_distinguishes_sources(make, later, tmp_path):
     def identity(source):
         clients = jf.Clients.from_source(source, counts=[len(table) for table in source])
         lowered = SimpleNamespace(as_text=lambda: "")
@@ -462,7 +462,7 @@ def test_files_that_change_end_the_run(make, tmp_path):
 
 
 @pytest.mark.parametrize("named", [True, False])
-def test_the_end_of_a_file_that_is_cut_is_not_looked_at(named, tmp_path):
+def test_the_lost_end_of_a_truncated_file_is_not_accessed(named, tmp_path):
     """To look there would end Python itself."""
     np.save(tmp_path / "all.npy", np.ones((8, 64, 64), np.float32))
     mapped = np.load(tmp_path / "all.npy", mmap_mode="r")
@@ -495,18 +495,18 @@ def test_the_end_of_a_file_that_is_cut_is_not_looked_at(named, tmp_path):
         ([np.ones((3, 2))], {"weights": [1, 2]}, r"weights: wanted 1 numbers"),
     ],
 )
-def test_what_is_no_source_is_refused(source, options, message):
+def test_bad_sources_are_refused(source, options, message):
     with pytest.raises(ValueError, match=f"^{message}"):
         jf.Clients.from_source(source, **options)
 
 
-def test_counts_must_be_true(x64):
+def test_counts_must_be_correct(x64):
     clients = jf.Clients.from_source([np.ones((3, 2)), np.ones((4, 2))], counts=[3, 5])
     with pytest.raises(ValueError, match=r"^source\[1\]: wanted shape \(5, 2\), got"):
         jf.fit(Lazy(), clients, rounds=1, key=jax.random.key(0))
 
 
-def test_what_needs_memory_says_so(x64):
+def test_algorithms_that_need_data_in_memory_say_so(x64):
     clients, key = from_source(), jax.random.key(0)
     lanczos = jf.pca.BlockLanczos(1)
     for needs in (

@@ -58,7 +58,7 @@ PRESENT = np.array(
 
 
 @pytest.mark.parametrize("name", ["vmap", "chunked", SHARD])
-def test_the_absent_keep_their_state_to_the_bit(name, key):
+def test_absent_clients_keep_their_state_to_the_bit(name, key):
     states, solution = trajectory(jf.participation.mask(PRESENT), BACKENDS[name](), key)
     for t in range(1, ROUNDS):
         # Rows repeat after the last.
@@ -100,7 +100,7 @@ def test_weighted_sums_over_participants_are_unbiased():
     assert sums.std() > 0.1
 
 
-def test_who_is_drawn_does_not_depend_on_the_order(key):
+def test_draws_do_not_depend_on_the_order_of_clients(key):
     participation, ids = jf.participation.uniform(3), jnp.asarray([4, 0, 11, 7, 2, 5])
     order = np.array([5, 2, 0, 1, 4, 3])
     equal = jnp.full(6, 1 / 6)
@@ -161,7 +161,7 @@ def test_diagnostics_are_means_over_the_participants(key):
     np.testing.assert_allclose(run.history["objective"], [expected], rtol=1e-6)
 
 
-def test_given_participants_have_a_mean_by_their_weights(key):
+def test_a_mask_gives_the_weighted_mean_of_the_present(key):
     """The weights of a round used to sum to more or less than one."""
     clients = weighted([0.3, 0.1, 0.1, 0.2, 0.25, 0.05])
     given = jf.participation.mask(PRESENT)
@@ -170,7 +170,7 @@ def test_given_participants_have_a_mean_by_their_weights(key):
 
 
 @pytest.mark.parametrize("name", ["vmap", "chunked", SHARD])
-def test_a_round_without_any_weight_does_not_take_place(name, key):
+def test_a_round_without_any_weight_is_skipped(name, key):
     """It used to end the run, and to blame the step size."""
     clients = weighted([0.5, 0.2, 0.3, 0.0, 0.0, 0.0])
     present = np.array([[True, False, False, True, False, False], [False] * 3 + [True] * 3])
@@ -192,7 +192,7 @@ def test_a_round_without_any_weight_does_not_take_place(name, key):
     np.testing.assert_allclose(run.history["bits_up"] * CLIENTS, 32 * np.array([2, 2, 4, 4]))
 
 
-def test_who_is_drawn_may_have_no_weight(key):
+def test_drawn_clients_may_have_no_weight(key):
     """Absent clients of one differ from the next; through differences too."""
     clients = weighted([1.0] + [0.0] * 5)
     through = jf.channel.difference(jf.channel.top_k(1.0))
@@ -210,7 +210,7 @@ def test_who_is_drawn_may_have_no_weight(key):
 
 
 @pytest.mark.slow
-def test_everybody_in_other_words(key, x64):
+def test_drawing_everybody_equals_full_participation(key, x64):
     """Drawing all is the same as not saying anything."""
     run = jax.jit(
         lambda p: jf.rollout(perpca(), sampled(), rounds=ROUNDS, key=key, participation=p)
@@ -266,7 +266,7 @@ def test_other_participants_compile_nothing(key, caplog):
 
 
 @pytest.mark.parametrize("size", [0, -3, 2.5, "all", None])
-def test_sizes_that_are_refused(size):
+def test_bad_sizes_are_refused(size):
     with pytest.raises(ValueError, match=r"^participation size: wanted a whole number"):
         jf.participation.uniform(size)
 
@@ -280,7 +280,7 @@ def test_sizes_that_are_refused(size):
         (np.ones((0, CLIENTS), bool), "at least one"),
     ],
 )
-def test_masks_that_are_refused(present, message):
+def test_bad_masks_are_refused(present, message):
     with pytest.raises(ValueError, match=rf"^participation mask: .*{message}"):
         jf.participation.mask(present)
 
@@ -293,7 +293,7 @@ def test_masks_that_are_refused(present, message):
         (0.5, "wanted one of jaxfed.participation, got 0.5"),
     ],
 )
-def test_what_does_not_fit_the_clients_is_refused(participation, message, key):
+def test_participation_that_does_not_fit_the_clients_is_refused(participation, message, key):
     for run in (jf.fit, jf.rollout):
         with pytest.raises(ValueError, match=rf"^participation: {message}"):
             run(perpca(), sampled(), rounds=2, key=key, participation=participation)
@@ -303,7 +303,7 @@ def test_what_does_not_fit_the_clients_is_refused(participation, message, key):
     "factors",
     [np.ones(2, np.float32), np.ones((CLIENTS, 1), np.float32), np.ones(CLIENTS, int), "all", None],
 )
-def test_one_from_outside_that_breaks_the_contract_is_named(factors, key):
+def test_a_custom_one_that_breaks_the_contract_is_named(factors, key):
     class Broken(jf.participation.Participation):
         def number(self, clients):
             return None

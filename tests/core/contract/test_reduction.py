@@ -115,7 +115,7 @@ def reduce(backend, own, weights):
 
 
 @on_every_backend
-def test_every_reduction_is_that_of_numpy(name):
+def test_every_reduction_equals_numpys(name):
     own = draw_messages()
     total, kept = reduce(BACKENDS[name](), own, jnp.asarray(WEIGHTS))
     wanted = by_numpy(own, WEIGHTS)
@@ -128,7 +128,7 @@ def test_every_reduction_is_that_of_numpy(name):
 
 @on_every_backend
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_what_absent_clients_made_does_not_count(name, bad):
+def test_messages_of_absent_clients_do_not_count(name, bad):
     absent = WEIGHTS == 0
     own = draw_messages()
     spoiled = {
@@ -141,7 +141,7 @@ def test_what_absent_clients_made_does_not_count(name, bad):
 
 
 @on_every_backend
-def test_nobody_is_there(name):
+def test_no_client_takes_part(name):
     total, _ = reduce(BACKENDS[name](), draw_messages(), jnp.zeros(CLIENTS))
     largest = total.pop("max")
     assert all((np.asarray(x) == 0).all() for x in jax.tree.leaves(total))
@@ -158,7 +158,7 @@ def test_any_number_of_clients_on_one_device(name, clients):
 
 @pytest.mark.slow
 @on_every_backend
-def test_whole_numbers_have_a_mean_and_a_maximum(name):
+def test_integers_have_a_mean_and_a_maximum(name):
     numbers = jnp.asarray([3, -7, 2, 9, -1, 9, 1, 4], jnp.int32)
 
     def work(_, own):
@@ -381,7 +381,7 @@ def collectives(program):
     return re.findall(r" (all-reduce|all-gather|all-to-all|[a-z-]+-permute)(?:-start)?\(", program)
 
 
-def test_one_all_reduce_whatever_is_added():
+def test_one_all_reduce_for_all_sums():
     def added(own):
         pair = Pair(own["vector"], own["scalar"])
         return {
@@ -407,7 +407,7 @@ def test_one_all_reduce_whatever_is_added():
     [jf.pca.SubspaceIteration(2), jf.pca.PerPCA(1, 1, start="random", step_size=0.1)],
     ids=["SubspaceIteration", "PerPCA"],
 )
-def test_one_all_reduce_a_round(algorithm):
+def test_one_all_reduce_per_round(algorithm):
     rng = np.random.default_rng(0)
     clients = jf.Clients.from_samples(rng.normal(size=(CLIENTS, 6, 5)))
     run = functools.partial(
@@ -437,7 +437,7 @@ numbers = st.integers(-8, 8).map(float)
     weights=st.lists(st.sampled_from([0.0, 0.25, 1.0, 4.0]), min_size=4, max_size=4),
     cuts=st.tuples(st.integers(1, 3), st.integers(1, 3)),
 )
-def test_monoid(kind, values, weights, cuts):
+def test_reductions_are_monoids(kind, values, weights, cuts):
     # With these numbers all sums and roots are exact.
     values, weights = np.array(values).reshape(-1, 3, 2), np.array(weights[: len(values)])
 
@@ -477,7 +477,7 @@ def test_wrapping_is_undone():
     chex.assert_trees_all_equal(joined(reduced, gathered), parts)
 
 
-def test_what_is_linear():
+def test_linear_messages_are_recognized():
     x = jnp.ones((2, 1))
     assert is_linear({"a": x, "b": Sum({"c": x}), "d": Mean(x), "e": None})
     for part in (Max(x), Gram(x), Gather(x)):

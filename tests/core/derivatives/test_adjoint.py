@@ -57,7 +57,7 @@ def weighed(values, adjoint, rounds, tol=None):
 
 
 @pytest.mark.slow
-def test_checkpointed_runs_are_unrolled_ones():
+def test_checkpointed_derivatives_equal_unrolled_ones():
     def all_of_them(values):
         ways = jf.adjoint.unrolled(), jf.adjoint.checkpointed(2)
         return [
@@ -164,7 +164,7 @@ def test_implicit_derivatives():
 
 
 @pytest.mark.slow
-def test_what_has_no_derivative_is_refused():
+def test_problems_without_a_derivative_are_refused():
     values, _, _ = drawn(0)
     gradient = jax.jit(jax.grad(functools.partial(loss, report=None, throw=True)))
     assert np.isfinite(gradient(values, top(values), 0.0)).all()
@@ -175,7 +175,7 @@ def test_what_has_no_derivative_is_refused():
 
 
 @pytest.mark.slow
-def test_a_refusal_says_what_is_wrong_before_any_stack(caplog):
+def test_the_reason_of_a_refusal_precedes_the_traceback(caplog):
     values, _, _ = drawn(0)
     gradient = jax.jit(jax.grad(functools.partial(loss, report=None, throw=True)))
     with pytest.raises(Exception, match="wanted a fixed point of the round") as refused:
@@ -216,7 +216,7 @@ def test_a_factorized_system_has_the_same_solution():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("throw", [True, False])
-def test_a_system_that_is_not_solved_is_refused(throw):
+def test_an_unsolved_system_is_refused(throw):
     values, _, _ = drawn(0)
 
     def error(values):
@@ -301,7 +301,7 @@ def test_a_thousand_random_problems_have_finite_derivatives():
 
 
 @pytest.mark.slow
-def test_single_precision_is_near_double():
+def test_single_precision_is_close_to_double():
     values, _, _ = drawn(0)
 
     def gradient(dtype):
@@ -373,7 +373,7 @@ def test_clients_in_blocks_give_the_same_derivative(monkeypatch):
 
 
 @pytest.mark.slow
-def test_derivatives_of_a_solution_keep_nothing_of_the_size_of_the_data(monkeypatch):
+def test_implicit_derivatives_store_nothing_as_large_as_the_data(monkeypatch):
     monkeypatch.setattr("jaxfed.core.backends.one_device.BLOCK_BYTES", 1)
     values, weights = np.random.default_rng(0).normal(size=(20, 50, 200)), np.ones(20) / 20
 
@@ -579,7 +579,7 @@ def test_forward_mode_leaves_out_how_bases_turn(key):
 
 
 @pytest.mark.slow
-def test_an_adjoint_is_wanted(key):
+def test_other_adjoints_are_refused(key):
     clients = jf.Clients.from_samples(drawn(0)[0])
     with pytest.raises(ValueError, match=r"^adjoint: wanted one of .*adjoint, got 'implicit'"):
         jf.rollout(jf.pca.Pooled(1), clients, rounds=1, key=key, adjoint="implicit")

@@ -41,7 +41,7 @@ def solved(algorithm, clients, key, rounds=200):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", [jf.backend.vmap(), jf.backend.shard(2)], ids=["vmap", "shard"])
-def test_perpca_gives_the_best_components_beside_the_shared_ones(key, x64, backend):
+def test_perpca_gives_the_best_local_components_given_the_shared_ones(key, x64, backend):
     algorithm = jf.pca.PerPCA(2, 1)
     solution = solved(algorithm, jf.Clients.from_samples(draw_population()), key)
     new = draw_population(1, clients=3, samples=4)
@@ -88,7 +88,7 @@ def test_hierarchical_pca_gives_the_posterior_mode(key, x64, solver):
 
 
 @pytest.mark.slow
-def test_the_learned_spread_shrinks_those_of_few_samples_most(key, x64):
+def test_the_learned_spread_shrinks_clients_with_few_samples_most(key, x64):
     algorithm = jf.pca.AdaptivePCA(2, 0.1, solver="eigenvectors")
     solution = solved(algorithm, jf.Clients.from_samples(draw_population()), key, 60)
     # The same second moment, of ever more samples.
@@ -153,7 +153,7 @@ def test_networks_are_trained_further_under_their_prior(key):
 
 
 @pytest.mark.slow
-def test_derivatives_by_the_new_clients_samples(key, x64):
+def test_derivatives_with_respect_to_the_new_clients_samples(key, x64):
     algorithm = jf.pca.PerPCA(2, 1)
     solution = solved(algorithm, jf.Clients.from_samples(draw_population()), key)
     new, direction, other = (jnp.asarray(draw_population(seed, clients=2)) for seed in (1, 2, 3))
@@ -200,7 +200,7 @@ def test_a_warm_start_finds_clients_by_their_ids(key, x64):
     same(traced(known, solution), before(known, local))
 
 
-def test_refusals(key):
+def test_bad_input_is_refused(key):
     algorithm = jf.pca.PerPCA(2, 1)
     clients = jf.Clients.from_samples(draw_population())
     solution = jf.fit(algorithm, clients, rounds=2, key=key)

@@ -71,7 +71,7 @@ def test_step_sizes_and_their_decay_are_in_the_history(key):
 
 
 @pytest.mark.slow
-def test_the_objective_is_that_of_what_enters_the_round(key, x64):
+def test_the_objective_is_evaluated_where_the_round_starts(key, x64):
     history = fit(key, metrics=objective).history
     np.testing.assert_allclose(history["objective"][1:], history["after"][:-1], rtol=1e-12)
     assert history["objective"][-1] < 0.9 * history["objective"][0]
@@ -92,7 +92,7 @@ def test_metrics_between_their_rounds_are_nan(key, x64):
     np.testing.assert_allclose(traced, seldom, rtol=1e-12)
 
 
-def test_metrics_may_be_whole_numbers(key):
+def test_metrics_may_be_integers(key):
     def ranks(result):
         return {"rank": jnp.linalg.matrix_rank(result.shared), "one": 1.0}
 
@@ -139,7 +139,7 @@ def test_a_callback_can_stop_the_run_and_all_are_called(key):
     identical(solution, fit(key, rounds=12, chunk_rounds=6, callbacks=[lambda s: True]))
 
 
-def test_a_stopped_run_is_the_start_of_the_whole(key):
+def test_a_stopped_run_equals_the_start_of_the_whole_run(key):
     stopped = fit(key, chunk_rounds=6, callbacks=[lambda s: True])
     whole = fit(key)
     for name, values in stopped.history.items():
@@ -220,12 +220,12 @@ def test_early_stopping_waits():
     assert scripted(jf.EarlyStopping("error", patience=3), [5, 4, 3, 2, 1]) is None
 
 
-def test_early_stopping_wants_a_real_improvement():
+def test_early_stopping_requires_a_real_improvement():
     stopping = jf.EarlyStopping("error", patience=1, min_delta=0.5)
     assert scripted(stopping, [5, 4.8, 4.6, 1]) == 3
 
 
-def test_early_stopping_does_not_wait_where_nothing_was_measured():
+def test_early_stopping_ignores_rounds_without_a_measurement():
     nan = np.nan
     stopping = jf.EarlyStopping("error", patience=1)
     assert scripted(stopping, [nan, nan, nan, 5, nan, nan, 4, nan, nan, nan, 6, nan, 6]) == 13
@@ -254,7 +254,7 @@ def test_early_stopping_in_a_run(key, x64):
     assert fit(key, callbacks=[stopping], **arguments).rounds == 9
 
 
-def test_early_stopping_refuses_what_it_cannot_watch(key):
+def test_early_stopping_refuses_metrics_it_cannot_watch(key):
     with pytest.raises(ValueError, match=r"^monitor: wanted one of .*objective.*, got 'loss'"):
         fit(key, callbacks=[jf.EarlyStopping("loss")])
     with pytest.raises(ValueError, match=r"^best: wanted one of .*objective.*, got 'loss'"):
@@ -302,7 +302,7 @@ def test_local_has_nothing_shared_to_start_from(key):
         jf.fit(perpca(), sampled(), rounds=1, key=key, warm_start=start)
 
 
-def test_a_warm_start_from_itself_goes_on(key, x64):
+def test_a_warm_start_from_its_own_result_continues_the_run(key, x64):
     clients = sampled()
     half = jf.fit(perpca(), clients, rounds=6, key=key)
     rest = jf.fit(perpca(), clients, rounds=6, key=key, warm_start=half)
@@ -336,7 +336,7 @@ def test_a_warm_start_may_come_from_numpy(key):
 # --- the rest -----------------------------------------------------------------------------------
 
 
-def test_divergence_is_said_with_its_round_and_clients(key):
+def test_a_divergence_error_names_its_round_and_clients(key):
     clients = jf.Clients.from_samples(1e15 * sampled().data.values)
     algorithm = jf.pca.PerPCA(1, 1, step_size=1e30)
     with pytest.raises(
@@ -386,7 +386,7 @@ def test_a_run_with_a_tolerance_may_diverge_before_its_rounds(backend, key):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("chunk_rounds", [None, 2])
-def test_a_run_that_diverges_may_say_so_in_its_result(chunk_rounds, key):
+def test_divergence_may_be_reported_in_the_result(chunk_rounds, key):
     algorithm, clients = Bursts(1, 1, step_size=0.05), sampled()
     solution = jf.fit(algorithm, clients, rounds=9, key=key, chunk_rounds=chunk_rounds, throw=False)
     assert solution.status == jf.Status.diverged
@@ -409,11 +409,11 @@ def test_the_status_says_how_a_run_ended(key):
     np.testing.assert_array_equal(status == jf.Status.converged, [True, False])
 
 
-def test_old_style_keys_are_keys_too(key):
+def test_old_style_keys_are_accepted(key):
     identical(fit(jax.random.PRNGKey(0), rounds=2), fit(key, rounds=2))
 
 
-def test_keys_decide(key):
+def test_the_key_determines_the_run(key):
     one, same, other = (fit(jax.random.key(seed), rounds=2) for seed in (1, 1, 2))
     identical(one, same)
     assert np.abs(one.result.shared - other.result.shared).max() > 1e-3
@@ -428,7 +428,7 @@ def test_inputs_are_left_as_they_were(key):
     chex.assert_trees_all_equal(jax.tree.map(np.array, (algorithm, clients, start)), before)
 
 
-def test_options_of_the_compiler_leave_to_the_user_what_the_user_has_set(monkeypatch, key):
+def test_compiler_options_do_not_override_the_users(monkeypatch, key):
     small, wide = (
         jf.Clients.from_samples(jax.random.normal(key, (2, 6, features))) for features in (4, 100)
     )
@@ -453,7 +453,7 @@ def test_options_of_the_compiler_leave_to_the_user_what_the_user_has_set(monkeyp
     assert on_gpus and not compiler_options(jf.pca.PerPCA(1, 2), small, "cuda")
 
 
-def test_compiled_programs_are_kept_where_one_says(tmp_path, monkeypatch):
+def test_compiled_programs_are_cached_where_the_user_asks(tmp_path, monkeypatch):
     set_before = jax.config.jax_compilation_cache_dir
     assert jf.enable_compilation_cache() == Path(set_before)  # what JAX is told already
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
@@ -471,7 +471,7 @@ def test_compiled_programs_are_kept_where_one_says(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("transformation", ["vmap", "jit", "grad"])
-def test_within_a_transformation_fit_says_what_to_use(transformation):
+def test_fit_under_a_transformation_says_what_to_use(transformation):
     clients = jf.Clients.from_samples(np.ones((3, 4, 5), np.float32))
 
     def fitted(decay):

@@ -66,7 +66,7 @@ def test_a_grid_equals_the_loop(chunk_size):
 
 
 @pytest.mark.slow
-def test_only_what_is_several_has_an_axis():
+def test_only_stacked_arguments_get_an_axis():
     key = jax.random.split(jax.random.key(0))[0]
     only = functools.partial(jax.tree.map)
     stacked = jax.vmap(perpca)(jnp.asarray(STEPS))
@@ -82,7 +82,7 @@ def test_only_what_is_several_has_an_axis():
 
 
 @pytest.mark.slow
-def test_several_floats_move_together_or_stand_still():
+def test_several_hyperparameters_vary_together_or_stay_fixed():
     """One hyperparameter of a stacked algorithm may be left common to all."""
     key = jax.random.key(1)
     algorithms = [jf.pca.PerPCA(1, 1, step_size=s, decay=0.5) for s in STEPS]
@@ -130,7 +130,7 @@ def test_a_tolerance_ends_each_run_on_its_own():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("chunk_size", [None, 2])
-def test_a_sweep_is_compiled_and_differentiated_as_a_part(chunk_size):
+def test_a_sweep_can_be_compiled_and_differentiated(chunk_size):
     key, steps = jax.random.key(0), jnp.asarray(STEPS)
 
     def last(run, steps):
@@ -195,7 +195,7 @@ def test_grids_that_do_not_fit_are_refused():
 
 
 @pytest.mark.slow
-def test_masks_serve_one_run():
+def test_masks_are_used_for_one_run_only():
     """Two runs with one key used to have the same masks, which cancel in their difference."""
     clients, key = sampled(), jax.random.key(0)
     masks = jf.channel.secure_sum(len(clients), bits=24, bound=1e3, neighbours=2)
@@ -218,7 +218,7 @@ def test_masks_serve_one_run():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("chunk_size", [None, 2])
-def test_a_method_without_own_components(chunk_size):
+def test_an_algorithm_without_local_components(chunk_size):
     keys = jax.random.split(jax.random.key(0), 3)
     grid = jf.sweep(jf.pca.Pooled(2), sampled(), keys=keys, rounds=1, chunk_size=chunk_size)
     assert grid.result.local is None
@@ -259,7 +259,7 @@ def wanted_values():
         (None, jf.backend.pmap(2)),
     ],
 )
-def test_a_labelled_grid_is_the_function_everywhere(chunk_size, backend):
+def test_a_labelled_grid_evaluates_the_function_at_every_point(chunk_size, backend):
     found = jf.grid(noisy, AXES, chunk_size=chunk_size, backend=backend)
     assert {name: values.values.tolist() for name, values in found.coords.items()} == {
         name: list(values) for name, values in AXES.items()
@@ -331,7 +331,7 @@ def test_data_are_arguments_and_a_second_grid_compiles_nothing(caplog):
 
 
 @pytest.mark.slow
-def test_runs_on_fewer_clients_and_samples_are_one_call():
+def test_runs_on_fewer_clients_and_samples_share_a_program():
     """Hyperparameter, numbers of clients and samples, and data set: one compiled function."""
     data = jf.stack([sampled(0), sampled(1)])
 
@@ -349,7 +349,7 @@ def test_runs_on_fewer_clients_and_samples_are_one_call():
     np.testing.assert_allclose(part["objective"], one.history["objective"], rtol=1e-10)
 
 
-def test_an_interrupted_grid_is_taken_up(tmp_path, capsys):
+def test_an_interrupted_grid_resumes(tmp_path, capsys):
     folder = tmp_path / "new" / "folder"
     whole = jf.grid(noisy, AXES, chunk_size=5, folder=folder)
     files = sorted(folder.glob("*.npz"))
@@ -391,7 +391,7 @@ def test_a_folder_of_another_grid_is_refused(tmp_path):
         jf.grid(closed[1], axes, folder=tmp_path / "closed")
 
 
-def test_nothing_is_left_in_a_folder_of_others(tmp_path):
+def test_a_folder_with_other_files_is_left_alone(tmp_path):
     (tmp_path / "model.pt").write_bytes(b"theirs")
     with pytest.raises(ValueError, match=r"^folder: .* holds something else than a grid"):
         jf.grid(noisy, AXES, folder=tmp_path)
@@ -486,7 +486,7 @@ def test_no_changed_bit_of_a_block_goes_unnoticed(kept, tmp_path):
     assert noticed > 20
 
 
-def test_a_block_of_other_versions_is_refused(kept, monkeypatch):
+def test_a_block_from_other_versions_is_refused(kept, monkeypatch):
     monkeypatch.setattr("jaxfed.core.store.grid.versions", lambda: {"jax": "0.1", "jaxlib": "0.2"})
     with pytest.raises(ValueError, match=r"^folder: .* another grid: versions was .* and is "):
         jf.grid(cheap, POINTS, chunk_size=4, folder=kept[0])
@@ -524,7 +524,7 @@ def test_one_process_at_a_time_works_in_a_folder(kept, tmp_path):
     unchanged(jf.grid(cheap, POINTS, chunk_size=4, folder=folder), kept[1])
 
 
-def test_folders_that_cannot_be_locked_are_used_all_the_same(kept, tmp_path, monkeypatch):
+def test_folders_that_cannot_be_locked_are_still_used(kept, tmp_path, monkeypatch):
     def refuse(file, operation):
         raise OSError(37, os.strerror(37))
 
@@ -596,7 +596,7 @@ def test_other_bad_input_of_labelled_grids():
             jf.grid(lambda x: {"a": x * jnp.ones(3), "b": jnp.ones((2, 3))}, {"x": [1]}, dims=dims)
 
 
-def test_a_labelled_grid_in_a_picture():
+def test_plotting_a_labelled_grid():
     found, wanted = jf.grid(noisy, AXES), wanted_values()
     (axes,) = jf.plot.grid(found, "factor", over="seed", names=["value"]).axes
     for i, line in enumerate(axes.get_lines()):
@@ -631,7 +631,7 @@ def test_a_labelled_grid_in_a_picture():
             jf.plot.grid(found, **arguments)
 
 
-def test_a_picture_hides_no_diverged_run():
+def test_a_plot_does_not_hide_a_diverged_run():
     found = jf.grid(
         lambda x, seed: {"value": jnp.where(x * seed == 2, jnp.nan, x)},
         {"x": [1.0, 2.0, 3.0], "seed": [0, 1]},

@@ -94,7 +94,7 @@ def by_hand(algorithm, clients, rounds, key):
     return jax.lax.scan(step, (server, local), jnp.arange(1, rounds + 1))
 
 
-def test_lossless_is_the_run_without_channels_to_the_bit():
+def test_a_lossless_channel_changes_no_bit_of_a_run():
     algorithm = jf.pca.PerPCA(2, 1, step_size=0.05, start="random")
     clients = gaussian(COUNTS)
     solution = solve(algorithm, clients, channel=jf.channel.lossless())
@@ -107,7 +107,7 @@ def test_lossless_is_the_run_without_channels_to_the_bit():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [jf.pca.PerPCA, jf.pca.OneShot])
-def test_what_loses_nothing_changes_nothing(kind):
+def test_an_exact_channel_changes_nothing(kind):
     algorithm, clients = kind(1, 1), gaussian(COUNTS)
     lossless = solve(algorithm, clients, channel=jf.channel.lossless())
     through_bytes = solve(algorithm, clients, channel=Bytes())
@@ -225,7 +225,7 @@ AROUND = {
         ("bind", None, "bind: wanted a jaxfed.channel.Channel, got None"),
     ],
 )
-def test_a_broken_channel_is_named_where_it_stands_inside_another(around, function, returned, said):
+def test_a_broken_channel_inside_another_is_named(around, function, returned, said):
     lossless = jf.channel.lossless()
     wire = jf.Wire(AROUND[around](Broken(function, returned)), lossless, lossless)
     with pytest.raises(ValueError, match=rf"^Broken\.{said}"):
@@ -233,7 +233,7 @@ def test_a_broken_channel_is_named_where_it_stands_inside_another(around, functi
 
 
 @pytest.mark.parametrize("way", ["up", "down"])
-def test_what_replaces_a_channel_before_the_rounds_is_a_channel(way):
+def test_for_start_must_return_a_channel(way):
     ways = dict.fromkeys(("up", "down"), jf.channel.lossless())
     with pytest.raises(ValueError, match=r"^Broken\.for_start: wanted a .*Channel, got 'sign'"):
         jf.Wire(**ways | {way: Broken("for_start", "sign")})
@@ -258,14 +258,14 @@ def test_bits_of_single_precision(way, key):
     np.testing.assert_array_equal(history["bits_down"], 32 * 7 * rounds)
 
 
-def test_few_samples_travel_as_they_are(key):
+def test_few_samples_are_sent_as_they_are(key):
     """A client with fewer samples than features sends those, rather than a matrix."""
     counts = (2, 3, 1)
     history = jf.fit(jf.pca.Pooled(2), gaussian(counts), rounds=1, key=key).history
     np.testing.assert_array_equal(history["bits_up"], [32 * max(counts) * FEATURES])
 
 
-def test_bits_of_a_warm_start_are_those_of_what_it_still_sends(key):
+def test_a_warm_start_sends_no_second_moment(key):
     """The largest eigenvalue for the automatic step, but no second moment."""
     start = jf.Personalized(np.eye(FEATURES, 1), None)
     history = jf.fit(
@@ -274,7 +274,7 @@ def test_bits_of_a_warm_start_are_those_of_what_it_still_sends(key):
     np.testing.assert_array_equal(history["bits_up"], 32 * (1 + 6 * np.arange(1, 4)))
 
 
-def test_bits_follow_the_payload(key):
+def test_bits_are_those_of_the_payload(key):
     class Half(Bytes):
         """Sends the upper half of each number."""
 
@@ -313,7 +313,7 @@ def test_bits_stay_exact_beyond_single_precision(key):
 @pytest.mark.parametrize(
     "channel", [None, "lossless", 2 * (jf.channel.lossless(),), 3 * (jf.channel.lossless(),)]
 )
-def test_what_is_no_channel_is_refused(channel, key):
+def test_only_channels_are_accepted(channel, key):
     with pytest.raises(ValueError, match=r"^channel: wanted a channel, or jf\.Wire\(up, down\)"):
         jf.fit(jf.pca.Local(1), gaussian(COUNTS), rounds=1, key=key, channel=channel)
 
@@ -408,7 +408,7 @@ def test_differences_of_the_present_add_up_to_everybodys_mean(channel, x64):
         np.testing.assert_allclose(solution.server, servers[rounds - 1], rtol=1e-12)
 
 
-def test_who_comes_back_gets_what_it_missed_and_it_is_counted(key):
+def test_a_returning_client_receives_what_it_missed_and_it_is_counted(key):
     present = np.array([[1, 1, 1, 1, 1], [1, 0, 1, 1, 1], [1, 0, 1, 1, 1], [1, 1, 1, 1, 1]], bool)
     clients = jf.Clients.from_samples(np.random.default_rng(0).normal(size=(5, 9, 40)).astype("f"))
     algorithm = jf.pca.PerPCA(2, 1, step_size=0.05)

@@ -158,7 +158,7 @@ unpack = jax.jit(unpack_symbols, static_argnums=(1, 2))
     count=st.sampled_from([1, 7, 8, 9, 23]),
     symbols=st.sampled_from([2, 3, 5, 7, 9, 15, 63, 255]),
 )
-def test_packing_is_undone_and_wastes_no_byte(seed, count, symbols):
+def test_packing_round_trips_and_wastes_no_byte(seed, count, symbols):
     codes = np.random.default_rng(seed).integers(0, symbols, count).astype(np.uint8)
     packed = pack(jnp.asarray(codes), symbols)
     together, width = grouping(symbols)
@@ -245,7 +245,7 @@ decode = jax.jit(decode_symbols, static_argnums=(1, 2))
 @pytest.mark.parametrize(
     ("count", "kinds"), [(1, 2), (7, 5), (500, 3), (1025, 5), (2500, 5), (3000, 255)]
 )
-def test_entropy_coding_is_undone_and_as_short_as_can_be(count, kinds):
+def test_entropy_coding_round_trips_at_the_least_length(count, kinds):
     rng = np.random.default_rng(count)
     for spread in (0.01, 0.3, 1.0, 100.0):  # from hardly more than one kind to nearly all alike
         codes = rng.choice(kinds, count, p=rng.dirichlet(np.full(kinds, spread))).astype(np.uint8)
@@ -264,7 +264,7 @@ def test_entropy_coding_is_undone_and_as_short_as_can_be(count, kinds):
 
 
 @pytest.mark.slow
-def test_decoding_needs_nothing_but_what_travels(key):
+def test_decoding_needs_only_the_payload(key):
     """What is beyond the words that count is never looked at."""
     channel, x = LOSSY["entropy"](), jax.random.normal(key, (40, 30))
     payload = encoded(channel, key, x)
@@ -302,7 +302,7 @@ class Logged(jf.channel.Channel):
 
 
 @pytest.mark.slow
-def test_a_run_counts_what_is_written():
+def test_a_run_counts_the_bytes_written():
     """Messages of changing lengths, both ways; those who are away write none."""
     rng = np.random.default_rng(0)
     clients = jf.Clients.from_samples(rng.normal(size=(CLIENTS, 80, 60)).astype(np.float32))
@@ -632,7 +632,7 @@ def test_a_chain_of_a_chain_is_the_longer_chain(key):
 @pytest.mark.parametrize(
     "after", [jf.channel.quantize(8), jf.channel.sign(), jf.channel.top_k(0.5)]
 )
-def test_numbers_of_one_byte_are_compressed_no_further(after, key):
+def test_one_byte_numbers_are_compressed_no_further(after, key):
     x = jax.random.normal(key, (8, 3))
     bytes_alone, further = (
         arrived_of(channel, encoded(channel, key, x))
@@ -641,7 +641,7 @@ def test_numbers_of_one_byte_are_compressed_no_further(after, key):
     np.testing.assert_array_equal(further, bytes_alone)
 
 
-def test_channels_that_are_no_compressors_are_composed(key):
+def test_channels_that_are_not_compressors_can_be_chained(key):
     channel = Halved()
     message = {"frame": jax.random.normal(key, (8, 3)), "one": jnp.float32(7)}
     rounded = message["frame"].astype("bfloat16").astype("float32")
@@ -665,7 +665,7 @@ def test_channels_that_are_no_compressors_are_composed(key):
     np.testing.assert_array_equal(slope, jnp.full((8, 3), 0.5))
 
 
-def test_what_differences_cannot_serve_is_refused(key):
+def test_unsupported_uses_of_differences_are_refused(key):
     channel = jf.channel.difference(jf.channel.quantize(3))
     with pytest.raises(ValueError, match=r"^channel: .*LocalPower"):
         algorithm = jf.pca.LocalPower(2, alignment="sign")

@@ -32,7 +32,7 @@ def test_messages_are_clipped_as_a_whole(key):
 
 
 @pytest.mark.parametrize("clients", [1, 4])
-def test_noise_is_what_it_says(clients, key):
+def test_noise_has_the_stated_deviation(clients, key):
     channel = jf.channel.gaussian(0.5, 3.0, clients=clients)
 
     @jax.jit
@@ -50,7 +50,7 @@ def test_noise_is_what_it_says(clients, key):
 
 
 @pytest.mark.slow
-def test_a_run_with_little_noise_is_nearly_the_run(key):
+def test_a_run_with_little_noise_is_close_to_one_without(key):
     algorithm, clients = jf.pca.PerPCA(2, 1, step_size=0.05), sampled()
     start = jf.Personalized(jnp.eye(FEATURES, 2), None)
     run = functools.partial(
@@ -162,7 +162,7 @@ def test_bad_settings_are_refused(make, argument):
 
 
 @pytest.mark.slow
-def test_what_shared_noise_cannot_serve_is_refused(key):
+def test_unsupported_uses_of_shared_noise_are_refused(key):
     run = functools.partial(jf.fit, rounds=1, key=key)
     power, shared = jf.pca.SubspaceIteration(2), jf.channel.gaussian(1.0, 1.0, clients=CLIENTS)
     with pytest.raises(ValueError, match=r"^channel: .*shared by 5 clients, and 2 take part"):
@@ -209,7 +209,7 @@ def delta_of(epsilon, multiplier):
 
 
 @pytest.mark.parametrize(("multiplier", "rounds"), [(1.3, 1), (4.0, 10), (60.0, 1000)])
-def test_where_all_take_part_it_is_exact(multiplier, rounds):
+def test_accounting_of_full_participation_is_exact(multiplier, rounds):
     for adjacency, distance in (("replace", 2), ("zero_out", 1)):
         epsilon = privacy.epsilon(multiplier, rounds, delta=1e-5, adjacency=adjacency)
         effective = multiplier / distance / rounds**0.5
@@ -219,7 +219,7 @@ def test_where_all_take_part_it_is_exact(multiplier, rounds):
 
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")
-def test_with_a_draw_it_is_that_of_dp_accounting():
+def test_accounting_of_drawn_participants_equals_dp_accounting():
     options = {"delta": 1e-5, "participants": 10, "clients": 100}
     epsilon = privacy.epsilon(4.0, 20, **options)
     accountant = dp.rdp.RdpAccountant(neighboring_relation=dp.NeighboringRelation.REPLACE_ONE)
@@ -253,7 +253,7 @@ def spent(*solutions, **options):
 
 
 @pytest.mark.slow
-def test_what_runs_have_spent(key):
+def test_budgets_spent_by_runs(key):
     """Their solutions know what was sent; several runs add up, and so does a warm start."""
     clients, power = sampled(), jf.pca.SubspaceIteration(2)
     noise = jf.channel.gaussian(5.0, 2.0, clients=CLIENTS)
@@ -279,7 +279,7 @@ def test_what_runs_have_spent(key):
 
 
 @pytest.mark.slow
-def test_what_several_solutions_count_is_counted_once(key):
+def test_rounds_that_solutions_share_are_counted_once(key):
     """Those of a chain of warm starts know of each other; runs that are only alike do not."""
     noise = jf.channel.gaussian(5.0, 2.0, clients=CLIENTS)
     keys = jax.random.split(key, 4)
@@ -296,7 +296,7 @@ def test_what_several_solutions_count_is_counted_once(key):
 
 
 @pytest.mark.slow
-def test_who_took_part_counts(key):
+def test_participation_is_accounted_for(key):
     clients, alone = sampled(), jf.Wire(jf.channel.gaussian(1.0, 2.0), LOSSLESS)
     run = functools.partial(jf.rollout, key=key, channel=alone, rounds=4)
     power, start = jf.pca.SubspaceIteration(2), jf.Personalized(jnp.eye(FEATURES, 1), None)
@@ -322,7 +322,7 @@ def test_who_took_part_counts(key):
 
 
 @pytest.mark.slow
-def test_what_cannot_be_accounted_for_is_refused(key):
+def test_runs_that_cannot_be_accounted_for_are_refused(key):
     clients, power = sampled(), jf.pca.SubspaceIteration(2)
     run = functools.partial(jf.fit, power, clients, rounds=2, key=key)
     noise = jf.Wire(jf.channel.gaussian(5.0, 2.0, clients=CLIENTS), LOSSLESS)
@@ -346,13 +346,13 @@ def test_what_cannot_be_accounted_for_is_refused(key):
         spent(private, few)
 
 
-def test_without_the_package_it_says_so(monkeypatch):
+def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
     with pytest.raises(ImportError, match=r"dp_accounting is needed.*'jaxfed\[privacy\]'"):
         privacy.epsilon(1.0, 1, delta=1e-5)
 
 
-def test_a_noisy_first_message_is_one_message_more():
+def test_a_noisy_first_message_counts_as_one_more():
     with_it = privacy.epsilon(2.0, 4, delta=1e-5, first_message=True)
     assert with_it == pytest.approx(privacy.epsilon(2.0, 5, delta=1e-5))
     z = privacy.noise_multiplier(1.5, 4, delta=1e-5, first_message=True)
@@ -367,7 +367,7 @@ def test_a_noisy_first_message_is_one_message_more():
 
 
 @pytest.mark.slow
-def test_what_is_sent_before_the_rounds_has_noise_too(key):
+def test_the_first_message_has_the_noise_that_is_accounted_for(key):
     """The message that the accountant is told of is the one that is sent."""
     algorithm, clients = jf.pca.PerPCA(2, 1, step_size=0.05), sampled()
     heard = [

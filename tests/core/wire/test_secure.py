@@ -157,7 +157,7 @@ class Report(jf.Algorithm):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("at_start", [True, False])
-def test_what_is_not_finite_is_not_hidden(at_start, key):
+def test_masks_do_not_hide_numbers_that_are_not_finite(at_start, key):
     """NaN used to become zero, and infinity the bound."""
     channel = jf.Wire(masks(bound=2.0, neighbours=2), LOSSLESS)
     for broken in (np.nan, np.inf):
@@ -177,7 +177,7 @@ def test_what_is_not_finite_is_not_hidden(at_start, key):
     np.testing.assert_allclose(total, 4, atol=1e-4)
 
 
-def test_what_masks_cost(key):
+def test_cost_of_masks(key):
     channel = jf.channel.secure_sum(8, bits=20, bound=1.0)
     message = {"frame": jnp.ones((50, 4)), "one": jnp.float32(2)}
     place = jf.channel.Context(jnp.int32(0), jnp.float32(1), key, jnp.int32(0))
@@ -185,7 +185,7 @@ def test_what_masks_cost(key):
     assert jf.channel.bits(payload) == 8 * len(jf.channel.to_bytes(payload)) == 20 * 200 + 24
 
 
-def test_a_run_under_masks_is_the_run(x64):
+def test_a_masked_run_equals_an_open_one(x64):
     """Of weighted means and of several arrays; masks differ from round to round."""
     clients = sampled(dtype=np.float64, weights=[1, 2, 0, 3, 4])
     start = jf.Personalized(jnp.eye(FEATURES, 2), None)
@@ -256,7 +256,7 @@ def test_bad_settings_are_refused(options, argument):
     assert jf.channel.secure_sum(127, bits=8, bound=1.0).levels == 1
 
 
-def test_what_masks_cannot_serve_is_refused(key):
+def test_unsupported_uses_of_masks_are_refused(key):
     run = functools.partial(jf.fit, clients=sampled(), rounds=1, key=key)
     power, up = jf.pca.SubspaceIteration(2), jf.Wire(masks(), LOSSLESS)
     with pytest.raises(ValueError, match=r"^channel: its masks are for 6 clients, there are 5"):
@@ -282,7 +282,7 @@ def test_what_masks_cannot_serve_is_refused(key):
 
 
 @pytest.mark.slow
-def test_the_start_goes_under_masks_too(x64):
+def test_first_messages_are_masked_too(x64):
     """Its sums are exact to the rounding, and no masks of it are those of a round."""
     clients, algorithm = sampled(dtype=np.float64), jf.pca.PerPCA(2, 1, step_size=0.05)
     wanted = solve(algorithm, clients, channel=LOSSLESS)
