@@ -1,4 +1,4 @@
-"""Several starts at once are so many runs, and the result is that of the best."""
+"""Several starts at once equal as many runs, and the result is that of the best."""
 
 import functools
 import itertools
@@ -44,7 +44,7 @@ def test_each_start_equals_a_run_of_its_own(clients):
         atol=1e-9,
     )
     bits = [run.history["bits_up"] for run in runs]
-    # And the objective of each start in double precision.
+    # Plus the objective of each start in double precision.
     more = 2 * 64 * np.arange(1, ROUNDS + 1)
     np.testing.assert_array_equal(found.history["bits_up"], sum(bits) + more)
 

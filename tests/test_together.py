@@ -25,7 +25,7 @@ def averaging(step):
 
 
 SGD = optax.sgd(1.0)
-# The algorithm by its step size; a step size that suits it; and what is looked at.
+# The algorithm as a function of its step size, and a suitable step size.
 CASES = {
     "PerPCA": (lambda step: jf.pca.PerPCA(2, 1, step_size=step), 0.02),
     "AdaptivePCA": (lambda step: jf.pca.AdaptivePCA(2, 0.5, 0.1, step_size=step), 0.01),
@@ -35,7 +35,7 @@ CASES = {
 
 @functools.partial(jax.jit, static_argnames=("make", "rounds", "channel", "few", "devices"))
 def objective(make, step, clients, key, rounds, channel=None, few=True, devices=4):
-    """Everybody's mean objective at the end, whoever took part in the last round."""
+    """The final objective averaged over all clients, whoever took part in the last round."""
     algorithm = make(step)
     arguments = {
         "channel": CHANNEL if channel is None else channel,

@@ -18,7 +18,7 @@ POWER = jf.pca.PerPCA(RANK, 1, variant="power")
 
 
 def clients_of(weights=None):
-    """Of common directions but the last client, whose directions are others."""
+    """Clients with common directions, except the last, whose directions differ."""
     rng = np.random.default_rng(0)
     values = []
     for i in range(CLIENTS):

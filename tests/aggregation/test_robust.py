@@ -1,4 +1,4 @@
-"""Robust runs: the server's aggregate by NumPy, bad clients, whatever is composed, refusals."""
+"""Robust runs: the aggregate against NumPy, bad clients, other options, refusals."""
 
 import functools
 from typing import NamedTuple
@@ -36,7 +36,7 @@ class Told(NamedTuple):
 
 
 class Tells(jf.Algorithm):
-    """Every client tells its first sample; the server keeps what it received."""
+    """Every client sends its first sample; the server keeps what it receives."""
 
     def server_init(self, key, first, like, warm_start):
         zeros = jnp.zeros(like.values.shape[1], like.values.dtype)
@@ -113,7 +113,7 @@ def test_the_server_receives_the_aggregate_of_group_means(x64):
     clients = alike(weights=weights)
     rows = np.asarray(clients.data.values[:, 0])
     found = fit(Robust(Tells(), TrimmedMean(0.0), groups=GROUPS), clients, rounds=1).result.shared
-    # Nothing trimmed: a mean of group means by their weights is the mean, of a sum nearly the sum.
+    # With nothing trimmed, the weighted mean of group means is the mean, and nearly so for a sum.
     chex.assert_trees_all_close(found.mean, weights @ rows / weights.sum(), rtol=1e-10)
     of = np.arange(CLIENTS) % GROUPS
     mass = np.bincount(of, weights) / weights.sum()
@@ -121,7 +121,7 @@ def test_the_server_receives_the_aggregate_of_group_means(x64):
     by_weight /= weights.sum() * mass[:, None]
     by_count = np.stack([rows[of == g].mean(0) for g in range(GROUPS)])
     chex.assert_trees_all_close(found.total, CLIENTS * mass @ by_count, rtol=1e-10)
-    # Each by itself.
+    # Each part is aggregated by itself.
     found = fit(Robust(Tells(), GeometricMedian(200), groups=GROUPS), clients, rounds=1).result
     wanted = median_point(by_weight, mass), CLIENTS * median_point(by_count, mass)
     chex.assert_trees_all_close(tuple(found.shared), wanted, atol=1e-4)
@@ -328,7 +328,7 @@ def test_a_rule_that_does_not_rotate_has_no_implicit_derivative(rule):
 def test_second_moments_of_a_bad_client_do_no_harm(algorithm, groups, x64):
     clients = alike()
     honest = space(fit(algorithm, clients))
-    values = clients.data.values.at[0, :, -1].add(200.0)  # what no other client varies along
+    values = clients.data.values.at[0, :, -1].add(200.0)  # along which no other client varies
     spoiled = eqx.tree_at(lambda c: c.data.values, clients, values)
     assert np.linalg.norm(space(fit(algorithm, spoiled)) - honest) > 0.9
     solution = fit(Robust(algorithm, groups=groups), spoiled)

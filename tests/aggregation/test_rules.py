@@ -38,7 +38,7 @@ def draw_rows(seed=0, groups=11, numbers=4):
 
 
 def median(values, counts):
-    """Of each value as often as it counts."""
+    """The median of values that are repeated by their counts."""
     return np.median(np.repeat(values, counts, axis=0), axis=0)
 
 
@@ -103,7 +103,7 @@ def test_lies_as_short_as_honest_differences_do_not_add_up():
         for rule in (TrimmedMean(0.0), Biweight(directions=0), Biweight())
     )
     assert plain > 0.9 * mean
-    # Off by the median of a normal distribution of which three tenths are on one side.
+    # The bias is that of a median of which three tenths of the mass lie on one side.
     assert found < 0.9 < 1.6 < mean
 
 
@@ -148,7 +148,7 @@ def test_a_minority_cannot_move_it_far(name, seed, size, together, bad):
         lies = np.random.default_rng(seed).normal(size=(1 if together else share, 4))
         rows[:share] = 10.0**size * lies
         found = aggregate(RULES[name], rows, shares)
-    # Honest ones are within one of zero. Each coordinate by itself bounds less than all together.
+    # Honest rows lie within distance one of zero; rules by coordinate have a weaker bound.
     assert np.linalg.norm(found) < 4
 
 
@@ -181,7 +181,7 @@ def test_equal_rows_aggregate_to_themselves_and_have_derivatives(name):
     value, slopes = jax.jit(both)(rows, shares)
     np.testing.assert_allclose(value, row.sum(), rtol=1e-12)
     assert all(np.isfinite(x).all() for x in slopes)
-    # Moving all moves the aggregate as much.
+    # Shifting all rows shifts the aggregate by as much.
     np.testing.assert_allclose(slopes[0].sum(0), 1, rtol=1e-6)
 
 

@@ -100,7 +100,7 @@ def test_held_out_entities_are_aligned_and_two_bits_differ(tmp_path, monkeypatch
     assert found[full, figure9.AC].mean > 0.4 and found[few, figure9.AC].mean > 0.4
     for quantity in (figure9.END, figure9.BY_COST):
         assert found[few, quantity].verdict == "reproduced"
-    # With a single level of the quantizer errors pile up.
+    # With a single quantizer level, errors accumulate.
     monkeypatch.setattr(figure9, "BITS", 2)
     assert run()[few, figure9.END].verdict.startswith("differs")
 

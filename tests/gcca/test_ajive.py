@@ -1,4 +1,4 @@
-"""AJIVE: its parts, the number of joint directions, and where there are fewer than wanted."""
+"""AJIVE: its parts, the number of joint directions, and views with fewer directions than wanted."""
 
 import json
 
@@ -135,7 +135,7 @@ def test_a_new_view_gets_its_parts(key, x64):
 
 
 def test_scores_of_other_entities(x64):
-    """Without noise they are exact: by any view alone."""
+    """Without noise they are exact, from any single view."""
     rng = np.random.default_rng(1)
     _, parts = orthogonal()
     result = decompose(AJIVE(2, (3, 4, 3)), views_of([joint + own for joint, own in parts]))
@@ -154,7 +154,7 @@ def test_scores_of_other_entities(x64):
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
 def test_derivatives_equal_finite_differences(seed, x64):
-    """With a direction that is dropped in one of the draws, and thresholds for all ranks."""
+    """In one of the draws a direction is dropped; thresholds apply to all ranks."""
     arrays = [jnp.asarray(x) for x in oracle.draw(seed)]
     rng = np.random.default_rng(0)
     moves = [jnp.asarray(rng.normal(size=x.shape)) for x in arrays]

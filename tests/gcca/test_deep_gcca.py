@@ -1,4 +1,4 @@
-"""Deep generalized CCA: networks, what a run computes, what it refuses, what comes of it."""
+"""Deep generalized CCA: networks, runs, refusals and results."""
 
 import functools
 import json
@@ -32,7 +32,7 @@ THREE_BITS = jf.channel.difference(jf.channel.quantize(3))
 
 
 def arrays(dtype=np.float64, seed=0, entities=ENTITIES, features=FEATURES):
-    """Views that are bent images of the same two numbers."""
+    """Views that are nonlinear images of the same two latent variables."""
     rng = np.random.default_rng(seed)
     latent = rng.normal(size=(entities, 2))
     return [
@@ -321,7 +321,7 @@ def test_absent_views_do_not_count(key, x64):
     present = jf.participation.mask(chosen[None])
     some = solve(batched(), clients, key, participation=present)
     alone = solve(batched(), clients.take(np.flatnonzero(chosen)), key)
-    # All views have a say in the first representation, so the two differ by what they start with.
+    # All views contribute to the first representation, so the two starts differ.
     assert np.abs(some.result.shared - alone.result.shared).max() > 1e-3
     start = some.result
     some = solve(batched(), clients, key, warm_start=start, participation=present)
@@ -386,7 +386,7 @@ def test_networks_apply_to_other_entities(key, x64):
     for j, d in enumerate(FEATURES):
         net = jax.tree.map(lambda leaf, j=j: leaf[j], result.local)
         np.testing.assert_allclose(net(other.data.values[j]), outputs[j], atol=1e-12)
-        # What one entity gets depends on no other, and on no padding.
+        # An entity's output depends neither on other entities nor on padding.
         alone = eqx.tree_at(lambda m: m.weights[0], net, net.weights[0][:d])
         np.testing.assert_allclose(alone(other.data.values[j, 2, :d]), outputs[j, 2], atol=1e-12)
     shared = algorithm.represent(result.local, other)

@@ -23,7 +23,7 @@ FEATURES = (5, 7, 4)
 
 
 def arrays(entities=30, features=FEATURES, noise=0.5, dtype: Any = np.float64):
-    """Views with two strong latent dimensions, one fading and noise: a clear gap after two."""
+    """Views with two strong latent dimensions, a weak one and noise: a clear gap after two."""
     rng = np.random.default_rng(0)
     latent = rng.normal(size=(entities, 3)) * [1, 1, 0.2]
     return [
@@ -146,7 +146,7 @@ def test_convergence_is_linear_down_to_the_floor_of_the_channel(x64):
     exact = distances(jf.channel.lossless())
     np.testing.assert_allclose(rate(exact, 20, 60), expected, rtol=1e-3)
     assert exact[-1] < 1e-9
-    # Quantized differences go on as fast, and reach what exact messages do.
+    # Quantized differences converge as fast, and to the same point as exact messages.
     quantized = distances(THREE_BITS)
     np.testing.assert_allclose(rate(quantized, 20, 60), expected, rtol=2e-2)
     assert quantized[-1] < 1e-8
@@ -227,7 +227,7 @@ def test_padding_changes_nothing(x64):
     clients = jf.gcca.Views.from_arrays(wider).take(np.arange(3))
     assert clients.features == 9
     warm = padded(g, q)
-    # Even what a start has there does not count.
+    # Not even the start's values in the padding matter.
     local = jnp.pad(warm.local, ((0, 0), (0, 4), (0, 0)), constant_values=7.0)
     result = maxvar(clients, jf.Personalized(warm.shared, local), rounds=10).result
     np.testing.assert_allclose(result.shared, plain.result.shared, atol=1e-12)
@@ -388,7 +388,7 @@ def test_exact_maps_are_least_squares_maps(x64):
         for result in (end.result, best):
             cost = jf.gcca.cost(clients, result.shared, result.local, ridge=ridge)
             np.testing.assert_allclose(cost, best.cost, rtol=1e-10)
-        # As far as gradient steps come in the end.
+        # The limit of many gradient steps.
         steps = jf.gcca.MaxVar(RANK, inner_steps=100, ridge=ridge)
         slow = jf.rollout(steps, clients, rounds=60, key=jax.random.key(0), warm_start=warm)
         np.testing.assert_allclose(slow.history["objective"][-1] * 3, best.cost, rtol=1e-8)
@@ -453,7 +453,7 @@ def test_a_memory_saves_rounds(memory, dtype, x64):
 
 @pytest.mark.slow
 def test_a_memory_is_mapped_over_ridges(x64):
-    """As a sweep does it, which lays the server's matrices out in another order."""
+    """Under `vmap`, as in a sweep, which changes the layout of the server's matrices."""
     clients, ridges = jf.gcca.Views.from_arrays(arrays()), jnp.array([0.1, 1.0])
 
     @jax.jit
@@ -528,7 +528,7 @@ def test_compression_ratio():
     ratio = jf.gcca.compression_ratio
     np.testing.assert_allclose(ratio(18, 18, 3, start_bits=3), 0.90625)
     np.testing.assert_allclose(ratio(19, 18, 4, start_bits=4), 0.8681, atol=1e-4)
-    # What has travelled, by the history of a run.
+    # The bits that were sent, by the history of a run.
     clients = jf.gcca.Views.from_arrays(arrays(40, (6, 6), dtype=np.float32))
     warm = padded(*start(arrays(40, (6, 6))))
     warm = jax.tree.map(lambda x: x.astype(np.float32), warm)
@@ -582,7 +582,7 @@ def test_unfit_sparse_views_are_refused(matrices, message):
 
 
 def sparse_with(**changes):
-    """A sparse matrix whose parts were set to something after it was made."""
+    """A sparse matrix whose parts were replaced after it was made."""
     matrix = getattr(scipy.sparse, f"{changes.pop('kind')}_array")(X)
     for name, value in changes.items():
         setattr(matrix, name, value)
@@ -590,7 +590,7 @@ def sparse_with(**changes):
 
 
 def overlong():
-    """A row of more values than places."""
+    """A row with more values than columns."""
     matrix = scipy.sparse.lil_array(X)
     matrix.data[0] = [1.0] * 10**5
     return matrix

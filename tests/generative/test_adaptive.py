@@ -1,4 +1,4 @@
-"""Personal models under a learned prior: what it computes, where it runs, what it refuses."""
+"""Personal models under a learned prior: results, backends, refusals."""
 
 import functools
 
@@ -80,7 +80,7 @@ PRESENT = np.array([[1, 0, 0, 1], [0, 1, 1, 0], [1, 1, 0, 0]], bool)
 )
 def test_rounds_equal_the_reference(make, options, reference, key, x64):
     model, clients = autoencoder(), sampled()
-    # Everybody three times, and then some.
+    # All clients take part three times, and some once more.
     present = np.concatenate([np.ones((3, 4), bool), PRESENT, PRESENT[::-1]])
     solution = solve(
         adaptive(model, make, **options),
@@ -137,7 +137,7 @@ def test_without_a_prior_it_is_local_training(key, x64):
 
 @pytest.mark.slow
 def test_spreads_tell_how_far_proximal_steps_let_models_go(key, x64):
-    """From not at all, without a limit on the step size, to training alone."""
+    """From no deviation at all, without a limit on the step size, to local training."""
     clients = sampled(weights="equal")
 
     def found(spread):

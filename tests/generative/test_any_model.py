@@ -1,4 +1,4 @@
-"""Federated averaging of models that are no Equinox modules."""
+"""Federated averaging of models that are not Equinox modules."""
 
 import functools
 
@@ -59,7 +59,7 @@ def test_a_dictionary_of_parameters_is_a_model(key, x64):
         np.testing.assert_allclose(result["layers"][0]["up"], other.up, rtol=1e-12)
     model = algorithm.model_of(found.result.shared)
     assert apply(model, jnp.ones((3, 5))).shape == (3, 5)
-    # It goes on from there.
+    # Another run continues from there.
     jf.fit(algorithm, clients(), rounds=1, key=key, warm_start=found)
 
 

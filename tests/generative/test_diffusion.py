@@ -152,7 +152,7 @@ def test_the_sampler_equals_the_published_one(key, x64):
 
 
 def exact(sample, amount):
-    """The mean of x given what it was corrupted to, for the normal law of MEAN and COVARIANCE."""
+    """The mean of x given its corruption, for a normal distribution with MEAN and COVARIANCE."""
     signal, noise = PRESERVING.shares(amount)
     joint = signal**2 * COVARIANCE + noise**2 * jnp.eye(FEATURES)
     gain = signal * jnp.linalg.solve(joint, jnp.asarray(COVARIANCE)).T
@@ -167,7 +167,7 @@ def test_exact_denoising_samples_the_distribution(key, x64):
 
 
 def test_more_steps_come_closer_to_the_distribution(key, x64):
-    """Samples are a linear map of the noise, so that their covariance is known but for steps."""
+    """Samples are linear in the noise, so their covariance is known up to discretization."""
 
     def covariance(steps):
         noise = jax.random.normal(key, (FEATURES + 1, FEATURES), float)

@@ -1,4 +1,4 @@
-"""Federated averaging: what it computes, what it draws, what it refuses."""
+"""Federated averaging: results, random draws, refusals."""
 
 import functools
 import itertools
@@ -244,7 +244,7 @@ def test_derivatives_are_finite_differences_over_a_sweep(key, x64):
 
 
 class Flagged(eqx.Module):
-    """A layer, a function, whole numbers and an array of NumPy."""
+    """A layer, a function, integers and a NumPy array."""
 
     layer: eqx.nn.Linear
     activation: object
@@ -308,7 +308,7 @@ def test_reconstructed_energy():
     samples = np.array([[[3.0, 4], [0, 0], [9, 9]], [[1, 0], [0, 2], [2, 2]]])
     found = samples + np.array([[[0.0, 1], [0, 1], [9, 9]], [[0, 0], [0, -2], [2, 0]]])
     counts = np.array([2.0, 3])
-    # Neither the sample without energy nor the row beyond the count is looked at.
+    # Neither the sample without energy nor the row of padding matters.
     wanted = [1 - 1 / 25, (1 + 0 + 0.5) / 3]
     measured = functools.partial(jf.metrics.reconstructed_energy, samples, found)
     np.testing.assert_allclose(measured(counts, per_client=True), wanted, rtol=1e-6)

@@ -1,4 +1,4 @@
-"""Each resample is a run on clients whose rows, or who themselves, have random weights."""
+"""Each resample is a run on clients with random weights, or whose rows have random weights."""
 
 import chex
 import jax

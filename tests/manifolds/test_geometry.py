@@ -123,7 +123,7 @@ def test_points_without_a_geodesic_between_them_have_no_logarithm(x64):
 @pytest.mark.slow
 @pytest.mark.parametrize("metric", METRICS)
 def test_logarithm_is_differentiable(metric, x64):
-    """By both ends, as they move along the manifold."""
+    """With respect to both ends, as they move along the manifold."""
     x, v = point_and_tangent(1, (5, 2))
     y, weights = EXP(x, 0.8 * v, metric), jax.random.normal(jax.random.key(5), (5, 2))
 
@@ -154,7 +154,7 @@ def test_transport_by_the_differential(name, x64):
     np.testing.assert_allclose(moved, wanted, atol=1e-9)
     y = retract(x, v)
     np.testing.assert_allclose(stiefel.project(y, moved), moved, atol=1e-12)
-    # Of subspaces, by whatever bases.
+    # For subspaces the choice of a basis does not matter.
     turn = stiefel.random(jax.random.key(8), 3, 3)
     v, u = grassmann.project(x, v), grassmann.project(x, u)
     moved = grassmann.transport_differential(x, v, u, name)

@@ -287,7 +287,7 @@ def test_principal_angles_of_unequal_dimensions(x64):
 
 @partial(jax.jit, static_argnames="shape")
 def distances(seed, shape):
-    """Of two random subspaces: by kind, between other bases in the other order, and dense."""
+    """Between two random subspaces: by kind, with other bases and swapped, and densely."""
     x, y = draw_pair(seed, shape)[0], draw_pair(seed + 1, shape)[0]
     rotated = y @ stiefel.random(jax.random.key(seed), shape[1], shape[1])
     kinds = ("chordal", "geodesic", "procrustes")
@@ -340,7 +340,7 @@ def test_exponential_and_logarithm(shape, dtype, tolerance, x64):
         chex.assert_trees_all_close(
             LOG(x, y @ rotation), scaled, atol=(40 if size > 1 else 1) * tolerance
         )
-    # Past the closest half turn the geodesic goes on, still on the manifold.
+    # Beyond the nearest half turn the geodesic continues on the manifold.
     assert deviation(EXP(x, 10 * v / s[0])) < 10 * tolerance
 
 

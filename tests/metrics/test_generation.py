@@ -16,7 +16,7 @@ distances = pytest.mark.parametrize("distance", [metrics.frechet_distance, metri
 
 
 def draw_features(n, k, d=8, seed=0):
-    """Two sets of features of different laws."""
+    """Two sets of features from different distributions."""
     rng = np.random.default_rng(seed)
     return rng.normal(size=(n, d)) @ rng.normal(size=(d, d)), rng.normal(size=(k, d)) + 0.5
 
@@ -28,7 +28,7 @@ def draw_features(n, k, d=8, seed=0):
 @pytest.mark.parametrize(("n", "k"), SIZES)
 def test_frechet_distance_equals_the_reference(n, k, x64):
     a, b = draw_features(n, k)
-    # The root of a singular product is good to half the digits, hence the tolerance.
+    # The root of a singular product is accurate to half the digits only.
     wanted = reference.frechet(a, b)
     np.testing.assert_allclose(metrics.frechet_distance(a, b), wanted, rtol=1e-7)
     np.testing.assert_allclose(metrics.frechet_distance(b, a), wanted, rtol=1e-7)

@@ -100,7 +100,7 @@ def test_the_objective_is_that_of_the_result_and_never_rises(x64, share):
 @pytest.mark.slow
 def test_one_component_without_penalty_is_the_leading_singular_vector(x64):
     samples = oracle.draw(0).samples
-    # Perron and Frobenius: it has no negative entry. Own parts of any size can take over from W.
+    # Perron and Frobenius: it has no negative entry. Local parts of any size can replace W.
     run = solve(jf.nmf.INMF(1, 0.0), samples, rounds=200)
     shared, local = run.result
     for x, v in zip(samples, local, strict=True):

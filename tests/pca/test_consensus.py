@@ -1,4 +1,4 @@
-"""Subspace iteration, LocalPower and FAPS: against dense NumPy, the exact answer, and hard data."""
+"""Subspace iteration, LocalPower and FAPS: against dense NumPy, the exact solution; hard data."""
 
 import functools
 
@@ -47,13 +47,13 @@ def exact(samples, rank=RANK):
 
 
 def elsewhere(z):
-    """Another basis than the common one, for clients to begin with."""
+    """A basis other than the common one, for clients to start from."""
     tilt = np.sin(1.0 + np.arange(z.size)).reshape(z.shape)
     return np.asarray(reference.qr_positive(np.asarray(z) + 0.3 * tilt))
 
 
 class Elsewhere(FAPS):
-    """FAPS whose clients do not begin at the common start.
+    """FAPS whose clients do not start from the common basis.
 
     There the local problem leaves the span of the start only by rounding errors, so that rule
     (26), which waits for that, could not be compared round for round.
@@ -117,7 +117,7 @@ def test_fifty_rounds_agree_with_the_reference(name):
     if "local_steps" in solution.history:
         steps = np.mean(wanted.local_steps, axis=1)
         np.testing.assert_allclose(solution.history["local_steps"], steps)
-    # After fifty rounds none has converged, so that agreement says something.
+    # After fifty rounds none has converged, so agreement is meaningful.
     assert np.linalg.norm(last - exact(samples)) > 1e-6
 
 
@@ -165,7 +165,7 @@ def test_the_objective_stops_the_run_by_rule_27(make):
         FAPS: reference.faps,
     }[type(make(RANK, "kkt"))]
     captured = written_out(samples, start, int(solution.rounds)).captured
-    # Round k + 1 tells f(Z^(k)).
+    # Round k + 1 reports f(Z^(k)).
     assert solution.rounds == reference.rounds_by_27(captured) + 1
     # The objective is the mean over the samples, if clients weigh by their number of samples.
     left = (np.sum(np.concatenate(samples) ** 2) - captured) / sum(COUNTS)
@@ -185,7 +185,7 @@ def test_violation_is_measured_at_the_components_that_enter_the_round():
         iterates = written_out(samples, start, 10).iterates[:10]
         wanted = [reference.scaled_kkt_violation(samples, z) for z in iterates]
         np.testing.assert_allclose(found[known:], wanted[known:], rtol=1e-8)
-        # Of several local products the sum does not tell it.
+        # After several local products, the sum does not determine it.
         np.testing.assert_array_equal(found[:known], np.inf)
 
 
@@ -245,7 +245,7 @@ def test_rounds_of_a_small_problem():
 )
 def test_a_client_of_zeros_changes_nothing(algorithm):
     samples, start = decaying()
-    # Last, because the first client is the one that others are aligned with.
+    # Last, because the others are aligned with the first client.
     solution = solve(algorithm, [*samples, np.zeros((7, FEATURES))], warm_start=warm(start))
     same = solve(algorithm, samples, warm_start=warm(start))
     np.testing.assert_allclose(projector(solution), projector(same), atol=1e-12)
@@ -327,11 +327,11 @@ def test_devices_and_the_order_of_clients():
     ids=SOLVERS,
 )
 def test_some_clients_per_round(algorithm):
-    # Clients of one law, so that those who take part stand for all, but for sampling errors.
+    # Clients of one distribution, so participants represent all of them up to sampling errors.
     rng = np.random.default_rng(0)
     factor = np.diag([5.0, 4.0, 3.0, *[0.3] * (FEATURES - 3)])
     clients = jf.Clients.from_samples(rng.normal(size=(6, 400, FEATURES)) @ factor)
-    # The first is never there: nobody can be aligned with it.
+    # The first client never takes part, so none can be aligned with it.
     present = jf.participation.mask((np.arange(6) + np.arange(3)[:, None]) % 3 * np.arange(6) > 0)
     solution = helpers.fit(algorithm, clients, rounds=40, participation=present)
     wanted = exact(list(np.asarray(clients.data.values[1:])))
@@ -392,7 +392,7 @@ def test_derivative_of_the_projector(name):
     far = value(values + 2 * step * direction) - value(values - 2 * step * direction)
     wanted = (8 * near - far) / (12 * step)
     if "decrease" in name:
-        # A loop that stops when it likes has no reverse derivative.
+        # A loop with a data-dependent length has no reverse derivative.
         _, forward = jax.jvp(value, (values,), (direction,))
         np.testing.assert_allclose(forward, wanted, rtol=1e-6)
         with pytest.raises(ValueError, match=r"[Rr]everse-mode"):

@@ -161,7 +161,7 @@ def test_ends_at_personalized_pca_of_clients_weighted_by_their_samples(x64):
     np.testing.assert_allclose(run.history["objective"][-1], wanted, rtol=1e-9)
     assert gap(run.result.shared, other.result.shared) < 1e-5
     assert gap(run.result.local, other.result.local) < 1e-5
-    # Components come out orthonormal by themselves, and scores are products with them.
+    # Components become orthonormal by themselves, and scores are products with them.
     np.testing.assert_allclose(projector(run.server.components), np.eye(2), atol=1e-6)
     scores = jnp.einsum(
         "mnd,dr->mnr", jf.Clients.from_samples(samples).data.values, run.server.components.T
@@ -205,7 +205,7 @@ def test_large_scores_of_samples_with_few_observed_entries_do_not_diverge(x64):
     run = solve(jf.pca.HMF(2, 2), clients, rounds=1500)
     objective = np.asarray(run.history["objective"])
     assert (np.diff(objective) <= 0).all()
-    assert run.server.curvature > 1.5 * run.server.first  # of which steps take account
+    assert run.server.curvature > 1.5 * run.server.first  # which the step sizes take into account
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""The block Lanczos iteration: against dense Krylov spaces, the exact answer, and its rivals."""
+"""The block Lanczos iteration: against dense Krylov spaces, the exact solution, and its rivals."""
 
 import functools
 
@@ -97,7 +97,7 @@ def test_the_solution_is_that_of_the_pooled_matrix(samples, unique, memory):
     z = np.asarray(solution.result.shared)
     np.testing.assert_allclose(z.T @ z, np.eye(RANK), atol=1e-13)
     for name, values in solution.history.items():
-        # Nothing changes from before the first round to it.
+        # In the first round there is no previous value to compare with.
         assert np.isfinite(values[1:] if name == "stopping_measure" else values).all(), name
     exact = reference.principal_components(samples, unique)  # the part of it that is unique
     assert np.linalg.norm(exact - z @ (z.T @ exact)) < 1e-9
@@ -113,7 +113,7 @@ def test_any_rank(rank):
     samples = helpers.decaying_samples(COUNTS, 6)
     solution = lanczos(samples, rank=rank, rounds=8)
     assert error(solution, samples, rank) < 1e-12
-    # Six features are spanned after as many rounds as it takes.
+    # The blocks span all six features after this many rounds.
     assert solution.history["kkt_violation"][-(-6 // rank) - 1] < 1e-14
 
 
@@ -215,7 +215,7 @@ def test_a_tolerance_stops_it(key):
             change if stop == "objective" else max(change, solution.history["kkt_violation"][-1])
         )
         assert measure <= tol
-        # The violation that the server knows is that of the clients' data.
+        # The violation that the server measures is that of the clients' data.
         z = np.asarray(solution.result.shared)
         assert reference.kkt_violation(reference.pooled(samples), z) < 1e-6
 
@@ -227,7 +227,7 @@ SMALL = (4, 8, 12)  # clients, samples, features
 
 @functools.cache
 def differentiated():
-    """What two components leave of other data, and its derivative, over restarts."""
+    """What two components leave of other data, with the derivative through restarts."""
     held_out = jnp.asarray(np.random.default_rng(9).normal(size=(3, SMALL[-1])))
     clients = jf.Clients.from_samples(np.ones(SMALL))
 

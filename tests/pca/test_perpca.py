@@ -91,7 +91,7 @@ def test_every_variant(variant, retraction, ranks, some):
     present = np.random.default_rng(2).random((ROUNDS, CLIENTS)) < (0.5 if some else 1.1)
     present[np.arange(ROUNDS), np.arange(ROUNDS) % CLIENTS] = True
     participants = [np.flatnonzero(row) for row in present]
-    # Who is absent at first has deflated its start by the shared components before the rounds.
+    # Before the rounds, every client's start is deflated by the shared components.
     frames = [v - shared @ (shared.T @ v) for v in frames]
 
     if (variant, retraction) == ("polar", "qr"):
@@ -114,7 +114,7 @@ def test_every_variant(variant, retraction, ranks, some):
         warm_start=start,
         participation=jf.participation.mask(present) if some else None,
     )
-    # Power iteration keeps a trace of the old basis, the root of rounding.
+    # Power iteration keeps a trace of the old basis, of the order of the root of rounding.
     agree(solution.result, *wanted, atol=1e-7 if variant == "power" else TOLERANCE)
 
 
@@ -144,7 +144,7 @@ def test_algorithm_1_is_the_polar_variant():
 
 @pytest.mark.parametrize("retraction", ["polar", "qr"])
 def test_the_objective(retraction):
-    """The library's is what is left of the variance, the reference's half of what is captured."""
+    """The library's is the variance left over, the reference's half the variance captured."""
     samples = draw_samples()
     shared, frames, start = first(LOCAL)
     wanted = reference.perpca(

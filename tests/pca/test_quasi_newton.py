@@ -38,7 +38,7 @@ def joint(history, first):
 
 
 def falls(make, other, solver="quasi_newton", objective=lambda history: history["objective"]):
-    """Objectives of many rounds of one solver, and of another one."""
+    """Objectives of many rounds of the other solver, and of fewer of this one."""
     values = samples()
     long = solve(make(solver=other), values, rounds=400).history
     quick = solve(make(solver=solver), values, rounds=40).history
@@ -89,7 +89,7 @@ def test_it_ends_where_a_pooled_solver_ends(x64):
 
 
 def test_a_quadratic_function_takes_as_many_rounds_as_it_has_directions(x64):
-    """Of numbers alone, the components held where they are: BFGS ends on a quadratic."""
+    """With the components fixed, BFGS on a quadratic terminates."""
     curvatures = np.array([1.0, 3.0, 10.0])
     frame = jnp.eye(4, 1)
     memory = begin(frame, jnp.zeros(3), jnp.ones(3))
@@ -113,7 +113,7 @@ def test_numbers_stay_within_their_limits(x64):
         value = -jnp.sum((x - 2) ** 2) / 2 - 0.4 * x[0] * x[1]
         slopes = -(x - 2) - 0.4 * x[::-1]
         memory, *_ = step(memory, Evaluation(frame, value, slopes), least, most)
-    # The first is at its limit, and the second is best given that.
+    # The first number is at its limit, and the second is the best given that.
     np.testing.assert_allclose(memory.trial.numbers, [0.5, 1.8], atol=1e-8)
 
 
@@ -197,7 +197,7 @@ def test_direction_solves_the_secant_equation(x64):
     changes, gradient, one = jnp.asarray(moves @ hessian), rng.normal(size=6), jnp.ones(())
     found = _newton(jnp.asarray(moves), changes, jnp.asarray(gradient), one)
     np.testing.assert_allclose(found, np.linalg.solve(hessian, gradient), rtol=1e-9)
-    # Entries without curvature count for nothing, wherever they are.
+    # Entries without curvature are ignored, wherever they are.
     padded = [jnp.concatenate([x, jnp.zeros((3, 6))]) for x in (moves, changes)]
     np.testing.assert_allclose(_newton(*padded, jnp.asarray(gradient), one), found, rtol=1e-12)
     none = jnp.zeros((3, 6))

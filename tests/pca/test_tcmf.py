@@ -109,7 +109,7 @@ def test_many_inner_rounds_equal_the_papers_epochs(x64):
     first, decay, final = 1.5, 0.6, 0.4
     algorithm = jf.pca.TCMF(RANK, RANK, final, first_threshold=first, decay=decay, inner_rounds=300)
     run = solve(algorithm, samples, rounds=900)
-    # Another solver of the factorization, to its end.
+    # Another solver of the factorization, run to convergence.
     low_rank, threshold = np.zeros_like(samples), first
     for _ in range(4):
         sparse = reference.hard(samples - low_rank, threshold)
@@ -167,7 +167,7 @@ def test_recovers_noiseless_data_at_a_linear_rate(x64, missing):
     assert ends[-1] < 1e-9
     # The paper's bound on errors is the threshold.
     assert (np.array(ends[:2]) < 5 * 0.9 ** np.array([40, 120])).all()
-    # Missing entries are those of the low-rank parts.
+    # Missing entries are completed by the low-rank parts.
     np.testing.assert_allclose(cleaned, truth.samples - truth.errors, atol=1e-9)
 
 

@@ -72,7 +72,7 @@ def test_rounds_equal_the_reference(x64, orthogonal, rho):
     algorithm = jf.pca.PerTucker(
         SHAPE, RANKS, LOCAL_RANKS, orthogonal_modes=orthogonal, proximal=rho
     )
-    # As many as of the authors, so that both compile the same programs.
+    # As many as for the authors' numbers, so that both share compiled programs.
     passes = oracle.EARLY
     u, v, objectives = reference.passes(case.samples, *case.start, orthogonal, rho, passes)
     shared, local, objective = factors_after(algorithm, clients, passes, warm(case.start))
@@ -227,7 +227,7 @@ def test_clients_that_miss_rounds_stay_orthogonal(x64):
 @pytest.mark.slow
 def test_a_tolerance_waits_for_every_mode(x64):
     samples, *_ = draw_tensors(noise=0.3)
-    # Factors of the last mode are whole, so its updates turn nothing.
+    # Factors of the last mode span everything, so its updates change nothing.
     algorithm = jf.pca.PerTucker(SHAPE, (2, 2, 4), (1, 1, 4), orthogonal_modes=(0, 1))
     clients = jf.Clients.from_samples(samples)
     run, longer = (solve(algorithm, clients, rounds=900, tol=tol) for tol in (1e-9, 0.0))

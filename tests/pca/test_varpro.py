@@ -90,7 +90,7 @@ def test_identical_clients_share_the_largest_components():
 
 @pytest.mark.slow
 def test_finds_known_components(x64):
-    """Without noise the optimum is zero, at the components that made the data."""
+    """Without noise the optimum is zero, at the components that generated the data."""
     basis = np.linalg.qr(np.random.default_rng(0).normal(size=(8, 8)))[0]
     rows = [4 * basis[:, :2].T * np.sqrt(4) for _ in range(3)]
     samples = [np.concatenate([x, 6 * basis[:, 2 + i : 3 + i].T]) for i, x in enumerate(rows)]
@@ -158,7 +158,7 @@ def test_converges_from_a_distant_start(samples, far):
 
 @pytest.mark.slow
 def test_absent_clients_do_not_stop_it(samples, far):
-    """One client is absent now and then: as if it never had been, in the end."""
+    """A client that is absent now and then makes no difference in the end."""
     present = np.ones((80, 20), bool)
     present[np.arange(3, 40, 6), np.arange(7)] = False
     start = jf.Personalized(far, None)
@@ -172,7 +172,7 @@ def test_absent_clients_do_not_stop_it(samples, far):
 
 @pytest.mark.slow
 def test_the_order_of_blocks_does_not_make_other_participants():
-    """Rounds read the blocks of a source in turn forwards and backwards, and so add them up."""
+    """Rounds read, and add up, the blocks of a source forwards and backwards in turn."""
     values = np.random.default_rng(0).normal(size=(900, 20, 8)).astype("float32")
     values *= np.linspace(0.5, 1.5, 900, dtype="float32")[:, None, None]
     clients = jf.Clients.from_source(
@@ -204,7 +204,7 @@ def test_shrinkage_equals_that_of_gradient_descent(samples):
 
 @pytest.mark.slow
 def test_the_unrolled_derivative_equals_that_of_the_solution_with_weights(samples):
-    """Long after the steps have become rounding, and with clients that count for nothing."""
+    """Even long after the steps have become mere rounding, and with clients of zero weight."""
     rows = jnp.asarray(np.stack([y[:12] for y in samples[10:15]])) * jnp.linspace(1, 3, 12)
     turn = jnp.asarray(np.random.default_rng(0).normal(size=(12, 12)))
 

@@ -1,4 +1,4 @@
-"""Missing entries: against NumPy, against full data, and through what is composed around a run."""
+"""Missing entries: against NumPy, against full data, and with everything that surrounds a run."""
 
 import chex
 import jax
@@ -163,7 +163,7 @@ def test_imputed_entries_are_closer_than_feature_means(rate):
     found = np.asarray(solution.result.local.transform(clients).data.values)
     np.testing.assert_array_equal(found[~missing], full[~missing])
     means = np.broadcast_to(np.nanmean(gaps, axis=1, keepdims=True), gaps.shape)
-    # Knowing the other entries, a model explains most of what means leave.
+    # Given the other entries, a model explains most of what means leave.
     assert error(found) < (0.5, 0.6, 0.75)[(0.1, 0.4, 0.6).index(rate)] * error(means)
 
 
@@ -223,7 +223,7 @@ def test_buckets_and_sources_are_transformed_like_arrays():
     wanted = local.transform(one)
     values = local.transform(several).unbucketed().data.values
     np.testing.assert_allclose(values, wanted.data.values, atol=1e-5)
-    # What is read is completed when it is, by everything that takes samples.
+    # Samples from a source are completed as they are read.
     algorithm = jf.pca.PerPCA(2, 1)
     results = [fit(algorithm, c, rounds=3).result.shared for c in (wanted, local.transform(read))]
     np.testing.assert_allclose(*results, atol=1e-5)

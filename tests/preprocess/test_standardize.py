@@ -12,7 +12,7 @@ from jaxfed.preprocess import Standardization, Standardize
 from tests import helpers
 
 FEATURES = 4
-# Deviations, and means of a thousand times as much.
+# Deviations; the means are a thousand times as large.
 SPREAD = np.array([0.3, 1.0, 2.0, 5.0])
 fit = functools.partial(helpers.fit, rounds=1)
 

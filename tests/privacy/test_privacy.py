@@ -1,4 +1,4 @@
-"""The server's attacks: exact where the messages are products, empty-handed where they are not."""
+"""The server's attacks: exact where messages are products, unsuccessful where they are not."""
 
 import functools
 
@@ -99,7 +99,7 @@ def test_products_reveal_the_matrix(name):
     errors = privacy.linear_attack(transcript(name), secret())
     assert errors.shape == (ROUNDS,)
     assert errors[0] > 0.5 and errors[SPAN - 2] > 1e-2
-    # Blocks that converge are nearly dependent; a round more gains some digits.
+    # Converging blocks are nearly dependent; another round gains some digits.
     last = errors[SPAN - 1] if name == "block Lanczos" else errors[SPAN]
     assert last < 1e-5
     chosen = privacy.linear_attack(transcript(name), secret(), at=[1, SPAN])
@@ -122,7 +122,7 @@ def test_a_server_that_restarts_learns_the_matrix(name):
     assert attack(restarts=SPAN - 3) > 0.1
     if name == "FAPS":
         assert attack(calibrated=False) > 0.1  # a multiple of the identity is hidden
-        assert attack(norm_factor=0.15) < 1e-6  # but the penalty tells it
+        assert attack(norm_factor=0.15) < 1e-6  # but the penalty reveals it
 
 
 @pytest.mark.parametrize("name", SOLVERS)

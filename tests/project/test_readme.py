@@ -1,4 +1,4 @@
-"""What README and documentation show runs, and says of itself what is so."""
+"""The code in the README and the documentation runs, and does what the text says."""
 
 import re
 import sys
@@ -50,7 +50,7 @@ def first_fit(tmp_path_factory):
 def assert_same_output(shown, printed):
     """The same words, and decimals that differ by one per cent or one in the last digit shown."""
     number = r"\d+\.\d+"
-    # NumPy pads a number for every digit that its neighbours have more.
+    # NumPy pads numbers to the number of digits of their neighbours.
     words, wanted = (re.sub(number, "", text).split() for text in (printed, shown))
     assert words == wanted
     for one, other in zip(re.findall(number, shown), re.findall(number, printed), strict=True):
@@ -79,7 +79,7 @@ def run_page(first_fit, tmp_path, monkeypatch, capsys):
     return of
 
 
-# What the text says of some of them.
+# What the text says about some of them.
 def models(names, lines):
     *energies, shape = lines("AdaptiveAutoencoder")
     tuned, adapted = (float(line.split()[-1]) for line in energies)
@@ -216,6 +216,6 @@ def test_every_public_name_is_documented(monkeypatch):
         if name != "jaxfed.contract":  # whose checks are for authors of algorithms
             foreign |= {"check_count", "refuse"}
         assert not {*dir(module)} & foreign
-    # A name that says nothing of itself is seen.
+    # An undocumented name would be noticed.
     monkeypatch.setattr(sys.modules["jaxfed.pca"].PerPCA, "__doc__", None)
     assert public.undocumented() == ["jaxfed.pca.PerPCA"]

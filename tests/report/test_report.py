@@ -1,4 +1,4 @@
-"""Reports: what is on the page, and that a browser shows it without asking anybody for anything."""
+"""Reports: what is on the page, and that a browser shows it without any network access."""
 
 import html.parser
 import io
@@ -303,7 +303,7 @@ def browsed(folder, page, *options, size=(900, 2000)):
         *quiet.split(),
         f"--user-data-dir={folder / 'profile'}",
         f"--log-net-log={folder / 'net.json'}",
-        "--host-resolver-rules=MAP * ~NOTFOUND",  # the browser's own questions get no answer
+        "--host-resolver-rules=MAP * ~NOTFOUND",  # the browser's own requests get no answer
         f"--window-size={size[0]},{size[1]}",
         f"--screenshot={folder / 'page.png'}",
         *options,
@@ -311,7 +311,7 @@ def browsed(folder, page, *options, size=(900, 2000)):
     ]
     run = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     console = [line for line in run.stderr.splitlines() if ":CONSOLE" in line]
-    # What the browser asks by itself has no origin.
+    # Requests of the browser itself have no origin.
     question = r'"initiator":"(?!not an origin).*?"url":"([^"]*)"'
     asked = re.findall(question, (folder / "net.json").read_text())
     asked = [url for url in asked if not url.startswith("file:")]
@@ -336,7 +336,7 @@ def test_a_browser_shows_it_in_light_and_dark_and_asks_for_nothing(page, tmp_pat
         assert console == [] and asked == []
         assert pixels.shape[:2] == size[::-1]
         shades.append(pixels.mean())
-        # There is writing and there are pictures, to the end, and nothing goes over the edge.
+        # There are text and plots to the end, and nothing overflows.
         paper = pixels[2, 2]
         ink = np.abs(pixels.astype(int) - paper).max(axis=2) > 40
         assert ink[:, 10:].any(axis=1)[: size[1] // 2].mean() > 0.3
@@ -348,7 +348,7 @@ def test_a_browser_shows_it_in_light_and_dark_and_asks_for_nothing(page, tmp_pat
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_the_browser_test_can_fail(page, tmp_path):
-    """What the test above looks for is seen where it is planted."""
+    """What the test above looks for is found where it is planted."""
     (tmp_path / "image").mkdir()
     picture = '<img src="http://127.0.0.1:9/picture.png">'
     planted = page.replace("<main>", f"<main>{picture}")

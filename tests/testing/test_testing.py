@@ -1,4 +1,4 @@
-"""The public check finds what is wrong, and says it in a sentence."""
+"""The public check finds what is wrong and says so in a sentence."""
 
 import functools
 import inspect
@@ -17,7 +17,7 @@ sampled = functools.partial(gaussian, (5, 4, 7, 6), (1, 1, 1))
 
 
 class Average(jf.Algorithm):
-    """The mean of all clients' means, and each client's distance to it: as short as can be.
+    """The mean of all clients' means, and each client's distance to it, as briefly as possible.
 
     What the tests break is a field, or a method of a subclass.
     """
@@ -92,7 +92,7 @@ class Wrong(Average):
 
 
 class Dividing(Average):
-    """By what a channel may set to zero."""
+    """It divides by what a channel may set to zero."""
 
     def server_step(self, key, server, uplink):
         return server + self.step * uplink * (uplink / uplink), {}
@@ -104,7 +104,7 @@ class Padded(Average):
 
 
 class Quadratic(Average):
-    """With a claim that does not hold of means."""
+    """With a claim that does not hold for means."""
 
     quadratic_in_samples = True
 

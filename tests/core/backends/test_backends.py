@@ -29,7 +29,7 @@ def mesh(*shape):
     return Mesh(devices, ("silos", "spare")[: len(shape)])
 
 
-# By name, because the devices are not to be asked for before a test runs.
+# By name, because devices must not be requested before a test runs.
 ONE_DEVICE = {
     "chunks of 3": lambda: jf.backend.chunked(3),
     "chunks larger than needed": lambda: jf.backend.chunked(100),
@@ -47,7 +47,8 @@ SEVERAL_DEVICES = {
 }
 # A collective whose devices wait for each other on a busy machine must not hang the whole suite.
 spread = functools.partial(pytest.param, marks=pytest.mark.timeout(120))
-FEWER = ("pmap 1", "pmap 2", "shard 1", "shard 2", "shard 4")  # than another with which they agree
+# Numbers of devices that agree with another case.
+FEWER = ("pmap 1", "pmap 2", "shard 1", "shard 2", "shard 4")
 EVERY = [
     *map(pytest.param, ONE_DEVICE),
     *(spread(name) for name in SEVERAL_DEVICES if name not in FEWER),
@@ -66,7 +67,7 @@ def draw_unalike():
 
 
 def perpca(clients=CLIENTS):
-    """With everything that travels: an automatic step, its decay, ranks that differ, draws."""
+    """With every kind of message: an automatic step, its decay, unequal ranks, a random start."""
     ranks = tuple((i + 1) % 2 for i in range(clients))
     return jf.pca.PerPCA(1, ranks, decay=0.7, start="random")
 
@@ -182,13 +183,13 @@ def test_auto_takes_blocks_of_many_small_clients_alone(monkeypatch):
 
     assert blocks(600)  # of 140
     assert not blocks(500)
-    assert not blocks(600, samples=150)  # no 64 of which fit
+    assert not blocks(600, samples=150)  # 64 of which do not fit
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    assert not blocks(700)  # another number, as what was traced is kept
+    assert not blocks(700)  # another number, because traces are cached
 
 
 class OneByOne(jf.backend.OneDevice):
-    """A backend from outside, which may change what it returns before it does."""
+    """A custom backend, which may change its result before returning it."""
 
     changed: Callable = eqx.field(static=True, default=lambda reduced, kept: (reduced, kept))
 
@@ -198,7 +199,7 @@ class OneByOne(jf.backend.OneDevice):
 
 
 class Blind(OneByOne):
-    """One that does not reduce what clients send."""
+    """A backend that does not reduce what clients send."""
 
     def map_clients(self, work, shared, own):
         return jax.vmap(work, in_axes=(None, 0))(shared, own)
@@ -316,7 +317,7 @@ assert objective(own, place, jf.backend.shard(local)) != alone
 @pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_inputs_that_differ_between_processes_are_refused(environment):
-    """Each with its own clients, they used to compute something out of half of both."""
+    """Processes with clients of their own used to mix halves of both silently."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
@@ -373,7 +374,7 @@ ALONG_CLIENTS, ALONG_SAMPLES = ("silos",), (None, "silos")
     ("how", "spec"),
     [
         *((how, ALONG_CLIENTS) for how in ("fit", "rollout", "shard", "take")),
-        ("fit", ALONG_SAMPLES),  # which the others take by the same way
+        ("fit", ALONG_SAMPLES),  # which the others handle in the same way
     ],
 )
 def test_samples_on_a_mesh_with_explicit_axes_are_accepted(how, spec):

@@ -1,4 +1,4 @@
-"""Runs across processes, each with its own clients: the same numbers, and clear ends."""
+"""Runs across processes, each with its own clients: the same numbers, and clear errors."""
 
 import json
 from pathlib import Path
@@ -22,7 +22,7 @@ QUICK = "PerPCA-ranks,MVLSA"
 def workers(environment, tmp_path):
     """Processes that end well, and find the test modules."""
     paths = [str(ROOT), str(ROOT / "kernels"), environment.get("PYTHONPATH", "")]
-    # What is compiled for one of two processes serves the next test too.
+    # Programs compiled for one of two processes serve the next test too.
     cache = {"JAX_COMPILATION_CACHE_DIR": str(jax.config.jax_compilation_cache_dir)}
     cache |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
     environment = environment | cache | {"PYTHONPATH": ":".join(paths)}

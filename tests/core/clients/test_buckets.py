@@ -63,7 +63,7 @@ class Probe(jf.Algorithm):
         return message, local, {"objective": jnp.sum(local**2)}
 
     def server_step(self, key, server, uplink):
-        """All of it counts."""
+        """Every part of the message matters."""
         places = jnp.arange(1.0, 1 + len(uplink["gather"]))
         every = (
             uplink["mean"] + uplink["max"] + uplink["gram"][0] + places @ uplink["gather"]
@@ -71,7 +71,7 @@ class Probe(jf.Algorithm):
         return server | {"direction": every / jnp.linalg.norm(every)}, {}
 
     def client_result(self, downlink, local, data):
-        """With what the client's data make of it."""
+        """The local state, and a number that depends on the client's data."""
         return {"own": local, "scale": data.values.sum() * downlink}
 
 
@@ -141,7 +141,7 @@ def test_no_fewer_buckets_would_do(sizes, factor):
     ordered = np.sort(sizes)
     for cuts in itertools.combinations(range(1, len(sizes)), max(fewer - 1, 0)) if fewer else ():
         parts = np.split(ordered, cuts)
-        # Sizes within a tenth of the waste are one.
+        # Sizes that differ by less than a tenth of the waste count as equal.
         least = sum(len(part) * part.max() for part in parts) * (1 + (factor - 1) / 10)
         assert least > factor * sizes.sum()
 
@@ -196,7 +196,7 @@ def test_each_client_sends_the_smaller_message(x64):
     wide, bucketed = (solve_probe(clients) for clients in both())
     numbers = FEATURES * (FEATURES + 1) // 2 + 2
     sent = (bucketed.history["bits_up"] - wide.history["bits_up"]) / 64
-    # Those of at most four samples send these.
+    # Clients with at most four samples send factors.
     small = sum(len(p.values) for p in both()[1].parts if p.values.shape[1] <= FEATURES)
     assert small == 0 or (sent < 0).all()
     first = wide.history["bits_up"][0] - (wide.history["bits_up"][1] - wide.history["bits_up"][0])
@@ -205,7 +205,7 @@ def test_each_client_sends_the_smaller_message(x64):
 
 @pytest.mark.slow
 def test_difference_coding_and_derivatives(x64):
-    """Of the memories at both ends, too."""
+    """Memories at both ends work with buckets, too."""
     channel = jf.channel.difference(jf.channel.quantize(4))
 
     def objective(scale, clients):

@@ -1,4 +1,4 @@
-"""Clients from what a user has."""
+"""Clients made from users' data."""
 
 import functools
 
@@ -75,7 +75,7 @@ def test_take_keeps_ids_and_renormalizes():
 
 
 def test_duplicate_and_negative_ids_are_refused(key):
-    """Clients of one id used to draw the same noise."""
+    """Clients with the same id used to draw the same noise."""
     clients = jf.Clients.from_samples(samples())
     for ids, wrong in (([0, 1, 1], "1 twice"), ([0, -1, 2], "-1")):
         with pytest.raises(ValueError, match=rf"^clients: wanted ids that differ.*got {wrong}$"):
@@ -102,12 +102,12 @@ def test_restrict_keeps_the_first_clients_and_samples(key, x64):
     chex.assert_trees_all_close(
         jax.jit(lambda c, m, n: c.restrict(clients=m, samples=n))(clients, 2, 3), some, rtol=1e-12
     )
-    # A run is that of the others alone.
+    # A run equals one on the remaining clients alone.
     alone = jf.Clients.from_samples([x[:3] for x in samples(dtype=np.float64)[:2]], weights=[1, 2])
     one, other = (jf.fit(jf.pca.PerPCA(1, 1), c, rounds=5, key=key) for c in (some, alone))
     chex.assert_trees_all_close(one.result.local[:2], other.result.local, atol=1e-10)
     np.testing.assert_allclose(one.history["objective"], other.history["objective"], rtol=1e-10)
-    # Only numbers of samples need samples.
+    # Only restricting the samples requires samples.
     moments = jf.Clients.from_moments(np.stack([np.eye(3)] * 3))
     np.testing.assert_allclose(moments.restrict(clients=2).weights, [0.5, 0.5, 0])
     with pytest.raises(ValueError, match=r"^samples: wanted clients made from samples .* Moment"):
@@ -160,7 +160,7 @@ def test_pooled_pca_of_moments_weighs_by_sample_counts(key, x64):
 
 
 def test_clients_can_be_made_under_a_transformation():
-    """Derivatives with respect to samples, equally long or not, and to weights."""
+    """Derivatives with respect to samples, of equal lengths or not, and to weights."""
     arrays = [jnp.asarray(array) for array in samples()]
 
     def loss(arrays, weights):

@@ -1,4 +1,4 @@
-"""Clients that are read block by block: the results of those in memory, in less of it."""
+"""Clients that are read block by block give the results of those in memory, using less of it."""
 
 import os
 import re
@@ -26,7 +26,7 @@ LARGE = 8 * FEATURES * max(COUNTS)  # bytes of the largest client
 
 
 class Watched:
-    """A sequence of clients that notes what is read, and by whom."""
+    """A sequence of clients that records what is read, and by which threads."""
 
     def __init__(self, arrays):
         self.arrays, self.read, self.threads = arrays, [], set()
@@ -73,7 +73,7 @@ def test_a_source_describes_its_clients(x64):
 
 
 def test_two_blocks_at_a_time(x64):
-    """No third is read before the first is done with."""
+    """The third block is not read before the first is released."""
     watched = Watched(samples())
     clients = jf.Clients.from_source(watched, counts=COUNTS, bucket=None, block_bytes=LARGE)
     watched.read.clear()
@@ -87,7 +87,7 @@ def test_two_blocks_at_a_time(x64):
 
 
 def test_a_memory_map_is_used_in_place(tmp_path):
-    """Of one array of the right type nothing is copied; of another type or place it is."""
+    """An aligned array of the right type is not copied; others are."""
     data = np.random.default_rng(0).normal(size=(6, 8, 16)).astype(np.float32)
     np.save(tmp_path / "all.npy", data)
     mapped = np.load(tmp_path / "all.npy", mmap_mode="r")
@@ -115,7 +115,7 @@ def held() -> float:
 
 
 def test_private_pages_are_kept(tmp_path):
-    """Those of a map that is written to and not shared would be lost with the memory's release."""
+    """Pages of a private map that was written to would be lost if their memory were released."""
     np.save(tmp_path / "all.npy", np.zeros((4, 64, 64), np.float32))
     own = np.load(tmp_path / "all.npy", mmap_mode="c")
     own += 1
@@ -128,7 +128,7 @@ def test_private_pages_are_kept(tmp_path):
 @pytest.mark.skipif(not STATUS.exists(), reason="the system says in another way what is held")
 @pytest.mark.parametrize("at_once", [True, False])
 def test_pages_are_resident_once_read(tmp_path, monkeypatch, at_once):
-    """Whoever reads ahead waits for the disk, and not the program that uses them."""
+    """The thread that reads ahead waits for the disk, not the program that uses the pages."""
     if not at_once:
         monkeypatch.setattr("jaxfed.core.clients.mapped._POPULATE_READ", -1)  # as on an older Linux
     np.save(tmp_path / "all.npy", np.ones((64, 1024, 256), np.float32))
@@ -142,7 +142,7 @@ def test_pages_are_resident_once_read(tmp_path, monkeypatch, at_once):
 
 @pytest.mark.skipif(not STATUS.exists(), reason="the system says in another way what is held")
 def test_pages_are_released(tmp_path):
-    """Else a memory map of a federation would fill the memory while it is read."""
+    """Otherwise reading the memory map of a federation would fill the memory."""
     np.save(tmp_path / "all.npy", np.ones((64, 1024, 256), np.float32))  # 64 MiB
     mapped = np.load(tmp_path / "all.npy", mmap_mode="r")
     reader = jf.Clients.from_source(mapped, block_bytes=4 * mapped[0].nbytes).data.reader
@@ -155,7 +155,7 @@ def test_pages_are_released(tmp_path):
 
 @pytest.mark.slow
 def test_the_last_block_read_is_read_first_next(x64):
-    """There and back again, so that the system's cache is of use."""
+    """Rounds read forwards and backwards in turn, so that the system's cache is useful."""
     watched = Watched(samples())
     clients = jf.Clients.from_source(watched, counts=COUNTS, bucket=None, block_bytes=LARGE)
     watched.read.clear()
@@ -165,7 +165,7 @@ def test_the_last_block_read_is_read_first_next(x64):
 
 
 def test_unread_data_take_no_memory():
-    """Of a large federation, zeros in its place took longer than the rounds."""
+    """For a large federation, allocating zeros in its place took longer than the rounds."""
     reader = jf.Clients.from_source(np.ones((4, 1000, 100), np.float32)).data.reader
     values, counts = streamed._zeros(reader, reader.blocks[0])
     assert values.shape == (4, 1000, 100) and values.strides == (0, 0, 0)
@@ -247,7 +247,7 @@ def test_runs_resume_and_callbacks_see_them(tmp_path, x64):
 
 
 class Lazy(jf.Algorithm):
-    """Needs the data in its rounds alone."""
+    """Needs the data only in its rounds."""
 
     def server_init(self, key, first, like, warm_start):
         return jnp.zeros(FEATURES)
@@ -298,7 +298,7 @@ def test_a_failure_keeps_the_round_before(x64):
 @pytest.mark.parametrize("tol", [None, 1e-9])
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_a_first_message_that_is_not_finite_ends_the_run(value, tol):
-    """Before any round has a history, as clients in memory do."""
+    """This happens before the first round, as for clients in memory."""
     arrays = samples()
     arrays[3][1, 1] = value
     clients = jf.Clients.from_source(arrays, block_bytes=LARGE)
@@ -428,7 +428,7 @@ def changed(source, folder, later=1):
         file = files[2] if len(files) > 1 else files[0]
         content, time = bytearray(file.read_bytes()), file.stat().st_mtime_ns
         content[len(content) // 2] ^= 1
-        with file.open("r+b") as opened:  # in its place, as who writes to a map does
+        with file.open("r+b") as opened:  # in place, like a write to a memory map
             opened.write(content)
         os.utime(file, ns=(time, time + 1000 * later))
     else:
@@ -463,7 +463,7 @@ def test_files_that_change_end_the_run(make, tmp_path):
 
 @pytest.mark.parametrize("named", [True, False])
 def test_the_lost_end_of_a_truncated_file_is_not_accessed(named, tmp_path):
-    """To look there would end Python itself."""
+    """Accessing it would kill the Python process."""
     np.save(tmp_path / "all.npy", np.ones((8, 64, 64), np.float32))
     mapped = np.load(tmp_path / "all.npy", mmap_mode="r")
     sources, message = [mapped, [*mapped]], "as it was for Clients.from_source"
@@ -530,7 +530,7 @@ def test_algorithms_that_need_data_in_memory_say_so(x64):
 @pytest.mark.slow
 @pytest.mark.parametrize("bucket", [None, 1.5])
 def test_thin_factors_of_several_blocks_add_up(x64, bucket):
-    """Of one block they stay factors, (features, samples); of several they are multiplied out."""
+    """Of one block they stay factors (features, samples); those of several are multiplied out."""
     arrays = gaussian_samples((3, 5, 4, 2, 8), 0.8 ** np.arange(60), dtype=float)
     clients = [
         jf.Clients.from_source(arrays, bucket=bucket, block_bytes=60 * 8 * 11),

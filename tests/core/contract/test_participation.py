@@ -61,7 +61,7 @@ PRESENT = np.array(
 def test_absent_clients_keep_their_state_to_the_bit(name, key):
     states, solution = trajectory(jf.participation.mask(PRESENT), BACKENDS[name](), key)
     for t in range(1, ROUNDS):
-        # Rows repeat after the last.
+        # After the last row, the mask starts over.
         present = PRESENT[t % len(PRESENT)]
         changed = (states[t] != states[t - 1]).any(axis=(1, 2))
         np.testing.assert_array_equal(changed, present)
@@ -135,7 +135,7 @@ def weighted(weights):
 
 
 def test_the_mean_that_the_server_sees_is_unbiased():
-    """Over keys, the mean of what the server gets is what it gets from everybody."""
+    """Averaged over keys, the server receives what it receives under full participation."""
     clients = weighted([0.3, 0.1, 0.1, 0.2, 0.25, 0.05])
 
     @jax.jit
@@ -162,7 +162,7 @@ def test_diagnostics_are_means_over_the_participants(key):
 
 
 def test_a_mask_gives_the_weighted_mean_of_the_present(key):
-    """The weights of a round used to sum to more or less than one."""
+    """The weights of a round did not always sum to one."""
     clients = weighted([0.3, 0.1, 0.1, 0.2, 0.25, 0.05])
     given = jf.participation.mask(PRESENT)
     run = jf.fit(Report(), clients, rounds=3, key=key, participation=given)
@@ -193,7 +193,7 @@ def test_a_round_without_any_weight_is_skipped(name, key):
 
 
 def test_drawn_clients_may_have_no_weight(key):
-    """Absent clients of one differ from the next; through differences too."""
+    """Rounds without any weight are skipped, under difference coding too."""
     clients = weighted([1.0] + [0.0] * 5)
     through = jf.channel.difference(jf.channel.top_k(1.0))
     run = jf.fit(
@@ -211,7 +211,7 @@ def test_drawn_clients_may_have_no_weight(key):
 
 @pytest.mark.slow
 def test_drawing_everybody_equals_full_participation(key, x64):
-    """Drawing all is the same as not saying anything."""
+    """Drawing all clients is the same as the default."""
     run = jax.jit(
         lambda p: jf.rollout(perpca(), sampled(), rounds=ROUNDS, key=key, participation=p)
     )
@@ -229,14 +229,14 @@ def test_bits_count_participants_only(key):
     frame = 32 * FEATURES
     up, down = solution.history["bits_up"], solution.history["bits_down"]
     np.testing.assert_allclose(up, frame * rounds_of_a_client, rtol=1e-15)
-    # The first message down is everybody's.
+    # The first downlink goes to every client.
     later = rounds_of_a_client - rounds_of_a_client[0]
     np.testing.assert_allclose(down, frame * (1 + later), rtol=1e-15)
 
 
 @contextlib.contextmanager
 def compiled(caplog):
-    """What is compiled within, as a list."""
+    """What is compiled within the block, as a list."""
     found = []
     with jax.log_compiles(), caplog.at_level(logging.WARNING):
         caplog.clear()

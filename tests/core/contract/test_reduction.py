@@ -279,7 +279,7 @@ def test_derivatives_are_finite_differences(name):
 
     rng = np.random.default_rng(4)
     at = own, jnp.asarray(WEIGHTS)
-    # Who is absent stays absent.
+    # Absent clients stay absent.
     along = (
         jax.tree.map(lambda x: rng.normal(size=x.shape), own),
         rng.normal(size=CLIENTS) * (WEIGHTS > 0),
@@ -292,7 +292,7 @@ def test_derivatives_are_finite_differences(name):
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(slopes))
     found = sum(jnp.vdot(a, b) for a, b in zip(*map(jax.tree.leaves, (slopes, along)), strict=True))
     np.testing.assert_allclose(found, (ahead - behind) / (2 * step), rtol=1e-6)
-    # Nothing passes from who is absent.
+    # Nothing of absent clients passes through.
     for slope in jax.tree.leaves(slopes[0]):
         assert not np.asarray(slope)[WEIGHTS == 0].any()
 

@@ -1,4 +1,4 @@
-"""Derivatives of runs from few kept states, and of fixed points of the round."""
+"""Derivatives of runs from few stored states, and of fixed points of the round."""
 
 import doctest
 import functools
@@ -41,7 +41,7 @@ def along(function, at, direction, step=1e-4):
 
 
 def weighed(values, adjoint, rounds, tol=None):
-    """A sum over the subspace, and the history, of a run from a random start."""
+    """A weighted sum of the projector, and the history, of a run from a random start."""
     solution = jf.rollout(
         jf.pca.SubspaceIteration(RANK),
         jf.Clients.from_samples(values),
@@ -107,7 +107,7 @@ def test_checkpointed_runs_take_less_memory():
 
 
 def loss(values, frame, turned, report, throw=False):
-    """A function of the subspace that one round leaves, and so much of one of its basis."""
+    """A function of the subspace after one round, plus a multiple of one of its basis."""
     solution = jf.rollout(
         jf.pca.SubspaceIteration(RANK),
         jf.Clients.from_samples(values),
@@ -143,7 +143,7 @@ def test_implicit_derivatives():
     cases = [
         (simple, top(simple), 0.0),
         (other, top(other), 0.0),
-        (repeated, top(repeated) @ turn, 0.0),  # any basis of the subspace is as good
+        (repeated, top(repeated) @ turn, 0.0),  # any basis of the subspace is equally good
         (simple, start, 0.0),
         (simple, top(simple), 1.0),
     ]
@@ -158,7 +158,7 @@ def test_implicit_derivatives():
         assert (by_frames[i] == 0).all()  # the start does not matter
     assert (report.residual[:3] < 1e-10).all() and (report.turning[:3] < 1e-10).all()
     assert (report.rounds[:3] >= 1).all() and (report.rounds[:3] < 30).all()
-    # One round from somewhere else is no fixed point, and a basis has no derivative.
+    # A round from another start ends at no fixed point, and a basis has no derivative.
     assert np.isnan(by_values[3]).all() and np.isnan(by_values[4]).all()
     assert report.turning[4] > 0.1
 
@@ -188,7 +188,7 @@ def test_the_reason_of_a_refusal_precedes_the_traceback(caplog):
 
 @pytest.mark.slow
 def test_a_factorized_system_has_the_same_solution():
-    """Of several right-hand sides at once, and backwards."""
+    """For several right-hand sides at once, and in reverse mode."""
     values, _, _ = drawn(0)
     start = jf.Personalized(jnp.asarray(top(values)), None)
 
@@ -493,7 +493,7 @@ def test_arguments_are_refused(name, make):
 
 
 class Shrunk(jf.Algorithm):
-    """The mean of all samples, shrunk; nothing is said of its fixed points."""
+    """The shrunk mean of all samples, without any statement about fixed points."""
 
     def server_init(self, key, first, like, warm_start):
         return jnp.zeros(like.values.shape[-1])
@@ -557,7 +557,7 @@ class Turned(jf.Algorithm, jf.adjoint.HasBases):
 
 @pytest.mark.slow
 def test_forward_mode_leaves_out_how_bases_turn(key):
-    """What turns them has no solution to move, and would leave the linear system without one."""
+    """Turning the bases moves no solution, and would leave the linear system without one."""
     values, weights, direction = drawn(0)
     frame = jnp.asarray(top(values))
 

@@ -95,7 +95,7 @@ def test_with_respect_to_the_data(name):
 
 
 def mostly(names):
-    """Of the iterative algorithms but one, the gradient compiles for seconds."""
+    """Gradients of all iterative algorithms but one take seconds to compile."""
     long = ALGORITHMS.keys() - {"tangent"}
     return [pytest.param(name, marks=[pytest.mark.slow] * (name in long)) for name in names]
 
@@ -194,7 +194,7 @@ def test_orthonormal_iterates(variant, retraction):
 @pytest.mark.slow
 @pytest.mark.parametrize("rounds", [4, 300])
 def test_steps_of_varpro_that_are_rounding_have_no_derivative(rounds):
-    """Few rounds are differentiated as they ran; of many, most are rounding alone."""
+    """Few rounds are differentiated as they ran; of many rounds, most are mere rounding."""
     samples = np.stack([train_and_held_out(seed)[0] for seed in range(4)])
     weights = jnp.array([[1.0, 1.3, 2.0], [1.0, 0.0, 0.5]])
     rng = np.random.default_rng(0)

@@ -91,14 +91,14 @@ def test_hierarchical_pca_gives_the_posterior_mode(key, x64, solver):
 def test_the_learned_spread_shrinks_clients_with_few_samples_most(key, x64):
     algorithm = jf.pca.AdaptivePCA(2, 0.1, solver="eigenvectors")
     solution = solved(algorithm, jf.Clients.from_samples(draw_population()), key, 60)
-    # The same second moment, of ever more samples.
+    # The same second moment, from more and more samples.
     few, far = draw_population(1, clients=4, samples=4), []
     for times in (1, 8, 64):
         new = jf.Clients.from_samples(np.tile(few, (1, times, 1)))
         shared, local = map(np.asarray, jf.personalize(algorithm, solution, new))
         far.append([2 - np.sum((shared.T @ u) ** 2) for u in local])
     assert (np.diff(far, axis=0) > 0).all() and np.min(far) > 0
-    # Of the variance that was learned, and not the one to start from: where that is tiny, all stay.
+    # The learned variance counts, not the initial one: with a tiny initial one nothing changes.
     stiff = jf.pca.AdaptivePCA(2, 0.1, 1e-9, hyper_prior=1e-9, solver="eigenvectors")
     again = jf.personalize(stiff, solution, new)
     np.testing.assert_allclose(projectors(again.local), projectors(local), atol=1e-9)
@@ -137,7 +137,7 @@ def test_networks_are_trained_further_under_their_prior(key):
         )
 
     assert (lost(many) < lost(few)).all()
-    # Federated averaging has local models where it is told to tune them.
+    # Federated averaging has local models if it is to fine-tune them.
     tuned = jf.generative.FedAvg(
         model,
         jf.models.reconstruction_loss,
@@ -195,7 +195,7 @@ def test_a_warm_start_finds_clients_by_their_ids(key, x64):
     fresh = jf.personalize(algorithm, solution, everybody.take([7, 6]), key=key).local
     wanted = jnp.stack([fresh[0], local[2], fresh[1], local[0], local[1]])
     same(start(more), before(more, wanted))
-    # Nothing is known of traced ids: those go by position.
+    # Traced ids are unknown, so clients are matched by position.
     traced = jax.jit(functools.partial(start, run=jf.rollout))
     same(traced(known, solution), before(known, local))
 

@@ -19,7 +19,7 @@ FEATURES, CLIENTS, ROUNDS = 5, 4, 12
 
 
 def sampled():
-    """In single precision, or in double where the test is."""
+    """Clients in double precision where it is enabled, and else in single."""
     return jf.Clients.from_samples(planted_samples((9, 12, 7, 12), FEATURES, [3.0], [2.0]))
 
 
@@ -202,7 +202,7 @@ def test_the_tolerance_may_be_traced(key):
 
 
 def scripted(stopping, values):
-    """Feed one value a chunk; the number of chunks until it stops."""
+    """The number of chunks until it stops, given one value per chunk."""
     state, solution = stopping.init(), fit(jax.random.key(0), rounds=1)
     for t in range(1, len(values) + 1):
         history = {"error": np.asarray(values[:t], float)}
@@ -214,7 +214,7 @@ def scripted(stopping, values):
 
 def test_early_stopping_waits():
     stopping = jf.EarlyStopping("error", patience=2)
-    for _ in range(2):  # it keeps nothing itself
+    for _ in range(2):  # it keeps no state itself
         assert scripted(stopping, [5, 4, 6, 3, 4, 4, 4, 1]) == 7
     assert scripted(jf.EarlyStopping("error", patience=0), [5, 4, 4, 3]) == 3
     assert scripted(jf.EarlyStopping("error", patience=3), [5, 4, 3, 2, 1]) is None
@@ -246,7 +246,7 @@ def test_early_stopping_in_a_run(key, x64):
         solution = fit(
             key, callbacks=[stopping, lambda s: seen.append(s.rounds)], best="gap", **arguments
         )
-        # After seven rounds the objective is where the eighth begins.
+        # The objective after seven rounds is evaluated where the eighth begins.
         assert solution.rounds == len(solution.history["gap"]) == 7
         np.testing.assert_allclose(objective(solution.result)["after"], target, rtol=1e-12)
         assert seen[-1] == 9
@@ -283,7 +283,7 @@ def test_warm_starts_from_every_algorithm_with_shared_components(source, key):
     algorithm = jf.pca.PerPCA(1, 1, step_size=0.02)
     solution = jf.fit(algorithm, clients, rounds=3, key=key, warm_start=start)
     identical(jf.fit(algorithm, clients, rounds=3, key=key, warm_start=start.result), solution)
-    # The first round's objective is the start's; where it has no own components, the best ones.
+    # The first objective is that of the start, with the best local components if it has none.
     values, count = clients.data.values, clients.data.count
     rest = values - values @ start.result.shared @ start.result.shared.T
     local = start.result.local
@@ -350,7 +350,7 @@ def test_a_divergence_error_names_its_round_and_clients(key):
 
 
 class Bursts(jf.pca.PerPCA):
-    """PerPCA that lets go of one client in round 4."""
+    """PerPCA that diverges at one client in round 4."""
 
     def client_step(self, key, downlink, local, data):
         uplink, moved, diagnostics = super().client_step(key, downlink, local[0], data)

@@ -1,4 +1,4 @@
-"""Runs that are interrupted and go on."""
+"""Runs that are interrupted and resumed."""
 
 import contextlib
 import functools
@@ -203,7 +203,7 @@ def test_extending_a_run_whose_last_chunk_was_shorter_is_refused(tmp_path):
 
 
 class ByRounds(jf.pca.SubspaceIteration):
-    """Data that depend on how many rounds there are, in their values alone."""
+    """Data whose values, but not shapes, depend on the number of rounds."""
 
     def prepare(self, data, client_id, rounds):
         prepared = super().prepare(data, client_id, rounds)
@@ -236,7 +236,7 @@ def test_a_checkpoint_of_several_processes_is_not_taken_for_a_damaged_one(tmp_pa
 
 
 def test_each_round_identifies_its_run(tmp_path):
-    """A file beside the rounds used to say it: without it, the next run took them for its own."""
+    """A file beside the rounds used to do so: without it, the next run took them for its own."""
     fit(tmp_path)
     for path in tmp_path.iterdir():
         if path.name != "rounds":
@@ -387,7 +387,7 @@ def test_a_full_disk_keeps_the_last_good_round(tmp_path, keep):
     second = r"round 10 cannot be saved in .* \(File too large\); round 5 stays"
     with full_disk(), pytest.raises(OSError, match=second):
         checkpoint.save(identity, 10, {"x": -noise}, {"error": np.ones(10)})
-    # What could not be completed takes no room.
+    # An incomplete file takes up no space.
     assert [path.name for path in (tmp_path / "rounds").iterdir()] == ["00000005.npz"]
     with jax.enable_x64(True):
         kept, history = checkpoint.restore(identity, {"x": noise})

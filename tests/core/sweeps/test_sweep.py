@@ -280,7 +280,7 @@ def test_a_labelled_grid_is_a_dataset(tmp_path):
     found.to_netcdf(tmp_path / "found.nc")
     again = xarray.load_dataset(tmp_path / "found.nc")
     assert again.equals(found) and again.attrs == found.attrs
-    # What its numbers depend on, and which function it is: not the points, but what it computes.
+    # The identity depends on what the function computes, not on the points.
     assert found.attrs["jax"] == jax.__version__ and found.attrs["numpy"] == np.__version__
     other = {"factor": [1.0], "power": [3], "seed": [9]}
     assert jf.grid(noisy, other).attrs == found.attrs
@@ -362,7 +362,7 @@ def test_an_interrupted_grid_resumes(tmp_path, capsys):
     assert "24/24" in capsys.readouterr().err
     assert again.identical(whole)
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
-    # With other blocks, too: points are kept, not blocks.
+    # Other block sizes work too, because points are stored, not blocks.
     files[1].unlink()
     again = jf.grid(noisy, AXES, chunk_size=2, folder=folder)
     np.testing.assert_allclose(again["value"], whole["value"], rtol=1e-12)
@@ -517,7 +517,7 @@ def test_one_process_at_a_time_works_in_a_folder(kept, tmp_path):
     process.kill()
     process.wait()
     process.stdout.close()
-    # A dead process keeps nobody out, though it could not remove anything; nor does an error.
+    # Neither a dead process, which could not clean up, nor an error keeps others out.
     unchanged(jf.grid(cheap, POINTS, chunk_size=4, folder=folder), kept[1])
     with pytest.raises(ValueError, match="another grid"):
         jf.grid(cheap, POINTS | {"y": [5]}, folder=folder)

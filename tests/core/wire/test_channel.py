@@ -20,7 +20,7 @@ solve = functools.partial(helpers.solve, rounds=ROUNDS)
 
 
 class Bytes(jf.channel.Channel):
-    """A message as raw bytes: a payload of another kind, and nothing lost."""
+    """A message as raw bytes: a payload of another type, without loss."""
 
     def memory(self, message):
         return None
@@ -63,7 +63,7 @@ class Differences(jf.channel.Channel):
 
 
 def by_hand(algorithm, clients, rounds, key):
-    """Personalized PCA's rounds with everybody, without any channel."""
+    """Rounds of personalized PCA with full participation, without any channel."""
     data = jax.vmap(lambda one, i: algorithm.prepare(one, i, rounds))(clients.data, clients.ids)
 
     def mean(messages):
@@ -139,7 +139,7 @@ def test_memory_at_both_ends(way, x64):
 
 
 class Broken(jf.channel.Channel):
-    """Does nothing to a message but in the function that is broken."""
+    """Leaves messages as they are, except in the function that is broken."""
 
     function: str = eqx.field(static=True)
     returned: object = eqx.field(static=True)
@@ -384,7 +384,7 @@ def test_differences_of_the_present_add_up_to_everybodys_mean(channel, x64):
             return message, local + 1, {"objective": local}
 
         def server_step(self, key, server, uplink):
-            # A single number comes like all others.
+            # A scalar is sent like everything else.
             return jnp.append(uplink["frame"][:1], uplink["one"]), {}
 
     clients = gaussian(COUNTS, dtype=np.float64)
@@ -419,7 +419,7 @@ def test_a_returning_client_receives_what_it_missed_and_it_is_counted(key):
     received = [8 * 80 + 32]  # the first
     received += [message * n / 5 for n in (4, 4, 5 + 2)]
     np.testing.assert_allclose(np.cumsum(received), away.history["bits_down"][:4], rtol=1e-12)
-    # Who has missed more than the whole message would cost gets that.
+    # A client that missed more than the whole message costs receives the whole message.
     long = np.ones((16, 5), bool)
     long[1:14, 2] = False
     back = run(rounds=16, participation=jf.participation.mask(long)).history["bits_down"]

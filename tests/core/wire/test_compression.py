@@ -48,7 +48,7 @@ class EightBits(jf.channel.Payload):
 
 
 class Float8(jf.channel.Compressor):
-    """A compressor as somebody else would write it, by public names alone."""
+    """A compressor as a user would write it, with public names only."""
 
     def compress(self, key, array):
         return EightBits(array.shape, array.dtype, array.astype("float8_e4m3fn"))
@@ -109,7 +109,7 @@ def test_a_compressor_that_breaks_the_contract_is_named(function, returned, said
 
 
 class Halved(jf.channel.Channel):
-    """A channel as somebody else would write it, which is no compressor."""
+    """A channel as a user would write it, which is not a compressor."""
 
     def memory(self, message):
         return None
@@ -199,7 +199,7 @@ def test_bits_are_the_bytes_of_the_payload(name, key, tmp_path):
         with pytest.raises(ValueError, match="data: wanted"):
             jf.channel.from_bytes(wrong, payload)
     chex.assert_trees_all_equal_shapes_and_dtypes(decoded, message)
-    assert decoded["one"] == 7 and decoded["id"] == 3  # single numbers are never touched
+    assert decoded["one"] == 7 and decoded["id"] == 3  # scalars are never compressed
 
 
 @pytest.mark.parametrize(
@@ -234,7 +234,7 @@ def test_rounding_of_half_precision_is_unbiased(dtype, key):
     exact = np.asarray(values, np.float64)
     chance = exact - np.floor(exact)
     error = np.sqrt(chance * (1 - chance) / (100 * 4000))
-    # Chances are multiples of 2^-16.
+    # Probabilities are multiples of 2^-16.
     assert (np.abs(means.mean(axis=0) - exact) <= 4 * error + 2**-17).all()
 
 
@@ -247,7 +247,7 @@ decode = jax.jit(decode_symbols, static_argnums=(1, 2))
 )
 def test_entropy_coding_round_trips_at_the_least_length(count, kinds):
     rng = np.random.default_rng(count)
-    for spread in (0.01, 0.3, 1.0, 100.0):  # from hardly more than one kind to nearly all alike
+    for spread in (0.01, 0.3, 1.0, 100.0):  # from nearly one symbol to nearly uniform
         codes = rng.choice(kinds, count, p=rng.dirichlet(np.full(kinds, spread))).astype(np.uint8)
         stream = encode(jnp.asarray(codes), kinds)
         np.testing.assert_array_equal(decode(stream, count, kinds), codes)
@@ -255,7 +255,7 @@ def test_entropy_coding_round_trips_at_the_least_length(count, kinds):
         entropy = -(shares[shares > 0] * np.log2(shares[shares > 0])).sum()
         written = 8 * len(jf.channel.to_bytes(stream))
         assert written == jf.channel.bits(stream)
-        # What is known beforehand: the frequencies, and a word and its rounding for each lane.
+        # The fixed cost: the frequencies, and for each lane a word and its rounding.
         lanes = math.ceil(count / 1024)
         known = 16 * (kinds - 1) + 32 * lanes
         # Frequencies are multiples of 2^-12 and at least one.
@@ -265,7 +265,7 @@ def test_entropy_coding_round_trips_at_the_least_length(count, kinds):
 
 @pytest.mark.slow
 def test_decoding_needs_only_the_payload(key):
-    """What is beyond the words that count is never looked at."""
+    """What follows the words that count is never read."""
     channel, x = LOSSY["entropy"](), jax.random.normal(key, (40, 30))
     payload = encoded(channel, key, x)
     words = payload.stream.words
@@ -303,7 +303,7 @@ class Logged(jf.channel.Channel):
 
 @pytest.mark.slow
 def test_a_run_counts_the_bytes_written():
-    """Messages of changing lengths, both ways; those who are away write none."""
+    """Messages of varying lengths in both directions; absent clients write none."""
     rng = np.random.default_rng(0)
     clients = jf.Clients.from_samples(rng.normal(size=(CLIENTS, 80, 60)).astype(np.float32))
     up, down = Logged(LOSSY["entropy"](), []), Logged(LOSSY["entropy"](), [])
@@ -322,7 +322,7 @@ def test_a_run_counts_the_bytes_written():
 
     history = run(clients).history
     jax.effects_barrier()
-    # The last broadcast is for a round that does not come.
+    # The last broadcast is for a round that does not take place.
     assert len(up.log) == 4 * 4 and len(down.log) == 4
     assert len(set(up.log)) > 4
     np.testing.assert_allclose(history["bits_up"][-1], 8 * sum(up.log) / CLIENTS, rtol=1e-6)
@@ -351,7 +351,7 @@ def test_unbiased_and_within_the_variance_bound(name, key):
         assert spread <= (1 / 0.3 - 1) * np.square(x).sum() * 1.05
     else:
         scale = np.linalg.norm(x) if name == "frobenius" else np.abs(x).max()
-        # A rounding up or down, of variance a quarter at most.
+        # Rounding up or down has a variance of at most a quarter.
         assert spread <= len(x) * (scale / channel.levels) ** 2 / 4
         assert np.abs(values - x).max() <= scale / channel.levels * (1 + 1e-6)
 
@@ -522,7 +522,7 @@ def test_derivatives_are_those_of_the_mean_of_what_arrives(name, key, x64):
 
 
 class Descent(jf.Algorithm):
-    """Steps to the mean of all samples: a run that takes little time to compile."""
+    """Steps towards the mean of all samples, a run that compiles quickly."""
 
     step_size: jax.Array
 

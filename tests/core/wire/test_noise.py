@@ -43,7 +43,7 @@ def test_noise_has_the_stated_deviation(clients, key):
 
     first, second = total(key), total(jax.random.key(1))
     for noise in (first, second):
-        # The standard deviation of so many draws is right to half a percent.
+        # The standard deviation of so many draws is accurate to half a percent.
         np.testing.assert_allclose(noise.std(), 1.5, rtol=0.02)
         np.testing.assert_allclose(noise.mean(), 0, atol=0.05)
     assert abs(np.corrcoef(first, second)[0, 1]) < 0.03
@@ -73,7 +73,7 @@ def test_a_run_with_little_noise_is_close_to_one_without(key):
 
 @pytest.mark.slow
 def test_the_start_has_noise_too(key):
-    """What is sent before the rounds is clipped and noisy like everything else."""
+    """Messages before the rounds are clipped and made noisy like all others."""
     algorithm, clients = jf.pca.PerPCA(1, 1, step_size=0.1), sampled()
     channels = (jf.channel.gaussian(1e3, 1e-9), jf.channel.gaussian(1e3, 1.0), LOSSLESS)
     wires = [jf.Wire(channel, LOSSLESS) for channel in channels]
@@ -86,7 +86,7 @@ def test_the_start_has_noise_too(key):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.float16)])
 def test_noise_of_half_precision_has_as_many_values_as_the_type(dtype, key):
-    """Noise drawn in half precision would end at three deviations, and give messages away."""
+    """Noise drawn in half precision would end at three deviations, and reveal messages."""
     channel = jf.channel.gaussian(1.0, 1.0)
     sent = jax.jit(lambda key: channel.encode(key, jnp.zeros(200_000, dtype), None)[0])(key)
     assert sent.dtype == dtype
@@ -188,7 +188,7 @@ def test_unsupported_uses_of_shared_noise_are_refused(key):
         few = jf.Wire(jf.channel.gaussian(1.0, 1.0, clients=3), LOSSLESS)
         some = jf.participation.uniform(3)
         run(jf.pca.PerPCA(1, 1), sampled(), channel=few, participation=some)
-    # Every message alone has its noise, whatever becomes of it.
+    # If each message has noise of its own, all of these are accepted.
     start = jf.Personalized(jnp.eye(FEATURES, 1), None)
     run(
         jf.pca.PerPCA(1, 1, step_size=0.1),
@@ -358,7 +358,7 @@ def test_a_noisy_first_message_counts_as_one_more():
     z = privacy.noise_multiplier(1.5, 4, delta=1e-5, first_message=True)
     assert z == pytest.approx(privacy.noise_multiplier(1.5, 5, delta=1e-5))
     assert privacy.epsilon(z, 4, delta=1e-5, first_message=True) == pytest.approx(1.5)
-    # Nobody is left out before the rounds: it costs more than one more round among few.
+    # All clients take part before the rounds, which costs more than another round among few.
     few = {"delta": 1e-5, "participants": 10, "clients": 1000}
     without, more = privacy.epsilon(2.0, 40, **few), privacy.epsilon(2.0, 41, **few)
     assert without < more < privacy.epsilon(2.0, 40, **few, first_message=True)
@@ -368,7 +368,7 @@ def test_a_noisy_first_message_counts_as_one_more():
 
 @pytest.mark.slow
 def test_the_first_message_has_the_noise_that_is_accounted_for(key):
-    """The message that the accountant is told of is the one that is sent."""
+    """The message that is accounted for is the one that is sent."""
     algorithm, clients = jf.pca.PerPCA(2, 1, step_size=0.05), sampled()
     heard = [
         privacy.record(algorithm, clients, rounds=1, key=key, channel=channel).first

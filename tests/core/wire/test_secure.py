@@ -1,4 +1,4 @@
-"""Masks that cancel exactly in the sum, and leave nothing to see in any single message."""
+"""Masks that cancel exactly in the sum, and hide every single message."""
 
 import functools
 
@@ -25,7 +25,7 @@ def masks(**options):
 
 
 def exchange(channel, messages, key, shares=None):
-    """What the server decodes from each client's payload, and what the sum of it tells."""
+    """What the server decodes from each client's payload, and from their sum."""
     shares = jnp.ones(len(messages)) if shares is None else shares
 
     def one(place, share, message, key):
@@ -74,7 +74,7 @@ def test_masks_cancel_to_the_bit(clients, bits, neighbours, key):
 
 @pytest.mark.slow
 def test_masks_cancel_on_every_backend(key):
-    """Five clients: on four devices some are only there to fill up."""
+    """With five clients on four devices, some places are only padding."""
     channel, messages = masks(bound=3.0), jax.random.normal(key, (CLIENTS, 40))
 
     def work(_, own):
@@ -96,7 +96,7 @@ def test_masks_cancel_on_every_backend(key):
 
 @pytest.mark.parametrize(("clients", "bits"), [(3, 3), (100, 32), (100, 9)])
 def test_no_sum_overflows(clients, bits, key):
-    """Whatever clients send, also all the most there is, and beyond."""
+    """Not even if all clients send the largest value, or more."""
     channel = jf.channel.secure_sum(clients, bits=bits, bound=0.7, neighbours=2)
     ends = jnp.tile(jnp.asarray([0.7, -0.7, 1e9, -jnp.inf]), (clients, 1))
     _, told = compiled(channel, ends, key)
@@ -168,7 +168,7 @@ def test_masks_do_not_hide_numbers_that_are_not_finite(at_start, key):
         np.testing.assert_array_equal(solution.failure.clients, np.arange(CLIENTS) == 1)
     with pytest.raises(jf.DivergenceError, match=rf"not finite in round {when}, at client 1;"):
         jf.fit(algorithm, sampled(), rounds=3, key=key, channel=channel)
-    # Whom nobody hears breaks nothing, and adds nothing.
+    # A client without weight breaks nothing and adds nothing.
     weightless = sampled(weights=[1, 0, 1, 1, 1])
     solution = solve(algorithm, weightless, channel=channel, rounds=3)
     assert solution.status == jf.Status.round_limit
@@ -186,7 +186,7 @@ def test_cost_of_masks(key):
 
 
 def test_a_masked_run_equals_an_open_one(x64):
-    """Of weighted means and of several arrays; masks differ from round to round."""
+    """With weighted means and several arrays; masks differ from round to round."""
     clients = sampled(dtype=np.float64, weights=[1, 2, 0, 3, 4])
     start = jf.Personalized(jnp.eye(FEATURES, 2), None)
     algorithm = jf.pca.PerPCA(2, 1, step_size=0.05)
@@ -283,7 +283,7 @@ def test_unsupported_uses_of_masks_are_refused(key):
 
 @pytest.mark.slow
 def test_first_messages_are_masked_too(x64):
-    """Its sums are exact to the rounding, and no masks of it are those of a round."""
+    """Its sums are exact up to rounding, and its masks are not those of a round."""
     clients, algorithm = sampled(dtype=np.float64), jf.pca.PerPCA(2, 1, step_size=0.05)
     wanted = solve(algorithm, clients, channel=LOSSLESS)
     given = solve(algorithm, clients, channel=jf.Wire(masks(bits=32, bound=20.0), LOSSLESS))
@@ -292,7 +292,7 @@ def test_first_messages_are_masked_too(x64):
 
 @pytest.mark.slow
 def test_the_derivative_is_that_of_the_sum(x64):
-    """It used to have the wrong sign, without a word."""
+    """It silently had the wrong sign once."""
     clients = sampled(dtype=np.float64)
     start = jf.Personalized(jnp.eye(FEATURES, 2), None)
 
