@@ -70,3 +70,14 @@ def fit(algorithm, data, *, rounds, **options):
     """A `jf.fit` on clients or samples, with key 0 unless another is given."""
     options = {"key": jax.random.key(0)} | options
     return jf.fit(algorithm, _clients(data), rounds=rounds, **options)
+
+
+def projector(frames):
+    """The projections onto the spans of orthonormal columns."""
+    frames = np.asarray(frames)
+    return frames @ np.swapaxes(frames, -1, -2)
+
+
+def gap(found, truth):
+    """The largest entry in which such projections differ."""
+    return np.max(np.abs(projector(found) - projector(truth)))

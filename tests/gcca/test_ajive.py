@@ -13,6 +13,7 @@ import scipy.sparse
 import jaxfed as jf
 from bench.oracles import ajive as oracle
 from tests import helpers
+from tests.helpers import projector
 from tests.references import ajive as reference
 
 SIGNAL_RANKS = oracle.SIGNAL_RANKS
@@ -26,11 +27,6 @@ def decompose(algorithm, clients, **options):
 
 def views_of(arrays):
     return jf.gcca.Views.from_arrays(arrays)
-
-
-def projector(scores):
-    scores = np.asarray(scores)
-    return scores @ scores.T
 
 
 def parts_of(result, arrays):

@@ -10,20 +10,11 @@ import pytest
 
 import jaxfed as jf
 from bench.oracles import hmf as oracle
-from tests.helpers import solve
+from tests.helpers import gap, projector, solve
 from tests.references import hmf as reference
 
 KEPT = json.loads(oracle.NUMBERS.read_text(encoding="utf-8"))
 FEATURES, CLIENTS, SAMPLES = 10, 6, 40
-
-
-def projector(w):
-    return w @ np.swapaxes(w, -1, -2)
-
-
-def gap(found, truth):
-    """The largest entry in which projectors differ."""
-    return np.max(np.abs(projector(np.asarray(found)) - projector(np.asarray(truth))))
 
 
 def with_gaps(samples, observed):

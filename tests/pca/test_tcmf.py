@@ -10,7 +10,7 @@ import pytest
 
 import jaxfed as jf
 from bench.oracles import tcmf as oracle
-from tests.helpers import solve
+from tests.helpers import gap, projector, solve
 from tests.references import tcmf as reference
 
 KEPT = json.loads(oracle.NUMBERS.read_text(encoding="utf-8"))
@@ -43,15 +43,6 @@ def draw_corrupted(noise=0.0, seed=0, share=0.05, size=5.0, missing=0.0):
     samples = parts[0] + parts[1] + errors + noise * rng.normal(size=errors.shape)
     gaps = np.where(rng.random(samples.shape) < missing, np.nan, samples)
     return Truth(samples, *parts, errors, shared, locals_, gaps)
-
-
-def projector(w):
-    return np.asarray(w) @ np.swapaxes(np.asarray(w), -1, -2)
-
-
-def gap(found, truth):
-    """The largest entry in which projectors differ."""
-    return np.max(np.abs(projector(found) - projector(truth)))
 
 
 def clients_of(gaps):

@@ -10,21 +10,12 @@ import pytest
 
 import jaxfed as jf
 from bench.oracles import tucker as oracle
-from tests.helpers import solve
+from tests.helpers import gap, projector, solve
 from tests.references import tucker as reference
 
 KEPT = json.loads(oracle.NUMBERS.read_text(encoding="utf-8"))
 SHAPE, RANKS, LOCAL_RANKS = oracle.SHAPE, oracle.SHARED_RANKS, oracle.LOCAL_RANKS
 FEATURES, CLIENTS = int(np.prod(SHAPE)), len(oracle.COUNTS)
-
-
-def projector(w):
-    return np.asarray(w) @ np.swapaxes(np.asarray(w), -1, -2)
-
-
-def gap(found, truth):
-    """The largest entry in which projectors differ."""
-    return np.max(np.abs(projector(found) - projector(truth)))
 
 
 def rows(samples):

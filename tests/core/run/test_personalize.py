@@ -9,6 +9,7 @@ import optax
 import pytest
 
 import jaxfed as jf
+from tests.helpers import projector
 
 M, N, D = 6, 20, 7
 
@@ -20,10 +21,6 @@ def draw_population(seed=0, clients=M, samples=N):
     scores, private = rng.normal(size=(clients, samples, 3)), rng.normal(size=(clients, samples, 1))
     noise = 0.3 * rng.normal(size=(clients, samples, D))
     return scores @ common + 2 * private * own + noise
-
-
-def projectors(frames):
-    return np.einsum("mdr,mer->mde", frames, frames)
 
 
 def best_beside(shared, samples, rank):
@@ -49,8 +46,8 @@ def test_perpca_gives_the_best_local_components_given_the_shared_ones(key, x64, 
         algorithm, solution, jf.Clients.from_samples(new), backend=backend
     )
     np.testing.assert_array_equal(shared, solution.result.shared)
-    wanted = projectors(best_beside(np.asarray(shared), new, 1))
-    np.testing.assert_allclose(projectors(np.asarray(local)), wanted, atol=1e-9)
+    wanted = projector(best_beside(np.asarray(shared), new, 1))
+    np.testing.assert_allclose(projector(local), wanted, atol=1e-9)
 
 
 @pytest.mark.slow
@@ -101,7 +98,7 @@ def test_the_learned_spread_shrinks_clients_with_few_samples_most(key, x64):
     # The learned variance counts, not the initial one: with a tiny initial one nothing changes.
     stiff = jf.pca.AdaptivePCA(2, 0.1, 1e-9, hyper_prior=1e-9, solver="eigenvectors")
     again = jf.personalize(stiff, solution, new)
-    np.testing.assert_allclose(projectors(again.local), projectors(local), atol=1e-9)
+    np.testing.assert_allclose(projector(again.local), projector(local), atol=1e-9)
 
 
 @pytest.mark.slow
