@@ -20,7 +20,7 @@ FEATURES, CLIENTS, ROUNDS = 5, 4, 12
 
 def sampled():
     """Clients in double precision where it is enabled, and else in single."""
-    return jf.Clients.from_samples(planted_samples((9, 12, 7, 12), FEATURES, [3.0], [2.0]))
+    return jf.Clients.from_samples(planted_samples((9, 12, 7, 12), FEATURES, [3.0], [1.5]))
 
 
 def perpca():
