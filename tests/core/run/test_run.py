@@ -20,7 +20,8 @@ FEATURES, CLIENTS, ROUNDS = 5, 4, 12
 
 def sampled():
     """Clients in double precision where it is enabled, and else in single."""
-    return jf.Clients.from_samples(planted_samples((9, 12, 7, 12), FEATURES, [3.0], [1.5]))
+    samples = planted_samples((9, 12, 7, 12), FEATURES, [3.0], [2.0], seed=4)
+    return jf.Clients.from_samples(samples)
 
 
 def perpca():
