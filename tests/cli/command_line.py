@@ -5,7 +5,6 @@ import json
 import numpy as np
 
 from jaxfed.cli import main
-from tests.helpers import planted_samples
 
 # Most of the time goes into compiling: fits share ranks, data shapes and chunks of one round
 # (those of less than a hundred rounds) wherever what is tested allows it.
@@ -53,6 +52,15 @@ def snapshot(folder):
 
 def written(folder, scale=1.0):
     """Eight clients of 20 to 27 samples and 9 features: two shared, two own directions, noise."""
-    for i, samples in enumerate(planted_samples(range(20, 28), 9, [3.0, 3.0], [2.0, 2.0])):
-        np.save(folder / f"client{i}.npy", (scale * (samples + 1)).astype(np.float32))
+    rng = np.random.default_rng(0)
+
+    def frame():
+        return np.linalg.qr(rng.normal(size=(9, 2)))[0].T
+
+    shared = frame()
+    for i in range(8):
+        scores = rng.normal(size=(2, 20 + i, 2))
+        noise = 0.3 * rng.normal(size=(20 + i, 9))
+        samples = 3 * scores[0] @ shared + 2 * scores[1] @ frame() + noise + 1
+        np.save(folder / f"client{i}.npy", (scale * samples).astype(np.float32))
     return folder
