@@ -15,6 +15,7 @@ import optax
 import pytest
 
 import jaxfed as jf
+from tests.helpers import planted_samples
 
 FEATURES, CLIENTS, ROUNDS, ROUNDS_OF_TRAINING = 6, 5, 150, 20
 COUNTS = (12, 9, 10, 12, 7)
@@ -651,14 +652,8 @@ quick_first_example = parametrized(GOOD, FIRST.values())
 
 def draw_samples(seed=0):
     """Clients of different lengths, each with two directions in common and two of its own."""
-    rng = np.random.default_rng(seed)
-    shared = np.linalg.qr(rng.normal(size=(FEATURES, 2)))[0] * [3.0, 2.5]
-    arrays = []
-    for n in COUNTS:
-        own = np.linalg.qr(rng.normal(size=(FEATURES, 2)))[0] * [2.0, 1.5]
-        signal = rng.normal(size=(n, 2)) @ shared.T + rng.normal(size=(n, 2)) @ own.T
-        arrays.append(signal + 0.3 * rng.normal(size=(n, FEATURES)))
-    return jf.Clients.from_samples(arrays)
+    samples = planted_samples(COUNTS, FEATURES, [3.0, 2.5], [2.0, 1.5], seed=seed)
+    return jf.Clients.from_samples(samples)
 
 
 def draw_counts(seed=0):

@@ -1,5 +1,6 @@
-"""Several starts at once are so many runs, and the result is that of the best."""
+"""Several starts at once equal as many runs, and the result is that of the best."""
 
+import functools
 import itertools
 
 import chex
@@ -9,30 +10,27 @@ import numpy as np
 import pytest
 
 import jaxfed as jf
+from tests import helpers
 
 STARTS = "local_first", "common"
 ROUNDS = 6
+fit = functools.partial(helpers.fit, rounds=ROUNDS)
 
 
 @pytest.fixture
 def clients(x64):
     """Clients with few samples, whose starts lead to different optima."""
-    rng = np.random.default_rng(6)
-    return jf.Clients.from_samples(rng.normal(size=(6, 5, 8)) * np.linspace(2, 0.5, 8))
+    return helpers.gaussian((5,) * 6, np.linspace(2, 0.5, 8), seed=6, dtype=float)
 
 
 def model(start="local_first"):
     return jf.pca.VarProPerPCA(2, 2, start=start)
 
 
-def solve(algorithm, clients, **options):
-    return jf.fit(algorithm, clients, rounds=ROUNDS, key=jax.random.key(1), **options)
-
-
-def test_each_start_is_a_run(clients):
+def test_each_start_equals_a_run_of_its_own(clients):
     """The history is that of the lowest objective, and so is the result."""
-    runs = [solve(model(start), clients) for start in STARTS]
-    found = solve(jf.MultiStart(model(), [model(start) for start in STARTS]), clients)
+    runs = [fit(model(start), clients) for start in STARTS]
+    found = fit(jf.MultiStart(model(), [model(start) for start in STARTS]), clients)
     objectives = np.stack([run.history["objective"] for run in runs])
     assert objectives[1, -1] < 0.99 * objectives[0, -1]
     chex.assert_trees_all_close(found.history["objective"], objectives.min(0), rtol=1e-9)
@@ -46,7 +44,7 @@ def test_each_start_is_a_run(clients):
         atol=1e-9,
     )
     bits = [run.history["bits_up"] for run in runs]
-    # And the objective of each start in double precision.
+    # Plus the objective of each start in double precision.
     more = 2 * 64 * np.arange(1, ROUNDS + 1)
     np.testing.assert_array_equal(found.history["bits_up"], sum(bits) + more)
 
@@ -56,11 +54,11 @@ def test_the_first_of_equal_starts_wins(x64):
     """Clients are alike, so that all splits of the same components have the same objective."""
     rows = np.random.default_rng(0).normal(size=(5, 8)) * np.linspace(2, 0.5, 8)
     clients = jf.Clients.from_samples(np.broadcast_to(rows, (6, *rows.shape)))
-    runs = [solve(model(start), clients).result.shared for start in STARTS]
+    runs = [fit(model(start), clients).result.shared for start in STARTS]
     one, other = (np.asarray(shared @ shared.T) for shared in runs)
     assert np.linalg.norm(one - other) > 0.1
     for order, wanted in ((STARTS, one), (STARTS[::-1], other)):
-        found = solve(jf.MultiStart(model(), [model(start) for start in order]), clients)
+        found = fit(jf.MultiStart(model(), [model(start) for start in order]), clients)
         shared = found.result.shared
         np.testing.assert_allclose(shared @ shared.T, wanted, atol=1e-9)
 
@@ -78,8 +76,8 @@ def test_keys_make_starts_differ(clients):
 
 @pytest.mark.slow
 def test_another_run_continues_from_the_best(clients):
-    found = solve(jf.MultiStart(model(), [model(start) for start in STARTS]), clients)
-    after = solve(model(), clients, warm_start=found)
+    found = fit(jf.MultiStart(model(), [model(start) for start in STARTS]), clients)
+    after = fit(model(), clients, warm_start=found)
     assert after.history["objective"][0] <= found.history["objective"][-1]
 
 
@@ -87,7 +85,7 @@ def test_another_run_continues_from_the_best(clients):
 def test_algorithms_without_first_messages_start_several_times(clients):
     """The result is the best of as many runs, whatever the algorithm sends first."""
     prior = jf.pca.HierarchicalPCA(2, 0.5, 0.1, start="random")
-    several = solve(jf.MultiStart(prior, 3), clients).history["objective"]
+    several = fit(jf.MultiStart(prior, 3), clients).history["objective"]
     assert several[-1] < several[0]
 
 
@@ -96,8 +94,8 @@ def test_starts_within_a_wrapper_may_differ(clients):
     inner = [jf.pca.PerPCA(1, 1, start=start, step_size=0.1) for start in STARTS]
     median = jf.aggregation.CoordinateMedian()
     robust = [jf.aggregation.Robust(each, median, groups=6) for each in inner]
-    runs = [solve(each, clients).history["objective"] for each in robust]
-    found = solve(jf.MultiStart(robust[0], robust), clients).history["objective"]
+    runs = [fit(each, clients).history["objective"] for each in robust]
+    found = fit(jf.MultiStart(robust[0], robust), clients).history["objective"]
     np.testing.assert_allclose(found[-1], min(run[-1] for run in runs), rtol=1e-9)
 
 

@@ -12,12 +12,9 @@ import jaxfed as jf
 from tests.helpers import gaussian
 
 CLIENTS, FEATURES, SAMPLES = 40, 8, 12
+SCALES = (3, 2.5, 2, 1.2, 0.5, 0.4, 0.3, 0.2)
 CHANNEL = jf.channel.difference(jf.channel.quantize(3))
 FEW = jf.participation.uniform(CLIENTS // 10)
-
-
-def draw():
-    return gaussian((SAMPLES,) * CLIENTS, (3, 2.5, 2, 1.2, 0.5, 0.4, 0.3, 0.2))
 
 
 def averaging(step):
@@ -28,7 +25,7 @@ def averaging(step):
 
 
 SGD = optax.sgd(1.0)
-# The algorithm by its step size; a step size that suits it; and what is looked at.
+# The algorithm as a function of its step size, and a suitable step size.
 CASES = {
     "PerPCA": (lambda step: jf.pca.PerPCA(2, 1, step_size=step), 0.02),
     "AdaptivePCA": (lambda step: jf.pca.AdaptivePCA(2, 0.5, 0.1, step_size=step), 0.01),
@@ -38,7 +35,7 @@ CASES = {
 
 @functools.partial(jax.jit, static_argnames=("make", "rounds", "channel", "few", "devices"))
 def objective(make, step, clients, key, rounds, channel=None, few=True, devices=4):
-    """Everybody's mean objective at the end, whoever took part in the last round."""
+    """The final objective averaged over all clients, whoever took part in the last round."""
     algorithm = make(step)
     arguments = {
         "channel": CHANNEL if channel is None else channel,
@@ -56,7 +53,7 @@ def objective(make, step, clients, key, rounds, channel=None, few=True, devices=
 def test_a_run_of_few_bits_and_few_participants_converges(name, key):
     """To within two per cent of the run without loss in which all take part."""
     make, step = CASES[name]
-    clients = draw()
+    clients = gaussian((SAMPLES,) * CLIENTS, SCALES)
     wanted = objective(make, step, clients, key, 150, jf.channel.lossless(), False, 0)
     given = objective(make, step, clients, key, 1500)
     np.testing.assert_allclose(given, wanted, rtol=0.02)
@@ -68,7 +65,7 @@ def test_a_run_of_few_bits_and_few_participants_converges(name, key):
 def test_a_sweep_of_such_runs_and_its_derivative(name, key):
     """The derivative agrees with differences of the mean over draws, within the standard error."""
     make, step = CASES[name]
-    clients, rounds = draw(), 10
+    clients, rounds = gaussian((SAMPLES,) * CLIENTS, SCALES), 10
     steps = step * jnp.linspace(0.5, 1.0, 8)
     keys = jax.random.split(key, 24)
 

@@ -1,5 +1,7 @@
 """Influence against runs without each client, and clients that stand out."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,14 +9,16 @@ import pytest
 
 import jaxfed as jf
 from jaxfed.aggregation import Robust, client_influence
+from tests import helpers
 from tests.helpers import gaussian
 
 CLIENTS, RANK, FEATURES = 20, 2, 6
+fit = functools.partial(helpers.fit, rounds=400)
 POWER = jf.pca.PerPCA(RANK, 1, variant="power")
 
 
 def clients_of(weights=None):
-    """Of common directions but the last client, whose directions are others."""
+    """Clients with common directions, except the last, whose directions differ."""
     rng = np.random.default_rng(0)
     values = []
     for i in range(CLIENTS):
@@ -28,28 +32,24 @@ def clients_of(weights=None):
     return jf.Clients.from_samples(np.array(values), weights=weights)
 
 
-def run(clients, algorithm):
-    return jf.fit(algorithm, clients, rounds=400, key=jax.random.key(0))
-
-
 def projector(solution):
     return np.asarray(solution.result.shared @ solution.result.shared.T)
 
 
 @pytest.mark.slow
-def test_is_the_change_without_a_client(x64):
+def test_equals_the_change_without_a_client(x64):
     def numbers(result):
         return jnp.stack([result.shared[0] @ result.shared[i] for i in (3, 4)])
 
     clients = clients_of()
-    solution = run(clients, POWER)
+    solution = fit(POWER, clients)
     options = {"key": jax.random.key(1), "of": numbers}
     found = client_influence(solution, clients, rounds=None, **options)
     exact = client_influence(solution, clients, rounds=300, **options)
     for i in (0, 7, CLIENTS - 1):
         weights = np.ones(CLIENTS)
         weights[i] = 0
-        change = numbers(run(clients_of(weights), POWER).result) - numbers(solution.result)
+        change = numbers(fit(POWER, clients_of(weights)).result) - numbers(solution.result)
         np.testing.assert_allclose(found[i], np.sqrt(np.mean(change**2)), rtol=0.3)
         np.testing.assert_allclose(exact[i], np.sqrt(np.mean(change**2)), rtol=1e-4)
     assert np.argmax(found) == CLIENTS - 1
@@ -63,12 +63,12 @@ def test_is_the_change_without_a_client(x64):
 )
 def test_estimates_the_change_of_the_projector(algorithm, x64):
     clients = clients_of()
-    solution = run(clients, algorithm)
+    solution = fit(algorithm, clients)
     found = client_influence(solution, clients, key=jax.random.key(1), rounds=None)
     exact = client_influence(solution, clients, key=jax.random.key(1), rounds=300)
     weights = np.ones(CLIENTS)
     weights[4] = 0
-    change = np.linalg.norm(projector(run(clients_of(weights), algorithm)) - projector(solution))
+    change = np.linalg.norm(projector(fit(algorithm, clients_of(weights))) - projector(solution))
     assert 0.4 * change < found[4] < 2.5 * change
     np.testing.assert_allclose(exact[4], change, rtol=1e-4)
 
@@ -83,11 +83,11 @@ def test_estimates_the_change_of_the_projector(algorithm, x64):
     ids=["PerPCA", "VarProPerPCA"],
 )
 @pytest.mark.parametrize("scale", [1, 1000])
-def test_names_a_client_that_has_taken_the_result_over(algorithm, scale):
+def test_names_a_client_that_dominates_the_result(algorithm, scale):
     clients = clients_of()
     values = clients.data.values.astype(jnp.float32).at[CLIENTS - 1].multiply(scale)
     clients = jf.Clients.from_samples(values)
-    solution = jf.fit(algorithm, clients, rounds=200, key=jax.random.key(0))
+    solution = fit(algorithm, clients, rounds=200)
     found = client_influence(solution, clients, key=jax.random.key(1))
     assert np.argmax(found) == CLIENTS - 1
     assert found.max() > 1.5 * np.sort(found)[-2]
@@ -106,7 +106,7 @@ def test_names_a_client_that_has_taken_the_result_over(algorithm, scale):
 )
 def test_bad_arguments_are_refused(options, said):
     clients = gaussian((9, 9, 9))
-    solution = jf.fit(jf.pca.SubspaceIteration(2), clients, rounds=1, key=jax.random.key(0))
+    solution = fit(jf.pca.SubspaceIteration(2), clients, rounds=1)
     arguments = {"solution": solution, "clients": clients, "key": jax.random.key(0)} | options
     with pytest.raises(ValueError, match=said):
         client_influence(arguments.pop("solution"), arguments.pop("clients"), **arguments)

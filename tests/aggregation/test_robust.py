@@ -1,4 +1,4 @@
-"""Robust runs: the server's aggregate by NumPy, bad clients, whatever is composed, refusals."""
+"""Robust runs: the aggregate against NumPy, bad clients, other options, refusals."""
 
 import functools
 from typing import NamedTuple
@@ -20,10 +20,12 @@ from jaxfed.aggregation import (
     far_clients,
 )
 from jaxfed.core.contract import fixed_point
+from tests import helpers
 from tests.core.derivatives.test_adjoint_algorithms import clients_of, essence, samples
 from tests.helpers import gaussian
 
 CLIENTS, GROUPS, RANK = 12, 6, 2
+fit = functools.partial(helpers.fit, rounds=12)
 
 
 class Told(NamedTuple):
@@ -34,7 +36,7 @@ class Told(NamedTuple):
 
 
 class Tells(jf.Algorithm):
-    """Every client tells its first sample; the server keeps what it received."""
+    """Every client sends its first sample; the server keeps what it receives."""
 
     def server_init(self, key, first, like, warm_start):
         zeros = jnp.zeros(like.values.shape[1], like.values.dtype)
@@ -97,12 +99,6 @@ def alike(dtype=np.float64, **options):
     return gaussian((40,) * CLIENTS, dtype=dtype, **options)
 
 
-def run(algorithm, clients, **options):
-    return jf.fit(
-        algorithm, clients, rounds=options.pop("rounds", 12), key=jax.random.key(1), **options
-    )
-
-
 def space(solution):
     return np.asarray(solution.result.shared @ solution.result.shared.T)
 
@@ -116,8 +112,8 @@ def test_the_server_receives_the_aggregate_of_group_means(x64):
     weights = np.arange(1, CLIENTS + 1.0)
     clients = alike(weights=weights)
     rows = np.asarray(clients.data.values[:, 0])
-    found = run(Robust(Tells(), TrimmedMean(0.0), groups=GROUPS), clients, rounds=1).result.shared
-    # Nothing trimmed: a mean of group means by their weights is the mean, of a sum nearly the sum.
+    found = fit(Robust(Tells(), TrimmedMean(0.0), groups=GROUPS), clients, rounds=1).result.shared
+    # With nothing trimmed, the weighted mean of group means is the mean, and nearly so for a sum.
     chex.assert_trees_all_close(found.mean, weights @ rows / weights.sum(), rtol=1e-10)
     of = np.arange(CLIENTS) % GROUPS
     mass = np.bincount(of, weights) / weights.sum()
@@ -125,8 +121,8 @@ def test_the_server_receives_the_aggregate_of_group_means(x64):
     by_weight /= weights.sum() * mass[:, None]
     by_count = np.stack([rows[of == g].mean(0) for g in range(GROUPS)])
     chex.assert_trees_all_close(found.total, CLIENTS * mass @ by_count, rtol=1e-10)
-    # Each by itself.
-    found = run(Robust(Tells(), GeometricMedian(200), groups=GROUPS), clients, rounds=1).result
+    # Each part is aggregated by itself.
+    found = fit(Robust(Tells(), GeometricMedian(200), groups=GROUPS), clients, rounds=1).result
     wanted = median_point(by_weight, mass), CLIENTS * median_point(by_count, mass)
     chex.assert_trees_all_close(tuple(found.shared), wanted, atol=1e-4)
 
@@ -141,10 +137,10 @@ def median_point(rows, mass):
 
 def test_a_liar_is_found_and_does_no_harm(x64):
     clients = alike()
-    honest = space(run(jf.pca.SubspaceIteration(RANK), clients))
-    assert np.linalg.norm(space(run(lying().algorithm, clients)) - honest) > 0.5
+    honest = space(fit(jf.pca.SubspaceIteration(RANK), clients))
+    assert np.linalg.norm(space(fit(lying().algorithm, clients)) - honest) > 0.5
     for groups, named in ((CLIENTS, [0]), (GROUPS, [0, GROUPS])):
-        solution = run(lying(groups), clients)
+        solution = fit(lying(groups), clients)
         assert np.linalg.norm(space(solution) - honest) < 0.4
         assert far_clients(solution, clients.ids).tolist() == named
         assert solution.history["far_groups"][-1] == 1
@@ -180,10 +176,10 @@ def test_equal_messages_give_the_mean(x64):
     ],
     ids=str,
 )
-def test_the_same_numbers_however_it_is_run(how, x64):
+def test_results_do_not_depend_on_backend_or_masks(how, x64):
     clients = alike()
     masked = how.pop("masked", False)
-    found, wanted = run(lying(masked=masked), clients, **how), run(lying(), clients)
+    found, wanted = fit(lying(masked=masked), clients, **how), fit(lying(), clients)
     chex.assert_trees_all_close(space(found), space(wanted), atol=1e-9)
     chex.assert_trees_all_close(found.history["far_groups"], wanted.history["far_groups"])
 
@@ -193,19 +189,19 @@ def test_masks_hide_the_members_of_a_group():
     clients = alike(np.float32)
     channel = jf.channel.secure_sum(CLIENTS, bits=32, bound=1e5)
     channel = jf.Wire(channel, jf.channel.lossless())
-    wanted = run(lying(), clients)
-    found = run(lying(masked=True), clients, channel=channel)
+    wanted = fit(lying(), clients)
+    found = fit(lying(masked=True), clients, channel=channel)
     np.testing.assert_allclose(space(found), space(wanted), atol=0.02)
     with pytest.raises(ValueError, match=r"channel: masked .*masked=True"):
-        run(lying(), clients, channel=channel)
+        fit(lying(), clients, channel=channel)
 
 
 @pytest.mark.slow
 def test_differences_of_few_participants_go_to_their_groups(x64):
     clients = gaussian((40,) * 60, dtype=np.float64)
-    honest = space(run(jf.pca.SubspaceIteration(RANK), clients))
+    honest = space(fit(jf.pca.SubspaceIteration(RANK), clients))
     channel = jf.channel.difference(jf.channel.quantize(3))
-    solution = run(
+    solution = fit(
         lying(20), clients, rounds=80, channel=channel, participation=jf.participation.uniform(6)
     )
     assert np.linalg.norm(space(solution) - honest) < 0.4
@@ -217,7 +213,7 @@ def test_an_absent_client_does_not_count(x64):
     weights[3] = 0
     clients = alike(weights=weights)
     spoiled = eqx.tree_at(lambda c: c.data.values, clients, clients.data.values.at[3].mul(50))
-    wanted, found = (space(run(lying(CLIENTS), each)) for each in (clients, spoiled))
+    wanted, found = (space(fit(lying(CLIENTS), each)) for each in (clients, spoiled))
     chex.assert_trees_all_close(found, wanted, atol=1e-9)
 
 
@@ -232,13 +228,13 @@ def test_an_absent_client_does_not_count(x64):
     ],
     ids=["PerPCA", "PerPCA-masked", "SubspaceIteration", "SubspaceIteration-masked"],
 )
-def test_a_client_whose_numbers_are_lost_counts_as_absent(algorithm, masked, x64):
+def test_a_client_that_sends_nan_counts_as_absent(algorithm, masked, x64):
     clients = alike()
     weights = np.ones(CLIENTS)
     weights[3] = 0
-    absent = run(Robust(algorithm, groups=GROUPS), alike(weights=weights))
+    absent = fit(Robust(algorithm, groups=GROUPS), alike(weights=weights))
     spoiled = eqx.tree_at(lambda c: c.data.values, clients, clients.data.values.at[3].set(jnp.nan))
-    found = run(Robust(algorithm, groups=GROUPS, masked=masked), spoiled)
+    found = fit(Robust(algorithm, groups=GROUPS, masked=masked), spoiled)
     assert np.isfinite(found.result.shared).all()
     chex.assert_trees_all_close(space(found), space(absent), atol=1e-8)
     np.testing.assert_allclose(found.history["not_finite"], 1 / CLIENTS)
@@ -331,16 +327,16 @@ def test_a_rule_that_does_not_rotate_has_no_implicit_derivative(rule):
 )
 def test_second_moments_of_a_bad_client_do_no_harm(algorithm, groups, x64):
     clients = alike()
-    honest = space(run(algorithm, clients))
-    values = clients.data.values.at[0, :, -1].add(200.0)  # what no other client varies along
+    honest = space(fit(algorithm, clients))
+    values = clients.data.values.at[0, :, -1].add(200.0)  # along which no other client varies
     spoiled = eqx.tree_at(lambda c: c.data.values, clients, values)
-    assert np.linalg.norm(space(run(algorithm, spoiled)) - honest) > 0.9
-    solution = run(Robust(algorithm, groups=groups), spoiled)
+    assert np.linalg.norm(space(fit(algorithm, spoiled)) - honest) > 0.9
+    solution = fit(Robust(algorithm, groups=groups), spoiled)
     assert np.linalg.norm(space(solution) - honest) < 0.4
     assert far_clients(solution, clients.ids).tolist() == [0, GROUPS][: CLIENTS // groups]
 
 
-def test_what_has_a_memory_is_not_differentiated():
+def test_algorithms_with_memory_are_not_differentiated():
     with pytest.raises(ValueError, match=r"adjoint: wanted .* got VarProPerPCA"):
         fixed_point.through(Robust(jf.pca.VarProPerPCA(2, 1), groups=3))
 
@@ -353,26 +349,26 @@ def test_what_has_a_memory_is_not_differentiated():
     ],
     ids=["groups", "matrices"],
 )
-def test_what_does_not_fit_is_refused(algorithm, said):
+def test_groups_that_do_not_fit_are_refused(algorithm, said):
     with pytest.raises(ValueError, match=said):
-        run(algorithm, alike(np.float32))
+        fit(algorithm, alike(np.float32))
 
 
 def test_groups_without_clients_are_refused():
     clients = alike(np.float32)
     multiples = jf.Clients(clients.data, 3 * jnp.arange(CLIENTS), clients.weights)
     with pytest.raises(ValueError, match=r"groups: .* got 2 of 3 groups without any"):
-        run(Robust(jf.pca.SubspaceIteration(RANK), groups=3), multiples)
+        fit(Robust(jf.pca.SubspaceIteration(RANK), groups=3), multiples)
 
 
 @pytest.mark.slow
-def test_a_client_of_enormous_numbers_does_no_harm():
+def test_a_client_with_enormous_values_does_no_harm():
     clients = alike(np.float32)
     algorithm = Robust(jf.pca.SubspaceIteration(RANK), groups=CLIENTS)
     values = clients.data.values.at[0].multiply(1e16)
     spoiled = eqx.tree_at(lambda each: each.data.values, clients, values)
-    solution = run(algorithm, spoiled)
-    assert np.linalg.norm(space(solution) - space(run(algorithm, clients))) < 0.4
+    solution = fit(algorithm, spoiled)
+    assert np.linalg.norm(space(solution) - space(fit(algorithm, clients))) < 0.4
     assert far_clients(solution, clients.ids).tolist() == [0]
 
 
@@ -380,7 +376,7 @@ def test_a_client_of_enormous_numbers_does_no_harm():
 def test_fewer_new_clients_than_groups_get_models():
     clients = alike(np.float32)
     algorithm = Robust(jf.pca.PerPCA(2, 1), groups=CLIENTS)
-    solution = run(algorithm, clients)
+    solution = fit(algorithm, clients)
     ids = jnp.arange(100, 102)
     new = jf.Clients(clients.take([0, 1]).data, ids, jnp.full(2, 0.5))
     found = jf.personalize(algorithm, solution, new, rounds=2)
@@ -389,7 +385,7 @@ def test_fewer_new_clients_than_groups_get_models():
 
 
 @pytest.mark.slow
-def test_far_clients_are_those_of_robust_solutions():
+def test_far_clients_needs_a_robust_solution():
     clients = alike(np.float32)
     with pytest.raises(ValueError, match=r"solution: wanted .*Robust, got one of Local"):
-        far_clients(run(jf.pca.Local(2), clients, rounds=1), clients.ids)
+        far_clients(fit(jf.pca.Local(2), clients, rounds=1), clients.ids)

@@ -31,20 +31,20 @@ every_rule = pytest.mark.parametrize("name", RULES)
 aggregate = jax.jit(lambda rule, rows, shares: rule.aggregate(rows, shares))
 
 
-def draw(seed=0, groups=11, numbers=4):
+def draw_rows(seed=0, groups=11, numbers=4):
     rng = np.random.default_rng(seed)
     shares = rng.uniform(0.5, 1.5, size=groups)
     return rng.normal(size=(groups, numbers)), shares / shares.sum()
 
 
 def median(values, counts):
-    """Of each value as often as it counts."""
+    """The median of values that are repeated by their counts."""
     return np.median(np.repeat(values, counts, axis=0), axis=0)
 
 
 @pytest.mark.parametrize("counts", [[1] * 7, [1] * 8, [3, 1, 0, 2, 5, 1, 2, 4], [4, 1, 1, 2, 0]])
-def test_the_coordinate_median_is_that_of_numpy(counts):
-    rows, _ = draw(groups=len(counts))
+def test_the_coordinate_median_equals_numpys(counts):
+    rows, _ = draw_rows(groups=len(counts))
     rows, shares = jnp.asarray(rows), jnp.asarray(counts) / np.sum(counts)
     chex.assert_trees_all_close(
         aggregate(CoordinateMedian(), rows, shares), median(rows, counts), rtol=1e-12
@@ -55,7 +55,7 @@ def test_the_coordinate_median_is_that_of_numpy(counts):
 
 def test_the_trimmed_mean_is_the_mean_of_what_is_left():
     counts = [3, 1, 0, 2, 5, 1, 2, 6]
-    rows, _ = draw(groups=len(counts))
+    rows, _ = draw_rows(groups=len(counts))
     every = np.sort(np.repeat(rows, counts, axis=0), axis=0)
     found = aggregate(TrimmedMean(0.25), rows, np.array(counts) / 20)
     chex.assert_trees_all_close(found, every[5:15].mean(0), rtol=1e-12)
@@ -64,7 +64,7 @@ def test_the_trimmed_mean_is_the_mean_of_what_is_left():
 
 
 def test_the_geometric_median_has_the_smallest_sum_of_distances():
-    rows, shares = draw()
+    rows, shares = draw_rows()
     wanted = minimize(
         lambda x: shares @ np.linalg.norm(rows - x, axis=1), rows.mean(0), tol=1e-12
     ).x
@@ -74,7 +74,7 @@ def test_the_geometric_median_has_the_smallest_sum_of_distances():
 
 
 def test_the_biweight_has_the_smallest_bounded_loss():
-    rows, shares = draw(1)
+    rows, shares = draw_rows(1)
     rows[:3] += 8
     start = np.asarray(aggregate(GeometricMedian(), rows, shares))
     lengths = np.linalg.norm(rows - start, axis=1)
@@ -92,7 +92,7 @@ def test_the_biweight_has_the_smallest_bounded_loss():
     )
 
 
-def test_lies_no_longer_than_honest_differences_do_not_add_up():
+def test_lies_as_short_as_honest_differences_do_not_add_up():
     rng = np.random.default_rng(3)
     rows, shares = rng.normal(size=(100, 30)), np.full(100, 0.01)
     lie = rng.normal(size=30)
@@ -103,7 +103,7 @@ def test_lies_no_longer_than_honest_differences_do_not_add_up():
         for rule in (TrimmedMean(0.0), Biweight(directions=0), Biweight())
     )
     assert plain > 0.9 * mean
-    # Off by the median of a normal distribution of which three tenths are on one side.
+    # The bias is that of a median of which three tenths of the mass lie on one side.
     assert found < 0.9 < 1.6 < mean
 
 
@@ -118,7 +118,7 @@ def test_medians_along_directions_cost_little_without_lies():
 
 
 def test_clipped_deviations_sum_to_zero():
-    rows, shares = draw(2)
+    rows, shares = draw_rows(2)
     found = np.asarray(aggregate(CentredClipping(2000), rows, shares))
     deviations = rows - found
     lengths = np.linalg.norm(deviations, axis=1)
@@ -140,7 +140,7 @@ TOLERATED = {name: 0.19 if name == "clipping" else 0.3 for name in RULES}
     bad=st.floats(0, 1),
 )
 def test_a_minority_cannot_move_it_far(name, seed, size, together, bad):
-    rows, shares = draw(seed, groups=20)
+    rows, shares = draw_rows(seed, groups=20)
     rows /= np.linalg.norm(rows, axis=1).max()
     share = np.floor(bad * TOLERATED[name] * 20).astype(int)
     with jax.enable_x64(True):
@@ -148,21 +148,21 @@ def test_a_minority_cannot_move_it_far(name, seed, size, together, bad):
         lies = np.random.default_rng(seed).normal(size=(1 if together else share, 4))
         rows[:share] = 10.0**size * lies
         found = aggregate(RULES[name], rows, shares)
-    # Honest ones are within one of zero. Each coordinate by itself bounds less than all together.
+    # Honest rows lie within distance one of zero; rules by coordinate have a weaker bound.
     assert np.linalg.norm(found) < 4
 
 
 @every_rule
 def test_values_of_any_size_stay_finite(name):
-    rows, shares = draw(groups=10)
+    rows, shares = draw_rows(groups=10)
     rows[0] = 1e30
     found = aggregate(RULES[name], np.float32(rows), np.float32(shares))
     assert found.dtype == jnp.float32 and np.linalg.norm(found) < 3
 
 
 @every_rule
-def test_moves_with_the_rows_whatever_their_order(name):
-    rows, shares = draw(3)
+def test_shifts_with_the_rows_and_ignores_their_order(name):
+    rows, shares = draw_rows(3)
     wanted = aggregate(RULES[name], rows, shares)
     order = np.random.default_rng(0).permutation(len(rows))
     chex.assert_trees_all_close(
@@ -174,21 +174,21 @@ def test_moves_with_the_rows_whatever_their_order(name):
 
 
 @every_rule
-def test_equal_rows_give_what_they_are_and_have_derivatives(name):
+def test_equal_rows_aggregate_to_themselves_and_have_derivatives(name):
     row, shares = np.arange(3.0), np.full(6, 1 / 6)
     rows = np.tile(row, (6, 1))
     both = jax.value_and_grad(lambda *at: RULES[name].aggregate(*at).sum(), (0, 1))
     value, slopes = jax.jit(both)(rows, shares)
     np.testing.assert_allclose(value, row.sum(), rtol=1e-12)
     assert all(np.isfinite(x).all() for x in slopes)
-    # Moving all moves the aggregate as much.
+    # Shifting all rows shifts the aggregate by as much.
     np.testing.assert_allclose(slopes[0].sum(0), 1, rtol=1e-6)
 
 
 @pytest.mark.slow
 @every_rule
 def test_derivatives_are_central_differences(name):
-    rows, shares = draw(4)
+    rows, shares = draw_rows(4)
     rng = np.random.default_rng(5)
     along = rng.normal(size=rows.shape), rng.normal(size=shares.shape)
     along = along[0], along[1] * shares - (along[1] * shares).sum() * shares

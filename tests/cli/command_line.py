@@ -27,13 +27,13 @@ def loaded(folder):
 
 
 def value(summary, name):
-    """The line of a table whose name begins so."""
+    """The value in the table row whose name begins like this."""
     (found,) = [row["value"] for row in summary["table"] if row["quantity"].startswith(name)]
     return found
 
 
 def refused(capsys, code):
-    """The one line that was said on standard error; nothing was printed before."""
+    """The one line on standard error; nothing was printed before."""
     captured = capsys.readouterr()
     assert code == 2 and captured.out == ""
     (line,) = captured.err.splitlines()
@@ -46,7 +46,7 @@ def snapshot(folder):
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in folder.rglob("*")
-        if path.is_file() and path.name != ".lock"  # which means nothing once it is released
+        if path.is_file() and path.name != ".lock"  # which is meaningless once it is released
     }
 
 

@@ -1,4 +1,4 @@
-"""AJIVE: its parts, the number of joint directions, and where there are fewer than wanted."""
+"""AJIVE: its parts, the number of joint directions, and views with fewer directions than wanted."""
 
 import json
 
@@ -13,6 +13,7 @@ import scipy.sparse
 import jaxfed as jf
 from bench.oracles import ajive as oracle
 from tests import helpers
+from tests.helpers import projector
 from tests.references import ajive as reference
 
 SIGNAL_RANKS = oracle.SIGNAL_RANKS
@@ -20,17 +21,12 @@ FOUND = json.loads((helpers.ROOT / "tests/references/ajive.json").read_text())["
 AJIVE = jf.gcca.AJIVE
 
 
-def solve(algorithm, clients, **options):
+def decompose(algorithm, clients, **options):
     return helpers.solve(algorithm, clients, rounds=1, **options).result
 
 
 def views_of(arrays):
     return jf.gcca.Views.from_arrays(arrays)
-
-
-def projector(scores):
-    scores = np.asarray(scores)
-    return scores @ scores.T
 
 
 def parts_of(result, arrays):
@@ -62,12 +58,12 @@ def orthogonal(seed=0, joint=2, own=(1, 2, 1), features=(4, 6, 3), entities=15):
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("individual_rank", [None, (1, 0, 2)])
-def test_parts_are_those_of_the_reference(seed, individual_rank, x64):
+def test_parts_equal_the_reference(seed, individual_rank, x64):
     arrays = oracle.draw(seed, noise=0.6)
     for rank in (1, 2, 4):
         wanted = reference.ajive(arrays, rank, SIGNAL_RANKS, individual_rank)
         algorithm = AJIVE(rank, SIGNAL_RANKS, individual_rank=individual_rank)
-        found = solve(algorithm, views_of(arrays))
+        found = decompose(algorithm, views_of(arrays))
         np.testing.assert_allclose(
             projector(found.shared.scores), projector(wanted.scores), atol=1e-10
         )
@@ -79,9 +75,9 @@ def test_parts_are_those_of_the_reference(seed, individual_rank, x64):
 
 
 @pytest.mark.parametrize("found", FOUND, ids=lambda found: str(found["seed"]))
-def test_parts_are_those_of_mvlearn(found, x64):
+def test_parts_equal_mvlearns(found, x64):
     arrays = oracle.draw(found["seed"])
-    result = solve(AJIVE(found["rank"], SIGNAL_RANKS), views_of(arrays))
+    result = decompose(AJIVE(found["rank"], SIGNAL_RANKS), views_of(arrays))
     wanted = projector(found["joint_scores"])
     np.testing.assert_allclose(projector(result.shared.scores), wanted, atol=1e-8)
     joint, individual = parts_of(result, arrays)
@@ -94,12 +90,8 @@ def test_parts_are_those_of_mvlearn(found, x64):
 def test_one_draw_has_a_direction_that_is_dropped():
     (found,) = [x for x in FOUND if x["rank"] == 3]
     assert np.shape(found["joint_scores"])[1] == 2
-    solution = jf.fit(
-        AJIVE(3, SIGNAL_RANKS),
-        views_of([x.astype(np.float32) for x in oracle.draw(found["seed"])]),
-        rounds=1,
-        key=jax.random.key(0),
-    )
+    views = views_of([x.astype(np.float32) for x in oracle.draw(found["seed"])])
+    solution = helpers.fit(AJIVE(3, SIGNAL_RANKS), views, rounds=1)
     assert (solution.result.shared.singular_values == 0).sum() == 1
     assert solution.remarks()[0].startswith("Some view lacks 1 of the 3 joint directions")
 
@@ -107,7 +99,7 @@ def test_one_draw_has_a_direction_that_is_dropped():
 def test_orthogonal_parts_are_found_exactly(x64):
     common, parts = orthogonal()
     arrays = [joint + own for joint, own in parts]
-    result = solve(AJIVE(2, (3, 4, 3)), views_of(arrays))
+    result = decompose(AJIVE(2, (3, 4, 3)), views_of(arrays))
     np.testing.assert_allclose(result.shared.singular_values, 3**0.5, atol=1e-12)
     np.testing.assert_allclose(projector(result.shared.scores), projector(common), atol=1e-12)
     joint, individual = parts_of(result, arrays)
@@ -117,21 +109,21 @@ def test_orthogonal_parts_are_found_exactly(x64):
 
 def test_the_order_of_the_views_does_not_matter(x64):
     arrays, order = oracle.draw(0), [2, 0, 1]
-    one = solve(AJIVE(2, SIGNAL_RANKS), views_of(arrays))
+    one = decompose(AJIVE(2, SIGNAL_RANKS), views_of(arrays))
     ranks = tuple(SIGNAL_RANKS[i] for i in order)
-    other = solve(AJIVE(2, ranks), views_of([arrays[i] for i in order]))
+    other = decompose(AJIVE(2, ranks), views_of([arrays[i] for i in order]))
     np.testing.assert_allclose(other.shared.singular_values, one.shared.singular_values, rtol=1e-12)
     wanted = [[part[i] for i in order] for part in parts_of(one, arrays)]
     found = parts_of(other, [arrays[i] for i in order])
     chex.assert_trees_all_close(list(found), wanted, atol=1e-10)
     # Ranks go with the clients' ids.
-    taken = solve(AJIVE(2, SIGNAL_RANKS), views_of(arrays).take(np.array(order)))
+    taken = decompose(AJIVE(2, SIGNAL_RANKS), views_of(arrays).take(np.array(order)))
     chex.assert_trees_all_close(
         list(parts_of(taken, [arrays[i] for i in order])), wanted, atol=1e-10
     )
 
 
-def test_a_further_view_gets_its_parts(key, x64):
+def test_a_new_view_gets_its_parts(key, x64):
     arrays = oracle.draw(0)
     solution = jf.fit(AJIVE(2, 3), views_of(arrays), rounds=1, key=key)
     again = jf.personalize(AJIVE(2, 3), solution, views_of(arrays))
@@ -139,10 +131,10 @@ def test_a_further_view_gets_its_parts(key, x64):
 
 
 def test_scores_of_other_entities(x64):
-    """Without noise they are exact: by any view alone."""
+    """Without noise they are exact, from any single view."""
     rng = np.random.default_rng(1)
     _, parts = orthogonal()
-    result = solve(AJIVE(2, (3, 4, 3)), views_of([joint + own for joint, own in parts]))
+    result = decompose(AJIVE(2, (3, 4, 3)), views_of([joint + own for joint, own in parts]))
     local = result.local
     joint = rng.normal(size=(5, 2))
     own = (
@@ -157,8 +149,8 @@ def test_scores_of_other_entities(x64):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
-def test_derivatives_are_those_of_whole_solves(seed, x64):
-    """With a direction that is dropped in one of the draws, and thresholds for all ranks."""
+def test_derivatives_equal_finite_differences(seed, x64):
+    """In one of the draws a direction is dropped; thresholds apply to all ranks."""
     arrays = [jnp.asarray(x) for x in oracle.draw(seed)]
     rng = np.random.default_rng(0)
     moves = [jnp.asarray(rng.normal(size=x.shape)) for x in arrays]
@@ -192,15 +184,15 @@ def test_views_without_a_common_direction_have_individual_parts_alone(key, x64):
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_views_of_fewer_directions_than_their_rank(dtype, key, x64):
+def test_views_with_fewer_directions_than_their_rank(dtype, key, x64):
     common, parts = orthogonal()
     arrays = [(joint + own).astype(dtype) for joint, own in parts]
-    found = solve(AJIVE(4, 4), views_of(arrays))  # the second has four, the others three
+    found = decompose(AJIVE(4, 4), views_of(arrays))  # the second has four, the others three
     scores = np.asarray(found.shared.scores)
     assert (np.linalg.norm(scores, axis=0) > 0.5).sum() == 2
     tolerance = 1e-4 if dtype is np.float32 else 1e-11
     np.testing.assert_allclose(projector(scores), projector(common), atol=tolerance)
-    more = solve(AJIVE(4, 4, individual_rank=3), views_of(arrays))
+    more = decompose(AJIVE(4, 4, individual_rank=3), views_of(arrays))
     ranks = (np.linalg.norm(more.local.individual_loadings, axis=1) > 0).sum(1)
     np.testing.assert_array_equal(ranks, [1, 2, 1])
     for individual, (_, own) in zip(parts_of(more, arrays)[1], parts, strict=True):
@@ -221,7 +213,7 @@ def test_the_directions_of_one_view_are_joint(key):
 
 def test_a_view_of_zeros_shares_nothing(key):
     arrays = [x.astype(np.float32) for x in oracle.draw(0)]
-    result = solve(AJIVE(2, 3), views_of([*arrays, np.zeros((20, 4), np.float32)]))
+    result = decompose(AJIVE(2, 3), views_of([*arrays, np.zeros((20, 4), np.float32)]))
     assert not np.any(result.shared.scores) and np.isfinite(result.local.individual()).all()
     found = jf.gcca.joint_rank(
         views_of([*arrays, np.zeros((20, 4), np.float32)]), 3, key=key, samples=50
@@ -238,7 +230,7 @@ def test_a_view_of_zeros_shares_nothing(key):
     [FOUND[0], *(found for found in FOUND[1:])],
     ids=lambda found: str(found["seed"]),
 )
-def test_bounds_are_those_of_mvlearn(found, key, x64):
+def test_bounds_agree_with_mvlearns(found, key, x64):
     """Its quantiles of a thousand draws lie within five standard errors of ours."""
     clients = views_of(oracle.draw(found["seed"]))
 

@@ -1,4 +1,4 @@
-"""Deep generalized CCA: networks, what a run computes, what it refuses, what comes of it."""
+"""Deep generalized CCA: networks, runs, refusals and results."""
 
 import functools
 import json
@@ -32,7 +32,7 @@ THREE_BITS = jf.channel.difference(jf.channel.quantize(3))
 
 
 def arrays(dtype=np.float64, seed=0, entities=ENTITIES, features=FEATURES):
-    """Views that are bent images of the same two numbers."""
+    """Views that are nonlinear images of the same two latent variables."""
     rng = np.random.default_rng(seed)
     latent = rng.normal(size=(entities, 2))
     return [
@@ -103,7 +103,7 @@ def stacked(nets):
 # --- the network ---------------------------------------------------------------------------------
 
 
-def test_the_perceptron_is_the_reference(key, x64):
+def test_the_perceptron_equals_the_reference(key, x64):
     _, nets = start_of()
     x = arrays()[1]
     model = jax.tree.map(lambda leaf: leaf[1], stacked(nets))
@@ -154,9 +154,9 @@ def test_first_values_are_uniform_and_as_for_the_real_features(key):
 
 
 @pytest.mark.parametrize("proximal", [0.0, 0.4])
-def test_rounds_are_those_of_the_reference(proximal, key, x64):
+def test_rounds_equal_the_reference(proximal, key, x64):
     g, nets = start_of()
-    wanted, trained, objective, _ = reference.run(
+    wanted, trained, objective, _ = reference.deep_maxvar(
         arrays(), nets, g, 4, epochs=3, step_size=0.05, proximal=proximal
     )
     solution = solve(
@@ -251,7 +251,7 @@ def test_quantized_rounds_are_the_reference_up_to_the_channel(key, x64):
     differences = jf.channel.difference(jf.channel.quantize(levels=7, rounding="nearest"))
     channel = jf.Wire(differences, differences, LOSSLESS)
     solution = solve(deep(step_size=0.05), views(), key, warm_start=start, channel=channel)
-    wanted, *_, memories = reference.run(
+    wanted, *_, memories = reference.deep_maxvar(
         arrays(), nets, g, 4, epochs=3, step_size=0.05, compress=Rounded()
     )
     # The channel's scale travels in single precision.
@@ -261,7 +261,7 @@ def test_quantized_rounds_are_the_reference_up_to_the_channel(key, x64):
 
 
 @pytest.mark.slow
-def test_three_bits_come_as_far_for_a_tenth_of_the_bits(key):
+def test_three_bits_reach_the_same_objective_with_a_tenth_of_the_bits(key):
     clients = views(np.float32, entities=400)
     algorithm = batched(batch_size=100)
     full = solve(algorithm, clients, key, rounds=40)
@@ -297,7 +297,7 @@ def test_single_precision_stays_single_where_64_bits_are_enabled(key, x64):
 
 
 @pytest.mark.slow
-def test_a_warm_start_goes_on(key, x64):
+def test_a_warm_start_continues_the_run(key, x64):
     first = solve(deep(), views(), key, rounds=2)
     whole = solve(deep(), views(), key, rounds=4)
     second = solve(deep(), views(), key, rounds=2, warm_start=first.result)
@@ -321,7 +321,7 @@ def test_absent_views_do_not_count(key, x64):
     present = jf.participation.mask(chosen[None])
     some = solve(batched(), clients, key, participation=present)
     alone = solve(batched(), clients.take(np.flatnonzero(chosen)), key)
-    # All views have a say in the first representation, so the two differ by what they start with.
+    # All views contribute to the first representation, so the two starts differ.
     assert np.abs(some.result.shared - alone.result.shared).max() > 1e-3
     start = some.result
     some = solve(batched(), clients, key, warm_start=start, participation=present)
@@ -338,7 +338,7 @@ def test_absent_views_do_not_count(key, x64):
 
 
 @pytest.mark.slow
-def test_one_view_in_six_a_round_gets_there_too(key):
+def test_one_view_in_six_per_round_converges_too(key):
     clients = jf.gcca.Views.from_arrays(
         [x for seed in (0, 0) for x in arrays(np.float32, entities=200, seed=seed)]
     )
@@ -386,7 +386,7 @@ def test_networks_apply_to_other_entities(key, x64):
     for j, d in enumerate(FEATURES):
         net = jax.tree.map(lambda leaf, j=j: leaf[j], result.local)
         np.testing.assert_allclose(net(other.data.values[j]), outputs[j], atol=1e-12)
-        # What one entity gets depends on no other, and on no padding.
+        # An entity's output depends neither on other entities nor on padding.
         alone = eqx.tree_at(lambda m: m.weights[0], net, net.weights[0][:d])
         np.testing.assert_allclose(alone(other.data.values[j, 2, :d]), outputs[j, 2], atol=1e-12)
     shared = algorithm.represent(result.local, other)
@@ -459,7 +459,7 @@ def test_classes_that_a_line_divides_and_classes_that_none_does():
 
 
 @pytest.mark.parametrize("module", ["sklearn.svm", "sklearn.cluster"])
-def test_the_package_that_is_missing_is_named(module, monkeypatch):
+def test_a_missing_package_is_named(module, monkeypatch):
     monkeypatch.setitem(sys.modules, module, None)
     rows, labels = np.eye(4), np.arange(4) % 2
     with pytest.raises(ImportError, match=rf"{module} is needed .* 'jaxfed\[data\]'"):
@@ -557,7 +557,7 @@ def test_fit_writes_what_is_learned_and_resumes(tmp_path, capsys):
         (["--rank", "2", "--step-size", "-1"], "step_size: wanted"),
     ],
 )
-def test_mistakes_are_told_in_one_line(tmp_path, capsys, options, message):
+def test_errors_are_reported_in_one_line(tmp_path, capsys, options, message):
     out = tmp_path / "out"
     data = ["--data", str(seen(tmp_path / "data")), "--out", str(out)]
     assert main(["fit", "deep-gcca", *data, *options]) == 2
@@ -577,7 +577,7 @@ def test_sparse_views_are_sent_to_the_linear_method(tmp_path, capsys):
 # --- what it refuses -----------------------------------------------------------------------------
 
 
-def test_a_network_is_no_function_that_makes_one(key):
+def test_a_network_is_refused_in_place_of_its_factory(key):
     with pytest.raises(ValueError, match=r"^network: wanted a function.*got"):
         deep(Perceptron(2, 2, key=key))
 
@@ -616,7 +616,7 @@ def test_a_bad_perceptron_is_refused(options, message, key):
         (lambda: deep(functools.partial(SMALL, outputs=25), rank=25), "rank: 25 orthonormal"),
     ],
 )
-def test_what_does_not_fit_the_views_is_refused(make, message, key):
+def test_settings_that_do_not_fit_the_views_are_refused(make, message, key):
     with pytest.raises(ValueError, match=f"^{message}"):
         jf.fit(make(), views(np.float32), rounds=1, key=key)
 

@@ -23,7 +23,7 @@ FEATURES = (5, 7, 4)
 
 
 def arrays(entities=30, features=FEATURES, noise=0.5, dtype: Any = np.float64):
-    """Views with two strong latent dimensions, one fading and noise: a clear gap after two."""
+    """Views with two strong latent dimensions, a weak one and noise: a clear gap after two."""
     rng = np.random.default_rng(0)
     latent = rng.normal(size=(entities, 3)) * [1, 1, 0.2]
     return [
@@ -47,7 +47,7 @@ def padded(g, q):
 
 
 @functools.partial(jax.jit, static_argnames=("channel", "backend", "rounds", "steps", "batch"))
-def run(
+def maxvar(
     clients, warm, *, proximal=0.0, channel=None, backend=None, rounds=ROUNDS, steps=10, batch=None
 ):
     algorithm = jf.gcca.MaxVar(RANK, inner_steps=steps, batch_size=batch, proximal=proximal)
@@ -67,11 +67,11 @@ THREE_BITS = jf.channel.difference(jf.channel.quantize(3))
 
 
 @pytest.mark.parametrize("proximal", [0.0, 0.4])
-def test_lossless_rounds_are_those_of_the_reference(x64, proximal):
+def test_lossless_rounds_equal_the_reference(x64, proximal):
     views = arrays()
     g, q = start(views)
-    expected_g, expected_q, costs = reference.run(views, g, q, ROUNDS, proximal=proximal)
-    solution = run(jf.gcca.Views.from_arrays(views), padded(g, q), proximal=proximal)
+    expected_g, expected_q, costs = reference.maxvar(views, g, q, ROUNDS, proximal=proximal)
+    solution = maxvar(jf.gcca.Views.from_arrays(views), padded(g, q), proximal=proximal)
     np.testing.assert_allclose(solution.result.shared, expected_g, atol=1e-8)
     for found, w in zip(solution.result.local, expected_q, strict=True):
         np.testing.assert_allclose(found[: len(w)], w, atol=1e-8)
@@ -81,7 +81,7 @@ def test_lossless_rounds_are_those_of_the_reference(x64, proximal):
     np.testing.assert_allclose(solution.history["objective"], costs[:-1] / 3, atol=1e-8)
 
 
-def test_start_in_one_exchange_is_that_of_the_reference(x64):
+def test_the_one_round_start_equals_the_reference(x64):
     views = arrays()
     g, q = reference.mvlsa(views, RANK, 4)
     clients = jf.gcca.Views.from_arrays(views)
@@ -92,12 +92,12 @@ def test_start_in_one_exchange_is_that_of_the_reference(x64):
     for found, w in zip(local, q, strict=True):
         np.testing.assert_allclose(found[: len(w)] @ shared.T, w @ g.T, atol=1e-9)
     np.testing.assert_allclose(solution.history["bits_up"], [30 * 4 * 64])
-    warm = run(clients, solution.result)
-    cold = run(clients, padded(*start(views)))
+    warm = maxvar(clients, solution.result)
+    cold = maxvar(clients, padded(*start(views)))
     assert warm.history["cost"][0] < cold.history["cost"][0]
 
 
-def test_optimum_is_the_closed_form_and_is_reached(x64):
+def test_the_optimum_has_a_closed_form_and_is_reached(x64):
     views = arrays()
     clients = jf.gcca.Views.from_arrays(views)
     least, g, eigenvalues = reference.optimum(views, RANK)
@@ -111,13 +111,13 @@ def test_optimum_is_the_closed_form_and_is_reached(x64):
         return jf.gcca.subspace_distance(solution.result.shared, found.shared)
 
     warm = padded(*start(views))
-    exact = run(clients, warm, rounds=600)
-    quantized = run(clients, warm, channel=THREE_BITS, rounds=600)
+    exact = maxvar(clients, warm, rounds=600)
+    quantized = maxvar(clients, warm, channel=THREE_BITS, rounds=600)
     np.testing.assert_allclose(exact.history["cost"][-1], least, rtol=1e-6)
     np.testing.assert_allclose(quantized.history["cost"][-1], least, rtol=1e-6)
     # Geometrically, and with three bits not to a floor above.
     assert distance(exact) < 1e-4 and distance(quantized) < 1e-4
-    assert distance(run(clients, warm)) > 3 * distance(exact)
+    assert distance(maxvar(clients, warm)) > 3 * distance(exact)
 
 
 @pytest.mark.slow
@@ -146,7 +146,7 @@ def test_convergence_is_linear_down_to_the_floor_of_the_channel(x64):
     exact = distances(jf.channel.lossless())
     np.testing.assert_allclose(rate(exact, 20, 60), expected, rtol=1e-3)
     assert exact[-1] < 1e-9
-    # Quantized differences go on as fast, and reach what exact messages do.
+    # Quantized differences converge as fast, and to the same point as exact messages.
     quantized = distances(THREE_BITS)
     np.testing.assert_allclose(rate(quantized, 20, 60), expected, rtol=2e-2)
     assert quantized[-1] < 1e-8
@@ -162,7 +162,7 @@ def test_two_bits_need_a_contraction():
     least = jf.gcca.optimum(clients, RANK).cost
 
     def end(channel):
-        return run(clients, warm, channel=channel, rounds=150).history["cost"][-1] / least
+        return maxvar(clients, warm, channel=channel, rounds=150).history["cost"][-1] / least
 
     assert end(THREE_BITS) < 1.02
     plain, contracted = jf.channel.quantize(2), jf.channel.quantize(2, contraction=2.0)
@@ -173,10 +173,10 @@ def test_two_bits_need_a_contraction():
 
 
 @pytest.mark.slow
-def test_bits_are_those_of_the_formula():
+def test_bits_follow_the_formula():
     views = arrays(40, (6, 6), dtype=np.float32)
     clients = jf.gcca.Views.from_arrays(views)
-    solution = run(clients, padded(*start(views)), channel=THREE_BITS, rounds=4, steps=1)
+    solution = maxvar(clients, padded(*start(views)), channel=THREE_BITS, rounds=4, steps=1)
     entries = 40 * RANK
     wanted = [jf.gcca.bits_per_variable(t, 3, entries) for t in (1, 2, 3, 4)]
     np.testing.assert_allclose(solution.history["bits_up"] / entries, wanted, rtol=1e-6)
@@ -190,10 +190,10 @@ def test_bits_are_those_of_the_formula():
 def test_batches_average_to_the_gradient(x64):
     views = arrays()
     clients, warm = jf.gcca.Views.from_arrays(views), padded(*start(views))
-    whole = run(clients, warm, rounds=3)
+    whole = maxvar(clients, warm, rounds=3)
     # All rows in another order give the same steps.
     np.testing.assert_allclose(
-        run(clients, warm, rounds=3, batch=30).result.shared, whole.result.shared, atol=1e-10
+        maxvar(clients, warm, rounds=3, batch=30).result.shared, whole.result.shared, atol=1e-10
     )
 
     def stepped(key):
@@ -201,14 +201,14 @@ def test_batches_average_to_the_gradient(x64):
         return jf.rollout(algorithm, clients, rounds=1, key=key, warm_start=warm).result.local
 
     many = jax.jit(jax.vmap(stepped))(jax.random.split(jax.random.key(0), 2000))
-    exact = run(clients, warm, rounds=1, steps=1).result.local
+    exact = maxvar(clients, warm, rounds=1, steps=1).result.local
     error = many.std(0) / np.sqrt(len(many))
     assert error.max() > 1e-4
     assert jnp.all(jnp.abs(many.mean(0) - exact) <= 5 * error + 1e-12)
 
 
 @pytest.mark.parametrize("batch", [1, pytest.param(3, marks=pytest.mark.slow)])
-def test_entities_that_are_alike_make_every_batch_the_whole(batch, key):
+def test_identical_entities_make_every_batch_exact(batch, key):
     rows = [np.array([2.0, -1.0, 0.5]), np.array([1.0, 3.0])]
     clients = jf.gcca.Views.from_arrays([np.tile(row, (8, 1)).astype(np.float32) for row in rows])
     warm = jf.Personalized(jnp.full((8, 1), 8**-0.5), None)
@@ -222,14 +222,14 @@ def test_entities_that_are_alike_make_every_batch_the_whole(batch, key):
 def test_padding_changes_nothing(x64):
     views = arrays(features=(5, 5, 5))
     g, q = start(views)
-    plain = run(jf.gcca.Views.from_arrays(views), padded(g, q), rounds=10)
+    plain = maxvar(jf.gcca.Views.from_arrays(views), padded(g, q), rounds=10)
     wider = [*views, np.ones((30, 9))]
     clients = jf.gcca.Views.from_arrays(wider).take(np.arange(3))
     assert clients.features == 9
     warm = padded(g, q)
-    # Even what a start has there does not count.
+    # Not even the start's values in the padding matter.
     local = jnp.pad(warm.local, ((0, 0), (0, 4), (0, 0)), constant_values=7.0)
-    result = run(clients, jf.Personalized(warm.shared, local), rounds=10).result
+    result = maxvar(clients, jf.Personalized(warm.shared, local), rounds=10).result
     np.testing.assert_allclose(result.shared, plain.result.shared, atol=1e-12)
     np.testing.assert_allclose(result.local[:, :5], plain.result.local, atol=1e-12)
     np.testing.assert_array_equal(result.local[:, 5:], 0)
@@ -249,7 +249,7 @@ def test_derivatives(x64):
     @functools.partial(jax.value_and_grad, argnums=(0, 1))
     def end(proximal, scale):
         scaled = jf.Personalized(warm.shared, warm.local * scale)
-        return run(clients, scaled, proximal=proximal, rounds=4, steps=3).history["cost"][-1]
+        return maxvar(clients, scaled, proximal=proximal, rounds=4, steps=3).history["cost"][-1]
 
     found = end(0.3, 1.0)[1]
     h = 1e-5
@@ -318,8 +318,8 @@ def test_sparse_views_give_what_dense_ones_give(x64, center):
     assert np.all(np.diff(sparse.data.rows) >= 0)
     warm = padded(*start(views))
     for channel, batch in ((jf.channel.lossless(), None), (THREE_BITS, None), (THREE_BITS, 7)):
-        expected = run(dense, warm, channel=channel, batch=batch, rounds=20)
-        found = run(sparse, warm, channel=channel, batch=batch, rounds=20)
+        expected = maxvar(dense, warm, channel=channel, batch=batch, rounds=20)
+        found = maxvar(sparse, warm, channel=channel, batch=batch, rounds=20)
         chex.assert_trees_all_close(found.result, expected.result, atol=1e-10)
         chex.assert_trees_all_close(found.history, expected.history, atol=1e-10)
     # The one-round start is exact where it may keep as many triples as there are.
@@ -337,7 +337,7 @@ def test_sparse_views_give_what_dense_ones_give(x64, center):
 
 
 @pytest.mark.slow
-def test_sparse_views_are_never_filled():
+def test_sparse_views_are_never_made_dense():
     shape = (10**6, 10**6)
     matrix = scipy.sparse.random_array(shape, density=1e-9, dtype=np.float32, rng=0)
     views = jf.gcca.Views.from_sparse([matrix, matrix], center=True)
@@ -388,7 +388,7 @@ def test_exact_maps_are_least_squares_maps(x64):
         for result in (end.result, best):
             cost = jf.gcca.cost(clients, result.shared, result.local, ridge=ridge)
             np.testing.assert_allclose(cost, best.cost, rtol=1e-10)
-        # As far as gradient steps come in the end.
+        # The limit of many gradient steps.
         steps = jf.gcca.MaxVar(RANK, inner_steps=100, ridge=ridge)
         slow = jf.rollout(steps, clients, rounds=60, key=jax.random.key(0), warm_start=warm)
         np.testing.assert_allclose(slow.history["objective"][-1] * 3, best.cost, rtol=1e-8)
@@ -453,7 +453,7 @@ def test_a_memory_saves_rounds(memory, dtype, x64):
 
 @pytest.mark.slow
 def test_a_memory_is_mapped_over_ridges(x64):
-    """As a sweep does it, which lays the server's matrices out in another order."""
+    """Under `vmap`, as in a sweep, which changes the layout of the server's matrices."""
     clients, ridges = jf.gcca.Views.from_arrays(arrays()), jnp.array([0.1, 1.0])
 
     @jax.jit
@@ -490,7 +490,7 @@ def test_derivatives_through_a_memory(rounds, x64):
     np.testing.assert_allclose(end(0.0)[1], expected, rtol=1e-5, atol=1e-7)
 
 
-def test_a_ridge_makes_wide_views_say_something(x64):
+def test_a_ridge_makes_wide_views_informative(x64):
     wide = [np.random.default_rng(j).normal(size=(10, 15)) for j in range(3)]
     clients = jf.gcca.Views.from_arrays(wide)
     assert jf.gcca.optimum(clients, RANK).cost < 1e-20
@@ -502,7 +502,7 @@ def test_a_ridge_makes_wide_views_say_something(x64):
     np.testing.assert_allclose(best.cost, (3 * RANK - values[:RANK].sum()) / 2, rtol=1e-12)
 
 
-def test_agreement_of_views_is_drawn():
+def test_plotting_the_agreement_of_views():
     figure = jf.plot.agreement(np.eye(3, 5), ["a", "b", "c"])
     axes, _ = figure.axes
     np.testing.assert_array_equal(axes.images[0].get_array(), np.eye(3, 5))
@@ -528,12 +528,12 @@ def test_compression_ratio():
     ratio = jf.gcca.compression_ratio
     np.testing.assert_allclose(ratio(18, 18, 3, start_bits=3), 0.90625)
     np.testing.assert_allclose(ratio(19, 18, 4, start_bits=4), 0.8681, atol=1e-4)
-    # What has travelled, by the history of a run.
+    # The bits that were sent, by the history of a run.
     clients = jf.gcca.Views.from_arrays(arrays(40, (6, 6), dtype=np.float32))
     warm = padded(*start(arrays(40, (6, 6))))
     warm = jax.tree.map(lambda x: x.astype(np.float32), warm)
     full, coarse = (
-        run(clients, warm, channel=c, rounds=4, steps=1).history for c in (None, THREE_BITS)
+        maxvar(clients, warm, channel=c, rounds=4, steps=1).history for c in (None, THREE_BITS)
     )
     scales = 5 * 32 / (5 * 32 * 40 * RANK)
     saved = 1 - coarse["bits_up"][-1] / full["bits_up"][-1]
@@ -582,7 +582,7 @@ def test_unfit_sparse_views_are_refused(matrices, message):
 
 
 def sparse_with(**changes):
-    """A sparse matrix whose parts were set to something after it was made."""
+    """A sparse matrix whose parts were replaced after it was made."""
     matrix = getattr(scipy.sparse, f"{changes.pop('kind')}_array")(X)
     for name, value in changes.items():
         setattr(matrix, name, value)
@@ -590,7 +590,7 @@ def sparse_with(**changes):
 
 
 def overlong():
-    """A row of more values than places."""
+    """A row with more values than columns."""
     matrix = scipy.sparse.lil_array(X)
     matrix.data[0] = [1.0] * 10**5
     return matrix
@@ -625,7 +625,7 @@ def test_a_sparse_matrix_is_left_as_it_is():
     assert matrix.nnz == 3
 
 
-def test_what_sparse_views_cannot_is_refused(key):
+def test_unsupported_uses_of_sparse_views_are_refused(key):
     views = jf.gcca.Views.from_sparse([S, S])
     with pytest.raises(ValueError, match="solver: sparse views"):
         jf.fit(jf.gcca.MaxVar(2, solver="exact"), views, rounds=1, key=key)

@@ -1,4 +1,4 @@
-"""Personal models under a learned prior: what it computes, where it runs, what it refuses."""
+"""Personal models under a learned prior: results, backends, refusals."""
 
 import functools
 
@@ -22,7 +22,7 @@ from tests.generative.training import (
     LOSSLESS,
     QUANTIZED,
     autoencoder,
-    draw,
+    sampled,
     solve,
     tables_of,
 )
@@ -78,9 +78,9 @@ PRESENT = np.array([[1, 0, 0, 1], [0, 1, 1, 0], [1, 1, 0, 0]], bool)
         ),
     ],
 )
-def test_it_is_the_reference(make, options, reference, key, x64):
-    model, clients = autoencoder(), draw()
-    # Everybody three times, and then some.
+def test_rounds_equal_the_reference(make, options, reference, key, x64):
+    model, clients = autoencoder(), sampled()
+    # All clients take part three times, and some once more.
     present = np.concatenate([np.ones((3, 4), bool), PRESENT, PRESENT[::-1]])
     solution = solve(
         adaptive(model, make, **options),
@@ -112,14 +112,14 @@ def test_it_is_the_reference(make, options, reference, key, x64):
 
 @pytest.mark.slow
 def test_messages_are_the_global_model_and_the_spread(key, x64):
-    solution = solve(minibatch(), draw(), key, rounds=3)
+    solution = solve(minibatch(), sampled(), key, rounds=3)
     for bits in ("bits_up", "bits_down"):
         np.testing.assert_allclose(solution.history[bits], 64 * 2 * NUMBERS * np.arange(1, 4))
 
 
 @pytest.mark.slow
 def test_without_a_prior_it_is_local_training(key, x64):
-    clients = draw()
+    clients = sampled()
     algorithm = adaptive(prior_weight=0.0, clip=None)
     local = FedAvg(
         autoencoder(),
@@ -137,8 +137,8 @@ def test_without_a_prior_it_is_local_training(key, x64):
 
 @pytest.mark.slow
 def test_spreads_tell_how_far_proximal_steps_let_models_go(key, x64):
-    """From not at all, without a limit on the step size, to training alone."""
-    clients = draw(weights="equal")
+    """From no deviation at all, without a limit on the step size, to local training."""
+    clients = sampled(weights="equal")
 
     def found(spread):
         algorithm = adaptive(
@@ -179,7 +179,7 @@ class Weights(eqx.Module):
 
 @pytest.mark.parametrize(("prior_step", "rate"), [("gradient", 0.005), ("proximal", 0.02)])
 def test_gaussian_means_have_a_closed_form(prior_step, rate, key, x64):
-    clients, variance, xi = draw(weights="equal"), 0.5, 0.3
+    clients, variance, xi = sampled(weights="equal"), 0.5, 0.3
 
     def loss(model, batch, key):
         del key
@@ -215,7 +215,7 @@ def test_gaussian_means_have_a_closed_form(prior_step, rate, key, x64):
 
 @pytest.mark.slow
 def test_a_warm_start_keeps_personal_models(key, x64):
-    clients = draw()
+    clients = sampled()
     first = solve(adaptive(), clients, key, rounds=4).result
     resting = adaptive(autoencoder(7), step_size=0.0, global_step_size=0.0)
     found = solve(resting, clients, key, rounds=2, warm_start=first).result
@@ -248,8 +248,8 @@ def test_clipping():
 
 
 @pytest.mark.slow
-def test_absent_clients_rest(key, x64):
-    clients = draw(weights="equal")
+def test_absent_clients_do_not_change(key, x64):
+    clients = sampled(weights="equal")
     algorithm = minibatch(initial_spread=0.4)
     present = jf.participation.mask(np.array([[True, False, True, False]]))
     some = solve(algorithm, clients, key, rounds=4, participation=present)
@@ -265,7 +265,7 @@ def test_absent_clients_rest(key, x64):
 def test_compressed_messages_lead_to_the_same_place(key, x64):
     channel = jf.Wire(jf.channel.error_feedback(QUANTIZED), jf.channel.difference(QUANTIZED))
     exact, rough = (
-        solve(adaptive(), draw(), key, rounds=30, channel=c) for c in (LOSSLESS, channel)
+        solve(adaptive(), sampled(), key, rounds=30, channel=c) for c in (LOSSLESS, channel)
     )
     first, last = exact.history["loss"][0], exact.history["loss"][-1]
     assert abs(rough.history["loss"][-1] - last) < 0.05 * (first - last)
@@ -278,7 +278,7 @@ def test_compressed_messages_lead_to_the_same_place(key, x64):
 def test_spreads_that_arrive_as_zero_are_bounded(make, key, x64):
     # A message of two bits without memory has some of them as zero.
     algorithm = adaptive(make=make, spread_step_size=0.2, bounds=(0.05, 2.0), initial_spread=1.0)
-    solution = solve(algorithm, draw(), key, rounds=40, channel=jf.channel.quantize(2))
+    solution = solve(algorithm, sampled(), key, rounds=40, channel=jf.channel.quantize(2))
     assert jnp.isfinite(solution.history["objective"]).all()
     spread = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(solution.server.spread)])
     assert spread.min() >= 0.05 and spread.max() <= 2.0
@@ -297,7 +297,7 @@ PROXIMAL = functools.partial(AdaptiveAutoencoder, prior_step="proximal")
     ids=["published, clipped", "proximal"],
 )
 def test_derivatives_are_finite_differences_over_a_sweep(make, clipped, key, x64):
-    clients, held_out = draw(), draw(seed=1).data.values
+    clients, held_out = sampled(), sampled(seed=1).data.values
     thresholds = {} if clipped else {"clip": None, "spread_clip": None}
     names = ("hyper_prior", "prior_weight", "initial_spread", "step_size", "spread_step_size")
 
@@ -320,7 +320,7 @@ def test_parameters_keep_their_type(wide, key):
     narrow = autoencoder()
     with jax.enable_x64(wide):
         run = functools.partial(jf.rollout, rounds=2, key=key)
-        clients = draw(dtype=np.float64 if wide else np.float32)
+        clients = sampled(dtype=np.float64 if wide else np.float32)
         for make in (AdaptiveAutoencoder, AdaptiveAutoencoder.published):
             solution = jax.eval_shape(run, adaptive(make=make), clients)
             mixed = jax.eval_shape(run, adaptive(narrow, make=make), clients)
@@ -348,7 +348,7 @@ def test_parameters_keep_their_type(wide, key):
         ("model", {"model": eqx.nn.Identity()}),
     ],
 )
-def test_what_bounds_and_steps_exclude_is_refused(argument, options):
+def test_bad_settings_are_refused(argument, options):
     with pytest.raises(ValueError, match=rf"^{argument}: .*got"):
         adaptive(**options)
 

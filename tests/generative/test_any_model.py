@@ -1,4 +1,6 @@
-"""Federated averaging of models that are no Equinox modules."""
+"""Federated averaging of models that are not Equinox modules."""
+
+import functools
 
 import equinox as eqx
 import jax
@@ -9,14 +11,11 @@ import pytest
 
 import jaxfed as jf
 from jaxfed.generative import FedAvg
+from tests.helpers import gaussian
 
 SGD = optax.sgd(0.1)
+clients = functools.partial(gaussian, (6, 8, 7), (1,) * 5, dtype=float)
 OPTIONS = {"local_steps": 2, "batch_size": 4, "fine_tuning_steps": 1}
-
-
-def clients():
-    rng = np.random.default_rng(0)
-    return jf.Clients.from_samples([rng.normal(size=(n, 5)) for n in (6, 8, 7)])
 
 
 def parameters():
@@ -60,7 +59,7 @@ def test_a_dictionary_of_parameters_is_a_model(key, x64):
         np.testing.assert_allclose(result["layers"][0]["up"], other.up, rtol=1e-12)
     model = algorithm.model_of(found.result.shared)
     assert apply(model, jnp.ones((3, 5))).shape == (3, 5)
-    # It goes on from there.
+    # Another run continues from there.
     jf.fit(algorithm, clients(), rounds=1, key=key, warm_start=found)
 
 
@@ -88,7 +87,7 @@ def test_the_state_of_a_flax_model_is_a_model(key, x64):
     np.testing.assert_allclose(model.down[...], wanted.result.shared["down"], rtol=1e-12)
 
 
-def test_what_is_no_model_is_refused():
+def test_bad_models_are_refused():
     for model, message in [
         ({}, "model: wanted parameters"),
         (apply, "model: wanted parameters"),

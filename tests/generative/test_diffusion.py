@@ -41,7 +41,7 @@ class Linear(eqx.Module):
         return self.weight @ x
 
 
-def draw(clients=3, samples=6, seed=0, dtype=np.float64):
+def draw_correlated(clients=3, samples=6, seed=0, dtype=np.float64):
     rng = np.random.default_rng(seed)
     return jf.Clients.from_samples(
         [(rng.normal(size=(samples + i, FEATURES)) @ ROOT.T).astype(dtype) for i in range(clients)]
@@ -71,7 +71,7 @@ def test_corruption_mixes_samples_with_noise(corruption, key, x64):
 
 
 @BOTH
-def test_the_laws_of_noise_and_amounts(corruption, key):
+def test_the_distributions_of_noise_and_amounts(corruption, key):
     low, high = 0.25, 0.75
     within = type(corruption)((low, high), corruption.uniform, corruption.linear)
     _, amounts = within(key, jnp.zeros((4000, 1)))
@@ -120,7 +120,7 @@ def test_a_conditional_net_is_given_the_amount(key, x64):
 @pytest.mark.parametrize("amount", [0.2, 0.6])
 def test_a_linear_net_learns_the_best_linear_denoiser(amount, key):
     """W = s C (s² C + n² I)⁻¹ for the second moment C; local training is prior weight 0."""
-    clients = draw(2, 40, dtype=np.float32)
+    clients = draw_correlated(2, 40, dtype=np.float32)
     algorithm = AdaptiveDiffusion(
         Linear(jnp.zeros((FEATURES, FEATURES))),
         variance_preserving(amount, amount),
@@ -142,7 +142,7 @@ def test_a_linear_net_learns_the_best_linear_denoiser(amount, key):
 # --- sampler -------------------------------------------------------------------------------------
 
 
-def test_it_is_the_published_sampler(key, x64):
+def test_the_sampler_equals_the_published_one(key, x64):
     weight = jax.random.normal(key, (FEATURES, FEATURES)) / 4
     found = generate(denoiser(Linear(weight)), LINEAR, key, (3, FEATURES), steps=7, dtype=float)
     x = np.asarray(jax.random.uniform(key, (3, FEATURES)))
@@ -152,22 +152,22 @@ def test_it_is_the_published_sampler(key, x64):
 
 
 def exact(sample, amount):
-    """The mean of x given what it was corrupted to, for the normal law of MEAN and COVARIANCE."""
+    """The mean of x given its corruption, for a normal distribution with MEAN and COVARIANCE."""
     signal, noise = PRESERVING.shares(amount)
     joint = signal**2 * COVARIANCE + noise**2 * jnp.eye(FEATURES)
     gain = signal * jnp.linalg.solve(joint, jnp.asarray(COVARIANCE)).T
     return MEAN + gain @ (sample - signal * MEAN)
 
 
-def test_exact_denoising_makes_samples_of_the_law(key, x64):
+def test_exact_denoising_samples_the_distribution(key, x64):
     samples = np.asarray(generate(exact, PRESERVING, key, (4000, FEATURES), steps=400, dtype=float))
     error = 4 / len(samples) ** 0.5
     np.testing.assert_allclose(samples.mean(axis=0), MEAN, atol=error)
     np.testing.assert_allclose(np.cov(samples.T), COVARIANCE, atol=2 * error)
 
 
-def test_more_steps_come_closer_to_the_law(key, x64):
-    """Samples are a linear map of the noise, so that their covariance is known but for steps."""
+def test_more_steps_come_closer_to_the_distribution(key, x64):
+    """Samples are linear in the noise, so their covariance is known up to discretization."""
 
     def covariance(steps):
         noise = jax.random.normal(key, (FEATURES + 1, FEATURES), float)
@@ -223,7 +223,7 @@ def test_it_is_adaptive_training_of_the_denoising_loss():
 
 
 @pytest.mark.slow
-def test_steps_become_a_tenth(key):
+def test_step_sizes_drop_to_a_tenth(key):
     """Adam moves by its step size where the gradient stays the same."""
 
     class Shift(eqx.Module):
@@ -253,7 +253,8 @@ def test_optimizers_are_made_once():
 @pytest.mark.slow
 def test_compressed_messages_lead_to_nearly_the_same(key, x64):
     channel = jf.Wire(jf.channel.error_feedback(jf.channel.quantize(6)), jf.channel.lossless())
-    exactly, roughly = (solve(adept(), draw(), key, rounds=8, channel=c) for c in (None, channel))
+    run = functools.partial(solve, adept(), draw_correlated(), key, rounds=8)
+    exactly, roughly = run(), run(channel=channel)
     moved = jax.tree.map(lambda a, b: jnp.abs(a - b).max(), exactly.result.shared, net())
     off = jax.tree.map(
         lambda a, b: jnp.abs(a - b).max(), exactly.result.shared, roughly.result.shared
@@ -264,7 +265,7 @@ def test_compressed_messages_lead_to_nearly_the_same(key, x64):
 
 @pytest.mark.slow
 def test_the_hyper_parameters_derivatives_are_finite_differences(key, x64):
-    clients, held_out = draw(), draw(seed=1).data.values[0]
+    clients, held_out = draw_correlated(), draw_correlated(seed=1).data.values[0]
 
     def validated(numbers):
         algorithm = adept(
@@ -284,7 +285,7 @@ def test_the_hyper_parameters_derivatives_are_finite_differences(key, x64):
 def test_types_are_kept(wide, key):
     dtype = jnp.float64 if wide else jnp.float32
     with jax.enable_x64(wide):
-        clients = draw(dtype=dtype)
+        clients = draw_correlated(dtype=dtype)
         algorithm = AdaptiveDiffusion.published(net(), **OPTIONS)
         solution = jax.eval_shape(
             functools.partial(jf.rollout, rounds=2), algorithm, clients, key=key
@@ -311,8 +312,8 @@ def test_every_clients_model_makes_its_own_samples(key, x64):
         (adept(first, corruption=LINEAR), LINEAR),
         (averaging, PRESERVING),
     ):
-        draw = functools.partial(sample, algorithm, key, count=5, features=FEATURES, steps=3)
-        found = draw(arrays=models)
+        make = functools.partial(sample, algorithm, key, count=5, features=FEATURES, steps=3)
+        found = make(arrays=models)
         for i in range(3):
             own = generate(
                 denoiser(Linear(weights[i])),
@@ -323,11 +324,11 @@ def test_every_clients_model_makes_its_own_samples(key, x64):
                 dtype=float,
             )
             np.testing.assert_allclose(found[i], own, atol=1e-12)
-        np.testing.assert_allclose(draw(arrays=models, chunk_size=2), found, atol=1e-12)
-        assert draw(arrays=Linear(weights[1])).shape == (5, FEATURES)
+        np.testing.assert_allclose(make(arrays=models, chunk_size=2), found, atol=1e-12)
+        assert make(arrays=Linear(weights[1])).shape == (5, FEATURES)
 
 
-def test_a_net_of_images_tells_the_size_of_a_sample(key):
+def test_an_image_network_determines_the_size_of_a_sample(key):
     algorithm = AdaptiveDiffusion(UNet((4, 4, 1), widths=(2, 2, 2), key=key))
     made = jax.eval_shape(lambda a: algorithm.sample(key, a, 3, steps=2), algorithm.arrays)
     assert made.shape == (3, 16)
@@ -367,8 +368,8 @@ def test_bad_settings_are_refused(argument, options):
             make(net(), **options)
 
 
-def test_what_does_not_fit_the_clients_is_refused(key):
-    clients = draw(dtype=np.float32)
+def test_models_that_do_not_fit_the_clients_are_refused(key):
+    clients = draw_correlated(dtype=np.float32)
     for model, message in (
         (Autoencoder(3, 2, key=key), r"loss: it fails .*\(2, 4\)"),
         (Linear(jnp.zeros((1, FEATURES))), r"loss: .* model: wanted samples .* got \(2, 1\)"),
@@ -381,7 +382,7 @@ def test_what_does_not_fit_the_clients_is_refused(key):
         jf.fit(adept(batch_size=7), clients, rounds=1, key=key)
 
 
-def test_what_cannot_be_drawn_from_is_refused(key):
+def test_bad_arguments_of_sampling_are_refused(key):
     algorithm = adept()
     other = FedAvg(net(), reconstruction_loss, optax.sgd(1.0), local_steps=1)
     good = {"arrays": algorithm.arrays, "count": 2, "features": FEATURES, "steps": 2}

@@ -1,4 +1,4 @@
-"""Federated averaging: what it computes, what it draws, what it refuses."""
+"""Federated averaging: results, random draws, refusals."""
 
 import functools
 import itertools
@@ -21,7 +21,7 @@ from tests.generative.training import (
     LOSSLESS,
     QUANTIZED,
     autoencoder,
-    draw,
+    sampled,
     solve,
     tables_of,
 )
@@ -52,8 +52,8 @@ def minibatch(**options):
     ],
     ids=["FedAvg", "FedProx", "FedOpt"],
 )
-def test_it_is_the_reference(options, reference, key, x64):
-    model, clients = autoencoder(), draw()
+def test_rounds_equal_the_reference(options, reference, key, x64):
+    model, clients = autoencoder(), sampled()
     solution = solve(fedavg(model, **options), clients, key)
     wanted, objective = federated_averaging(
         [np.asarray(leaf) for leaf in jax.tree.leaves(model)],
@@ -74,7 +74,7 @@ def test_it_is_the_reference(options, reference, key, x64):
 
 @pytest.mark.slow
 def test_one_step_of_one_client_is_gradient_descent(key, x64):
-    clients = draw().take([2])
+    clients = sampled().take([2])
     model = autoencoder()
     for _ in range(4):
         gradient = jax.grad(reconstruction_loss)(model, tables_of(clients)[0], key)
@@ -84,7 +84,7 @@ def test_one_step_of_one_client_is_gradient_descent(key, x64):
 
 
 def test_fine_tuning_is_local_steps_from_the_shared_model(key, x64):
-    clients = draw()
+    clients = sampled()
     solution = solve(fedavg(fine_tuning_steps=4), clients, key)
     chex.assert_trees_all_equal(solution.result.shared, solve(fedavg(), clients, key).result.shared)
     shared = [np.asarray(leaf) for leaf in jax.tree.leaves(solution.result.shared)]
@@ -96,8 +96,8 @@ def test_fine_tuning_is_local_steps_from_the_shared_model(key, x64):
         chex.assert_trees_all_close(found, own, atol=1e-12)
 
 
-def test_a_warm_start_goes_on(key, x64):
-    clients = draw()
+def test_a_warm_start_continues_the_run(key, x64):
+    clients = sampled()
     first = solve(fedavg(), clients, key, rounds=4)
     second = solve(fedavg(autoencoder(7)), clients, key, rounds=6, warm_start=first.result)
     whole = solve(fedavg(), clients, key)
@@ -105,7 +105,7 @@ def test_a_warm_start_goes_on(key, x64):
 
 
 def test_a_linear_autoencoder_finds_the_principal_components(key, x64):
-    clients = jf.Clients.from_samples([np.concatenate(tables_of(draw()))])
+    clients = jf.Clients.from_samples([np.concatenate(tables_of(sampled()))])
     x = clients.data.values
     algorithm = FedAvg(autoencoder(), reconstruction_loss, optax.adam(0.03), local_steps=50)
     model = solve(algorithm, clients, key, rounds=20).result.shared
@@ -166,7 +166,7 @@ def test_padding_never_reaches_the_loss(key, x64):
         del key
         return jnp.mean(batch @ model.values / jnp.linalg.norm(batch, axis=1))
 
-    clients = draw()
+    clients = sampled()
     algorithm = FedAvg(Weights(jnp.zeros(FEATURES)), direction, SGD, local_steps=2)
     found = solve(algorithm, clients, key, rounds=1).result.shared.values
     means = [(x / np.linalg.norm(x, axis=1)[:, None]).mean(axis=0) for x in tables_of(clients)]
@@ -203,7 +203,7 @@ def test_the_loss_has_a_key_for_each_client_and_step(key, x64):
             fine_tuning_steps=steps,
             server_optimizer=STAY,
         )
-        return solve(algorithm, draw(), key, rounds=1).result.local.values[:, 0]
+        return solve(algorithm, sampled(), key, rounds=1).result.local.values[:, 0]
 
     assert len(np.unique(moved(1))) == len(COUNTS)
     assert (np.abs(moved(2) - 2 * moved(1)) > 1e-3).all()
@@ -216,7 +216,8 @@ def test_the_loss_has_a_key_for_each_client_and_step(key, x64):
 def test_compressed_messages_lead_to_the_same_place(key, x64):
     channel = jf.Wire(jf.channel.error_feedback(QUANTIZED), jf.channel.difference(QUANTIZED))
     exact, rough = (
-        solve(fedavg(step_size=0.04), draw(), key, channel=c).history for c in (LOSSLESS, channel)
+        solve(fedavg(step_size=0.04), sampled(), key, channel=c).history
+        for c in (LOSSLESS, channel)
     )
     first, last = exact["objective"][0], exact["objective"][-1]
     assert abs(rough["objective"][-1] - last) < 0.02 * (first - last)
@@ -225,7 +226,7 @@ def test_compressed_messages_lead_to_the_same_place(key, x64):
 
 @pytest.mark.slow
 def test_derivatives_are_finite_differences_over_a_sweep(key, x64):
-    clients, validation = draw(), draw(seed=1).data.values[0]
+    clients, validation = sampled(), sampled(seed=1).data.values[0]
 
     def validated(numbers):
         algorithm = minibatch(step_size=numbers[0], proximal=numbers[1])
@@ -243,7 +244,7 @@ def test_derivatives_are_finite_differences_over_a_sweep(key, x64):
 
 
 class Flagged(eqx.Module):
-    """A layer, a function, whole numbers and an array of NumPy."""
+    """A layer, a function, integers and a NumPy array."""
 
     layer: eqx.nn.Linear
     activation: object
@@ -260,7 +261,7 @@ def test_any_module_is_a_model(key):
     order = jnp.arange(FEATURES)[::-1]
     model = Flagged(layer, jax.nn.tanh, order, np.ones(FEATURES, np.float32))
     algorithm = fedavg(model)
-    clients = draw(dtype=np.float32)
+    clients = sampled(dtype=np.float32)
     solution = solve(algorithm, clients, key, rounds=3)
     trained = algorithm.model_of(solution.result.shared)
     assert trained.activation is jax.nn.tanh
@@ -278,7 +279,7 @@ def test_any_module_is_a_model(key):
 def test_parameters_keep_their_type(wide, key):
     model = autoencoder()
     with jax.enable_x64(wide):
-        clients = draw(dtype=np.float64 if wide else np.float32)
+        clients = sampled(dtype=np.float64 if wide else np.float32)
         run = functools.partial(jf.rollout, rounds=2)
         solution = jax.eval_shape(run, minibatch(), clients, key=key)
         mixed = jax.eval_shape(run, fedavg(model), clients, key=key)
@@ -307,7 +308,7 @@ def test_reconstructed_energy():
     samples = np.array([[[3.0, 4], [0, 0], [9, 9]], [[1, 0], [0, 2], [2, 2]]])
     found = samples + np.array([[[0.0, 1], [0, 1], [9, 9]], [[0, 0], [0, -2], [2, 0]]])
     counts = np.array([2.0, 3])
-    # Neither the sample without energy nor the row beyond the count is looked at.
+    # Neither the sample without energy nor the row of padding matters.
     wanted = [1 - 1 / 25, (1 + 0 + 0.5) / 3]
     measured = functools.partial(jf.metrics.reconstructed_energy, samples, found)
     np.testing.assert_allclose(measured(counts, per_client=True), wanted, rtol=1e-6)
@@ -326,7 +327,7 @@ def test_reconstructed_energy():
     [eqx.nn.Identity(), Weights(jnp.array([1.0, jnp.nan])), Weights(jnp.array([1j]))],
     ids=["no numbers", "NaN", "complex"],
 )
-def test_what_is_no_model_is_refused(model):
+def test_bad_models_are_refused(model):
     with pytest.raises(ValueError, match=r"^model: .*(got|NaN)"):
         fedavg(model)
 
@@ -365,9 +366,9 @@ def test_a_bad_autoencoder_is_refused(options, message, key):
     ],
     ids=["batch", "input", "output", "vector", "whole number"],
 )
-def test_what_does_not_fit_the_clients_is_refused(make, message, key, x64):
+def test_settings_that_do_not_fit_the_clients_are_refused(make, message, key, x64):
     with pytest.raises(ValueError, match=f"^{message}"):
-        jf.fit(make(), draw(), rounds=1, key=key)
+        jf.fit(make(), sampled(), rounds=1, key=key)
 
 
 def test_other_data_and_warm_starts_are_refused(key, x64):
@@ -384,10 +385,10 @@ def test_other_data_and_warm_starts_are_refused(key, x64):
         (jf.Personalized(shared, broken), "NaN or infinite"),
     ):
         with pytest.raises(ValueError, match=f"^warm_start: {message}"):
-            jf.fit(fedavg(), draw(), rounds=1, key=key, warm_start=start)
+            jf.fit(fedavg(), sampled(), rounds=1, key=key, warm_start=start)
 
 
 @pytest.mark.slow
 def test_a_loss_that_diverges_stops_the_run(key):
     with pytest.raises(FloatingPointError, match=r"in round \d+, at clients 0, 1, 2, 3; a smaller"):
-        jf.fit(fedavg(step_size=1e3), draw(dtype=np.float32), rounds=10, key=key)
+        jf.fit(fedavg(step_size=1e3), sampled(dtype=np.float32), rounds=10, key=key)

@@ -13,9 +13,10 @@ FEATURES, LATENT, COUNTS = 5, 2, (9, 6, 7, 8)
 LOSSLESS, QUANTIZED = jf.channel.lossless(), jf.channel.quantize(4)
 
 
-def draw(seed=0, dtype=np.float64, weights="samples"):
-    scales = [2, 1.5, 1, 0.5, 0.3]
-    return helpers.gaussian(COUNTS, scales, seed=seed, dtype=dtype, weights=weights)
+sampled = functools.partial(
+    helpers.gaussian, COUNTS, (2, 1.5, 1, 0.5, 0.3), dtype=np.float64, weights="samples"
+)
+solve = functools.partial(helpers.solve, rounds=10)
 
 
 def tables_of(clients):
@@ -25,6 +26,3 @@ def tables_of(clients):
 
 def autoencoder(seed=0):
     return Autoencoder(FEATURES, LATENT, key=jax.random.key(seed))
-
-
-solve = functools.partial(helpers.solve, rounds=10)

@@ -1,4 +1,4 @@
-"""Each resample is a run on clients whose rows, or who themselves, have random weights."""
+"""Each resample is a run on clients with random weights, or whose rows have random weights."""
 
 import chex
 import jax
@@ -10,6 +10,7 @@ import jaxfed as jf
 from jaxfed.inference import Resampled
 from jaxfed.inference.weights import row_weights
 from tests.examples import fedavg
+from tests.helpers import gaussian_samples
 
 KEY = jax.random.key(0)
 COUNTS = 9, 12, 7, 10
@@ -17,8 +18,7 @@ COUNTS = 9, 12, 7, 10
 
 @pytest.fixture
 def tables(x64):
-    rng = np.random.default_rng(0)
-    return [rng.normal(size=(n, 6)) * np.linspace(2, 0.5, 6) for n in COUNTS]
+    return gaussian_samples(COUNTS, np.linspace(2, 0.5, 6), dtype=float)
 
 
 def fitted(algorithm, clients, rounds=8):
@@ -81,7 +81,7 @@ def test_views_have_the_same_weights(x64):
     chex.assert_trees_all_close(spans(found.shared[1]), spans(wanted.shared), atol=1e-6)
 
 
-def test_weights_are_those_of_a_count(x64):
+def test_weights_have_the_moments_of_a_poisson_count(x64):
     """Their mean is one; variance and third moment are those of a Poisson count."""
     count = 400.0
     draw = jax.vmap(lambda i: row_weights(KEY, i, jnp.asarray(count), 400))
@@ -135,6 +135,6 @@ def test_what_cannot_be_resampled_is_refused(tables):
     ],
     ids=["thresholds", "means", "networks"],
 )
-def test_algorithms_that_see_samples_otherwise_are_refused(model):
+def test_algorithms_that_see_samples_in_other_ways_are_refused(model):
     with pytest.raises(ValueError, match=r"^algorithm: wanted one that sees samples through"):
         Resampled(model, 2)

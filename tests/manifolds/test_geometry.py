@@ -16,7 +16,7 @@ EXP = jax.jit(stiefel.exp, static_argnames="metric")
 LOG = jax.jit(stiefel.log, static_argnames="metric")
 
 
-def draw(seed, shape=(7, 3)):
+def point_and_tangent(seed, shape=(7, 3)):
     first, second = jax.random.split(jax.random.key(seed))
     x = stiefel.random(first, *shape)
     return x, stiefel.random_tangent(second, x)
@@ -32,10 +32,10 @@ def of_subspaces(x):
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_random_tangents(shape, x64):
-    x, v = draw(0, shape)
+    x, v = point_and_tangent(0, shape)
     np.testing.assert_allclose(x.T @ v + v.T @ x, 0, atol=1e-14)
     assert stiefel.norm(x, v) == pytest.approx(1)
-    assert jnp.linalg.norm(v - draw(1, shape)[1]) > 0.1
+    assert jnp.linalg.norm(v - point_and_tangent(1, shape)[1]) > 0.1
     if shape != (4, 4):
         v = grassmann.random_tangent(jax.random.key(3), x)
         np.testing.assert_allclose(x.T @ v, 0, atol=1e-14)
@@ -44,7 +44,7 @@ def test_random_tangents(shape, x64):
 
 @pytest.mark.parametrize("metric", METRICS)
 def test_metrics_and_gradients(metric, x64):
-    x, u = draw(0)
+    x, u = point_and_tangent(0)
     v = stiefel.random_tangent(jax.random.key(7), x)
     turn = 0.5 if metric == "canonical" else 0.0
     dense = jnp.trace(u.T @ (jnp.eye(7) - turn * x @ x.T) @ v)
@@ -65,7 +65,7 @@ def test_metrics_and_gradients(metric, x64):
     ids=["stiefel", "grassmann"],
 )
 def test_hessians_are_second_differences_along_geodesics(manifold, f, exp, x64):
-    x, _ = draw(0)
+    x, _ = point_and_tangent(0)
     v = manifold.random_tangent(jax.random.key(4), x)
     g, h = jax.jvp(jax.grad(f), (x,), (v,))
     hessian = manifold.ehess2rhess(x, g, h, v)
@@ -87,8 +87,8 @@ def test_hessians_are_second_differences_along_geodesics(manifold, f, exp, x64):
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("metric", METRICS)
-def test_exponential_is_that_of_dense_matrices(metric, shape, x64):
-    x, v = map(np.asarray, draw(1, shape))
+def test_the_exponential_equals_that_of_dense_matrices(metric, shape, x64):
+    x, v = map(np.asarray, point_and_tangent(1, shape))
     for size in (0.0, 0.4, 3.0):
         step = size * v
         turn = x.T @ step
@@ -104,27 +104,27 @@ def test_exponential_is_that_of_dense_matrices(metric, shape, x64):
 @pytest.mark.parametrize("metric", METRICS)
 def test_logarithm_inverts_the_exponential(metric, x64):
     for dtype, tolerance in ((jnp.float64, 1e-13), (jnp.float32, 3e-6)):
-        x, v = (a.astype(dtype) for a in draw(1))
+        x, v = (a.astype(dtype) for a in point_and_tangent(1))
         for size in (0.0, 0.3, 1.5, 2.7):
             found = LOG(x, EXP(x, size * v, metric), metric)
             assert found.dtype == dtype
             np.testing.assert_allclose(found, size * v, atol=tolerance)
-    x, v = draw(1)
+    x, v = point_and_tangent(1)
     distance = stiefel.distance(x, EXP(x, 1.5 * v, metric), metric)
     np.testing.assert_allclose(distance, 1.5 * stiefel.norm(x, v, metric), rtol=1e-12)
 
 
 @pytest.mark.slow
-def test_no_path_no_logarithm(x64):
-    x, _ = draw(0, (3, 3))
+def test_points_without_a_geodesic_between_them_have_no_logarithm(x64):
+    x, _ = point_and_tangent(0, (3, 3))
     assert jnp.isnan(LOG(x, x.at[:, 0].multiply(-1), "euclidean")).all()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("metric", METRICS)
 def test_logarithm_is_differentiable(metric, x64):
-    """By both ends, as they move along the manifold."""
-    x, v = draw(1, (5, 2))
+    """With respect to both ends, as they move along the manifold."""
+    x, v = point_and_tangent(1, (5, 2))
     y, weights = EXP(x, 0.8 * v, metric), jax.random.normal(jax.random.key(5), (5, 2))
 
     @jax.jit
@@ -146,7 +146,7 @@ def test_logarithm_is_differentiable(metric, x64):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(stiefel.RETRACTIONS))
 def test_transport_by_the_differential(name, x64):
-    x, v = draw(0)
+    x, v = point_and_tangent(0)
     u = stiefel.random_tangent(jax.random.key(3), x)
     retract = jax.jit(stiefel.RETRACTIONS[name])
     moved = stiefel.transport_differential(x, v, u, name)
@@ -154,7 +154,7 @@ def test_transport_by_the_differential(name, x64):
     np.testing.assert_allclose(moved, wanted, atol=1e-9)
     y = retract(x, v)
     np.testing.assert_allclose(stiefel.project(y, moved), moved, atol=1e-12)
-    # Of subspaces, by whatever bases.
+    # For subspaces the choice of a basis does not matter.
     turn = stiefel.random(jax.random.key(8), 3, 3)
     v, u = grassmann.project(x, v), grassmann.project(x, u)
     moved = grassmann.transport_differential(x, v, u, name)
@@ -166,7 +166,7 @@ def test_transport_by_the_differential(name, x64):
 
 
 def test_cayley_transport_keeps_lengths_and_leads_back(x64):
-    x, v = draw(0)
+    x, v = point_and_tangent(0)
     u = stiefel.random_tangent(jax.random.key(3), x)
     y, moved = stiefel.retract_cayley(x, v), stiefel.transport_cayley(x, v, u)
     np.testing.assert_allclose(stiefel.project(y, moved), moved, atol=1e-13)
@@ -180,7 +180,7 @@ def test_cayley_transport_keeps_lengths_and_leads_back(x64):
 
 @pytest.mark.slow
 def test_parallel_transport(x64):
-    x, _ = draw(0)
+    x, _ = point_and_tangent(0)
     v, u = (2 * grassmann.random_tangent(jax.random.key(n), x) for n in (1, 2))
     moved = jax.jit(grassmann.transport_parallel)(x, v, u)
     left, values, right = np.linalg.svd(np.asarray(v), full_matrices=False)
@@ -200,7 +200,7 @@ def test_parallel_transport(x64):
     np.testing.assert_allclose(slope, v, atol=1e-13)
 
 
-def test_bad_input_is_refused_with_its_name():
+def test_bad_input_is_refused_by_name():
     x = stiefel.random(jax.random.key(0), 5, 2)
     for call, message in [
         (lambda: stiefel.inner(x, x, x, "flat"), "metric: wanted one of euclidean, canonical"),

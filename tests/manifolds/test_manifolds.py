@@ -25,7 +25,7 @@ FRAME = jax.jit(stiefel.random, static_argnames=("dim", "rank", "dtype"))
 
 
 @partial(jax.jit, static_argnames="shape")
-def draw(seed, shape=(7, 3)):
+def draw_pair(seed, shape=(7, 3)):
     """A point and a Gaussian matrix of its shape."""
     first, second = jax.random.split(jax.random.key(seed))
     return stiefel.random(first, *shape), jax.random.normal(second, shape)
@@ -47,10 +47,10 @@ def outside(basis, w):
 
 @partial(jax.jit, static_argnames="shape")
 def projection_residuals(seed, shape):
-    x, g = draw(seed, shape)
+    x, g = draw_pair(seed, shape)
     p = stiefel.project(x, g)
     # Every tangent vector is x times a skew matrix plus a horizontal matrix.
-    skew, horizontal = (draw(seed + i, shape)[1] for i in (1, 2))
+    skew, horizontal = (draw_pair(seed + i, shape)[1] for i in (1, 2))
     tangent = x @ (skew[: shape[1]] - skew[: shape[1]].T) + horizontal - x @ (x.T @ horizontal)
     return {
         "tangent": jnp.linalg.norm(x.T @ p + p.T @ x),
@@ -79,7 +79,7 @@ def test_projections_are_the_orthogonal_ones_onto_the_tangent_spaces(seed, shape
     ],
 )
 def test_retractions_land_on_the_manifold_and_fix_the_point(name, shape, dtype, tolerance, x64):
-    x, v = draw(3, shape)
+    x, v = draw_pair(3, shape)
     x, v = x.astype(dtype), v.astype(dtype)
     for scale in (0.1, 1.0, 5.0):
         y = RETRACT[name](x, scale * v)
@@ -91,7 +91,7 @@ def test_retractions_land_on_the_manifold_and_fix_the_point(name, shape, dtype, 
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("shape", SHAPES[::2])
 def test_retractions_agree_with_the_step_to_first_order(name, shape, x64):
-    x, g = draw(1, shape)
+    x, g = draw_pair(1, shape)
     v = stiefel.project(x, g)
     v = v / jnp.linalg.norm(v)
     sizes = 2.0 ** -np.arange(4, 12)
@@ -104,7 +104,7 @@ def test_retractions_agree_with_the_step_to_first_order(name, shape, x64):
 def test_generalized_retractions_keep_the_column_space(seed, shape, scale):
     """Definition 5 of Shi & Kontar (2024), property 1, for steps that are not tangent."""
     with jax.enable_x64(True):
-        x, xi = draw(seed, shape)
+        x, xi = draw_pair(seed, shape)
         w = x + scale * xi
         # The span of an ill-conditioned matrix is itself known only to its conditioning.
         tolerance = 1e-11 * jnp.linalg.cond(w) ** 2
@@ -114,7 +114,7 @@ def test_generalized_retractions_keep_the_column_space(seed, shape, scale):
 
 
 def test_cayley_is_not_a_generalized_retraction(x64):
-    x, xi = draw(0)
+    x, xi = draw_pair(0)
     tangent = stiefel.project(x, xi)
     # It leaves the column space even of a tangent step,
     assert outside(RETRACT["cayley"](x, tangent), x + tangent) > 0.1
@@ -163,16 +163,16 @@ def test_bound_of_the_generalized_retraction(name, x64):
 
 def test_polar_is_the_nearest_point(x64):
     """Equation 20 of Shi & Kontar (2024)."""
-    x, xi = draw(0)
+    x, xi = draw_pair(0)
     nearest = stiefel.distance(RETRACT["polar"](x, xi), x + xi)
     others = [RETRACT["qr"](x, xi), RETRACT["cayley"](x, xi), x]
-    near = [RETRACT["qr"](RETRACT["polar"](x, xi), 1e-2 * draw(s)[1]) for s in range(20)]
+    near = [RETRACT["qr"](RETRACT["polar"](x, xi), 1e-2 * draw_pair(s)[1]) for s in range(20)]
     assert all(stiefel.distance(y, x + xi) > nearest for y in [*others, *near])
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_cayley_is_the_dense_transform(shape, x64):
-    x, v = draw(2, shape)
+def test_cayley_equals_the_dense_transform(shape, x64):
+    x, v = draw_pair(2, shape)
     p = v - x @ (x.T @ v) / 2
     w, eye = p @ x.T - x @ p.T, jnp.eye(shape[0])
     dense = jnp.linalg.solve(eye - w / 2, (eye + w / 2) @ x)
@@ -180,7 +180,7 @@ def test_cayley_is_the_dense_transform(shape, x64):
 
 
 def test_cayley_repairs_the_orthonormality_of_its_point(x64):
-    x, v = draw(0)
+    x, v = draw_pair(0)
     drifted = x * (1 + 1e-4)
     assert deviation(drifted) > 1e-4
     assert deviation(RETRACT["cayley"](drifted, 0.1 * v)) < 1e-6
@@ -194,7 +194,7 @@ def assert_gradient(function, points):
         return jnp.sum(weights * jnp.sin(function(x, v)))
 
     gradient, loss = jax.jit(jax.grad(loss, (0, 1))), jax.jit(loss)
-    directions = draw(11, (5, 3))[1], draw(12, (5, 3))[1]
+    directions = draw_pair(11, (5, 3))[1], draw_pair(12, (5, 3))[1]
     for x, v in points:
         ahead, behind = (loss(x + t * directions[0], v + t * directions[1]) for t in (1e-5, -1e-5))
         slope = sum(jnp.vdot(g, d) for g, d in zip(gradient(x, v), directions, strict=True))
@@ -203,7 +203,7 @@ def assert_gradient(function, points):
 
 @pytest.mark.parametrize("name", ALL)
 def test_retractions_are_differentiable(name, x64):
-    x, v = draw(4, (5, 3))
+    x, v = draw_pair(4, (5, 3))
     # At a step of zero all singular values are equal.
     assert_gradient(RETRACT[name], [(x, v), (x, 0.1 * v), (x, 0 * v)])
 
@@ -211,7 +211,7 @@ def test_retractions_are_differentiable(name, x64):
 @pytest.mark.parametrize("name", ALL)
 def test_retractions_batch_and_compile(name):
     retract = RETRACT[name]
-    points = [draw(s) for s in range(4)]
+    points = [draw_pair(s) for s in range(4)]
     x, v = (jnp.stack(a) for a in zip(*points, strict=True))
     batched = jax.jit(jax.vmap(retract))(x, v)
     chex.assert_trees_all_close(batched, jnp.stack([retract(*p) for p in points]), atol=1e-5)
@@ -237,7 +237,7 @@ def test_random_dtype(key, x64):
 
 
 def test_distance_and_is_on(x64):
-    x, v = draw(0)
+    x, v = draw_pair(0)
     y = RETRACT["polar"](x, v)
     chex.assert_trees_all_close(stiefel.distance(x, y), jnp.linalg.norm(x - y), rtol=1e-12)
     assert stiefel.distance(x, -x) == pytest.approx(2 * 3**0.5)
@@ -252,7 +252,7 @@ def test_distance_and_is_on(x64):
 
 @pytest.mark.parametrize("name", ALL)
 def test_retractions_of_subspaces_do_not_depend_on_the_basis(name, x64):
-    x, g = draw(0)
+    x, g = draw_pair(0)
     v, rotation = grassmann.project(x, g), stiefel.random(jax.random.key(9), 3, 3)
     first = RETRACT[name](x, v)
     second = RETRACT[name](x @ rotation, v @ rotation)
@@ -287,8 +287,8 @@ def test_principal_angles_of_unequal_dimensions(x64):
 
 @partial(jax.jit, static_argnames="shape")
 def distances(seed, shape):
-    """Of two random subspaces: by kind, between other bases in the other order, and dense."""
-    x, y = draw(seed, shape)[0], draw(seed + 1, shape)[0]
+    """Between two random subspaces: by kind, with other bases and swapped, and densely."""
+    x, y = draw_pair(seed, shape)[0], draw_pair(seed + 1, shape)[0]
     rotated = y @ stiefel.random(jax.random.key(seed), shape[1], shape[1])
     kinds = ("chordal", "geodesic", "procrustes")
     first = jnp.stack([grassmann.distance(x, y, kind) for kind in kinds])
@@ -311,7 +311,7 @@ def test_distances_of_subspaces(seed, shape):
 
 @pytest.mark.parametrize("kind", ["chordal", "geodesic", "procrustes"])
 def test_distances_of_near_subspaces_do_not_cancel(kind, x64):
-    x, g = draw(0)
+    x, g = draw_pair(0)
     v = grassmann.project(x, g)
     v = v / jnp.linalg.norm(v)
     for size in (1e-3, 1e-6, 1e-9, 1e-12):
@@ -325,7 +325,7 @@ def test_distances_of_near_subspaces_do_not_cancel(kind, x64):
     "shape, dtype, tolerance", [((7, 3), jnp.float32, 3e-6), ((5, 3), jnp.float64, 1e-13)]
 )
 def test_exponential_and_logarithm(shape, dtype, tolerance, x64):
-    x, g = (a.astype(dtype) for a in draw(2, shape))
+    x, g = (a.astype(dtype) for a in draw_pair(2, shape))
     v = grassmann.project(x, g)
     u, s, wt = np.linalg.svd(np.asarray(v), full_matrices=False)
     for size in (0.0, 0.3, 1.5):
@@ -340,13 +340,13 @@ def test_exponential_and_logarithm(shape, dtype, tolerance, x64):
         chex.assert_trees_all_close(
             LOG(x, y @ rotation), scaled, atol=(40 if size > 1 else 1) * tolerance
         )
-    # Past the closest half turn the geodesic goes on, still on the manifold.
+    # Beyond the nearest half turn the geodesic continues on the manifold.
     assert deviation(EXP(x, 10 * v / s[0])) < 10 * tolerance
 
 
 @pytest.mark.slow
 def test_exponential_and_logarithm_are_differentiable(x64):
-    x, g = draw(4, (5, 3))
+    x, g = draw_pair(4, (5, 3))
     v = 0.4 * grassmann.project(x, g)
     # Two repeated angles and a zero one.
     basis = FRAME(jax.random.key(8), 5, 5)
@@ -359,7 +359,7 @@ def test_exponential_and_logarithm_are_differentiable(x64):
 # Bad input
 
 
-def test_bad_input_is_refused_with_its_name(key):
+def test_bad_input_is_refused_by_name(key):
     x = stiefel.random(key, 5, 2)
     for call, message in [
         (lambda: stiefel.retraction("svd"), "retraction: wanted one of .*cayley.*'svd'"),

@@ -15,8 +15,8 @@ SIZES = [(40, 50), (50, 40), (5, 50), (50, 5), (6, 4), (4, 6), (9, 9)]  # of set
 distances = pytest.mark.parametrize("distance", [metrics.frechet_distance, metrics.kernel_distance])
 
 
-def draw(n, k, d=8, seed=0):
-    """Two sets of features of different laws."""
+def draw_features(n, k, d=8, seed=0):
+    """Two sets of features from different distributions."""
     rng = np.random.default_rng(seed)
     return rng.normal(size=(n, d)) @ rng.normal(size=(d, d)), rng.normal(size=(k, d)) + 0.5
 
@@ -26,9 +26,9 @@ def draw(n, k, d=8, seed=0):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("n", "k"), SIZES)
-def test_frechet_distance_is_the_reference(n, k, x64):
-    a, b = draw(n, k)
-    # The root of a singular product is good to half the digits, hence the tolerance.
+def test_frechet_distance_equals_the_reference(n, k, x64):
+    a, b = draw_features(n, k)
+    # The root of a singular product is accurate to half the digits only.
     wanted = reference.frechet(a, b)
     np.testing.assert_allclose(metrics.frechet_distance(a, b), wanted, rtol=1e-7)
     np.testing.assert_allclose(metrics.frechet_distance(b, a), wanted, rtol=1e-7)
@@ -37,14 +37,14 @@ def test_frechet_distance_is_the_reference(n, k, x64):
     np.testing.assert_allclose(single, wanted, rtol=1e-5)
 
 
-def test_frechet_distance_of_axes_is_closed_form(x64):
+def test_frechet_distance_along_axes_has_a_closed_form(x64):
     corners = np.array([[1.0, 1], [1, -1], [-1, 1], [-1, -1]]) * np.sqrt(3 / 4)  # covariance I
     a, b = corners * [3.0, 0.5] + [1.0, 2.0], corners * [1.0, 2.0]
     found = metrics.frechet_distance(a, b)
     np.testing.assert_allclose(found, 1 + 4 + (3 - 1) ** 2 + (0.5 - 2) ** 2, rtol=1e-14)
 
 
-def test_frechet_distance_tends_to_that_of_the_laws(x64):
+def test_frechet_distance_converges_to_that_of_the_distributions(x64):
     rng = np.random.default_rng(0)
     a, b = rng.normal(size=(200_000, 3)) * [1, 2, 3], rng.normal(size=(200_000, 3)) * [2, 2, 1]
     found = metrics.frechet_distance(a, b + np.array([0.0, 1, 0]))
@@ -53,7 +53,7 @@ def test_frechet_distance_tends_to_that_of_the_laws(x64):
 
 @pytest.mark.parametrize(("n", "k"), [(30, 30), (5, 5)])
 def test_frechet_distance_keeps_its_digits_near_zero(n, k):
-    a, _ = draw(n, k)
+    a, _ = draw_features(n, k)
     a = a.astype(np.float32)
     assert 0 <= metrics.frechet_distance(a, a) < 1e-10
     # A shift of 1e-3 is a distance of 8e-6, below the rounding error of the traces.
@@ -64,7 +64,7 @@ def test_frechet_distance_keeps_its_digits_near_zero(n, k):
 
 
 @pytest.mark.slow
-def test_constant_features_are_points():
+def test_constant_features_have_the_distance_of_points():
     a, b = np.zeros((4, 3), np.float32), np.full((5, 3), 2, np.float32)
     np.testing.assert_allclose(metrics.frechet_distance(a, b), 12, rtol=1e-6)
     slope = jax.grad(metrics.frechet_distance, argnums=(0, 1))(a, b)
@@ -75,7 +75,7 @@ def test_constant_features_are_points():
 @pytest.mark.parametrize(("n", "k"), [(12, 9), (9, 12), (4, 6), (12, 4)])
 @distances
 def test_derivatives_are_finite_differences(distance, n, k, x64):
-    a, b = draw(n, k, d=5)
+    a, b = draw_features(n, k, d=5)
     rng = np.random.default_rng(1)
     along = rng.normal(size=a.shape), rng.normal(size=b.shape)
     slopes = jax.grad(distance, argnums=(0, 1))(a, b)
@@ -88,8 +88,8 @@ def test_derivatives_are_finite_differences(distance, n, k, x64):
 
 @pytest.mark.slow
 @distances
-def test_clients_are_mapped(distance, x64):
-    pairs = [draw(12, 9, d=5, seed=seed) for seed in range(3)]
+def test_distances_can_be_mapped_over_clients(distance, x64):
+    pairs = [draw_features(12, 9, d=5, seed=seed) for seed in range(3)]
     a, b = (jnp.stack(sets) for sets in zip(*pairs, strict=True))
     found = jax.jit(jax.vmap(distance))(a, b)
     np.testing.assert_allclose(found, [distance(*pair) for pair in pairs], rtol=1e-10)
@@ -99,8 +99,8 @@ def test_clients_are_mapped(distance, x64):
 
 
 @pytest.mark.parametrize(("n", "k"), [(7, 5), (4, 9)])
-def test_kernel_distance_is_the_reference(n, k, x64):
-    a, b = draw(n, k)
+def test_kernel_distance_equals_the_reference(n, k, x64):
+    a, b = draw_features(n, k)
     np.testing.assert_allclose(metrics.kernel_distance(a, b), reference.kernel(a, b), rtol=1e-12)
     found = metrics.kernel_distance_with_error(a, b)
     np.testing.assert_allclose(found.distance, reference.kernel(a, b), rtol=1e-12)
@@ -108,7 +108,7 @@ def test_kernel_distance_is_the_reference(n, k, x64):
     np.testing.assert_allclose(found.standard_error, wanted, rtol=1e-10)
 
 
-def test_kernel_distance_of_one_law_is_zero_on_average(key):
+def test_kernel_distance_within_a_distribution_is_zero_on_average(key):
     a, b = jax.random.normal(key, (2, 400, 20, 6))
     found = jax.jit(jax.vmap(metrics.kernel_distance))(a, b)
     assert abs(found.mean()) < 4 * found.std() / len(found) ** 0.5
@@ -125,7 +125,7 @@ def test_the_standard_error_is_that_of_other_samples(key):
 
 @pytest.mark.slow
 def test_subsets_have_the_mean_of_all_pairs(key, x64):
-    a, b = draw(60, 40)
+    a, b = draw_features(60, 40)
     run = functools.partial(metrics.kernel_distance_of_subsets, key, a, b)
     whole = metrics.kernel_distance(a, b)
     found = run(subsets=200, subset_size=20)
@@ -168,7 +168,7 @@ def test_a_standard_error_needs_three_samples():
 # --- noise ---------------------------------------------------------------------------------------
 
 
-def test_noise_level_is_the_reference(x64):
+def test_noise_level_equals_the_reference(x64):
     images = np.random.default_rng(0).normal(size=(2, 3, 9, 7)).cumsum(axis=-1)
     found = jax.jit(metrics.noise_level)(images)
     wanted = [[reference.noise(image) for image in row] for row in images]
@@ -184,7 +184,7 @@ def test_noise_level_finds_the_noise_of_smooth_images(level, key):
     assert metrics.noise_level(smooth).max() < 1e-3 * 0.2
 
 
-def test_pixels_may_be_whole_numbers():
+def test_pixels_may_be_integers():
     image = np.random.default_rng(0).integers(0, 256, (9, 7)).astype(np.uint8)
     found = metrics.noise_level(image)
     np.testing.assert_allclose(found, reference.noise(image.astype(float)), rtol=1e-6)

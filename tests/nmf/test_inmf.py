@@ -47,7 +47,7 @@ def objective(samples, result, penalty=PENALTY):
 
 
 @pytest.mark.parametrize("share", [0, 0.25])
-def test_takes_the_rounds_of_the_reference(x64, share):
+def test_rounds_equal_the_reference(x64, share):
     case = oracle.draw(1)
     masks, samples = with_gaps(case.samples, share)
     start = case.shared.T, [v.T for v in case.locals_]
@@ -64,7 +64,7 @@ def test_takes_the_rounds_of_the_reference(x64, share):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
-def test_rounds_and_ends_are_those_of_the_authors(x64, seed):
+def test_rounds_and_results_match_the_authors(x64, seed):
     case, kept = oracle.draw(seed), KEPT["draws"][seed]
     shared = np.array(kept["shared"])
     lengths = np.linalg.norm(shared, axis=0)
@@ -100,8 +100,8 @@ def test_the_objective_is_that_of_the_result_and_never_rises(x64, share):
 @pytest.mark.slow
 def test_one_component_without_penalty_is_the_leading_singular_vector(x64):
     samples = oracle.draw(0).samples
-    # Perron and Frobenius: it has no negative entry. Own parts of any size can take over from W.
-    run = solve(jf.nmf.INMF(1, 0.0), jf.Clients.from_samples(samples), rounds=200)
+    # Perron and Frobenius: it has no negative entry. Local parts of any size can replace W.
+    run = solve(jf.nmf.INMF(1, 0.0), samples, rounds=200)
     shared, local = run.result
     for x, v in zip(samples, local, strict=True):
         found = (shared + v)[:, 0]
@@ -110,9 +110,9 @@ def test_one_component_without_penalty_is_the_leading_singular_vector(x64):
 
 
 @pytest.mark.slow
-def test_a_large_penalty_leaves_no_own_parts(x64):
+def test_a_large_penalty_leaves_no_local_parts(x64):
     samples = oracle.draw(0).samples
-    run = solve(jf.nmf.INMF(1, 1e9), jf.Clients.from_samples(samples), rounds=300)
+    run = solve(jf.nmf.INMF(1, 1e9), samples, rounds=300)
     wanted = np.abs(np.linalg.svd(np.concatenate(samples))[2][:1].T)
     np.testing.assert_allclose(run.result.shared, wanted, atol=1e-6)
     np.testing.assert_allclose(run.result.local, 0, atol=1e-6)
@@ -186,7 +186,7 @@ def test_the_contract_for_missing_entries(x64, checks):
 
 
 @SLOW
-def test_derivatives_of_whole_solves_equal_central_differences(x64):
+def test_derivatives_of_whole_runs_equal_central_differences(x64):
     samples = [jnp.asarray(x) for x in oracle.draw(1).samples]
     rng = np.random.default_rng(0)
     by_shared, by_local = (
@@ -221,7 +221,7 @@ def test_derivatives_of_whole_solves_equal_central_differences(x64):
     np.testing.assert_allclose(exact, (4 * near - far) / 3, rtol=1e-7)
 
 
-def test_non_negative_least_squares_are_those_of_scipy(x64):
+def test_non_negative_least_squares_equal_scipys(x64):
     rng = np.random.default_rng(0)
     for condition in (1, 1e2, 1e4):
         left = rng.random((40, 12)) @ np.diag(np.geomspace(1, condition**-0.5, 12))
@@ -249,7 +249,7 @@ def test_degenerate_samples(kind):
         samples[0] = samples[0][:1]
     else:
         samples = [samples[0]] * 3
-    run = solve(jf.nmf.INMF(RANK, PENALTY), jf.Clients.from_samples(samples), rounds=30)
+    run = solve(jf.nmf.INMF(RANK, PENALTY), samples, rounds=30)
     chex.assert_tree_all_finite((run.result, run.history))
     objectives = np.asarray(run.history["objective"])
     size = np.mean([np.sum(x.astype(float) ** 2) for x in samples])

@@ -1,4 +1,4 @@
-"""Subspace iteration, LocalPower and FAPS: against dense NumPy, the exact answer, and hard data."""
+"""Subspace iteration, LocalPower and FAPS: against dense NumPy, the exact solution; hard data."""
 
 import functools
 
@@ -21,26 +21,19 @@ FEATURES, RANK, ROUNDS = 12, 3, 50
 COUNTS = (40, 30, 55, 25)
 
 pytestmark = pytest.mark.usefixtures("x64")
+solve = functools.partial(helpers.solve, rounds=ROUNDS)
+TO_THE_END = {"rounds": 600, "tol": 1e-10}
 
 
-def draw(seed=0, decay=1.05, features=FEATURES, counts=COUNTS):
-    """Clients whose pooled singular values decay geometrically, and a start."""
-    rng = np.random.default_rng(seed)
-    pooled = np.linalg.qr(rng.uniform(-1, 1, (sum(counts), features)))[0]
-    rotation = np.linalg.qr(rng.normal(size=(features, features)))[0]
-    pooled = pooled * decay ** -np.arange(features) @ rotation
-    start = reference.qr_positive(rng.uniform(-1, 1, (features, RANK)))
-    return np.split(pooled, np.cumsum(counts)[:-1]), start
+def decaying(decay=1.05, counts=COUNTS):
+    """Samples whose pooled singular values decay geometrically, and a start."""
+    # By these seeds: with some others, rounding decides how many local steps are taken.
+    start = reference.qr_positive(np.random.default_rng(2).normal(size=(FEATURES, RANK)))
+    return helpers.decaying_samples(counts, FEATURES, decay, seed=1), start
 
 
 def warm(start):
     return jf.Personalized(jnp.asarray(start), None)
-
-
-def solve(algorithm, samples, *, start=None, rounds=ROUNDS, tol=None, weights="equal"):
-    start = None if start is None else warm(start)
-    clients = jf.Clients.from_samples(samples, weights=weights)
-    return helpers.solve(algorithm, clients, rounds=rounds, warm_start=start, tol=tol)
 
 
 def projector(solution):
@@ -55,13 +48,13 @@ def exact(samples, rank=RANK):
 
 
 def elsewhere(z):
-    """Another basis than the common one, for clients to begin with."""
+    """A basis other than the common one, for clients to start from."""
     tilt = np.sin(1.0 + np.arange(z.size)).reshape(z.shape)
     return np.asarray(reference.qr_positive(np.asarray(z) + 0.3 * tilt))
 
 
 class Elsewhere(FAPS):
-    """FAPS whose clients do not begin at the common start.
+    """FAPS whose clients do not start from the common basis.
 
     There the local problem leaves the span of the start only by rounding errors, so that rule
     (26), which waits for that, could not be compared round for round.
@@ -116,8 +109,8 @@ VARIANTS = {
 @pytest.mark.parametrize("name", VARIANTS)
 def test_fifty_rounds_agree_with_the_reference(name):
     make, written_out = VARIANTS[name]
-    samples, start = draw()
-    solution = solve(make(), samples, start=start)
+    samples, start = decaying()
+    solution = solve(make(), samples, warm_start=warm(start))
     wanted = written_out(samples, start, ROUNDS)
     last = reference.projector(wanted.iterates[-1])
     np.testing.assert_allclose(projector(solution), last, atol=1e-8)
@@ -125,15 +118,15 @@ def test_fifty_rounds_agree_with_the_reference(name):
     if "local_steps" in solution.history:
         steps = np.mean(wanted.local_steps, axis=1)
         np.testing.assert_allclose(solution.history["local_steps"], steps)
-    # After fifty rounds none has converged, so that agreement says something.
+    # After fifty rounds none has converged, so agreement is meaningful.
     assert np.linalg.norm(last - exact(samples)) > 1e-6
 
 
-def test_unlike_numbers_of_local_steps_in_one_round():
-    samples, start = draw()
+def test_different_numbers_of_local_steps_in_one_round():
+    samples, start = decaying()
     samples = [100 * samples[0][:2], *samples[1:]]
     algorithm = FAPS(RANK, local_solver="sufficient_decrease", local_tol=0.1)
-    steps = solve(algorithm, samples, start=start).history["local_steps"]
+    steps = solve(algorithm, samples, warm_start=warm(start)).history["local_steps"]
     wanted = reference.faps(samples, start, 8, rule="sufficient_decrease", tol=0.1).local_steps
     assert any(len(set(counts)) > 1 for counts in wanted)
     np.testing.assert_allclose(steps[:8], np.mean(wanted, axis=1))
@@ -150,8 +143,8 @@ every_solver = pytest.mark.parametrize("make", SOLVERS.values(), ids=SOLVERS)
 
 
 @every_solver
-def test_the_answer_is_the_svd_of_the_pooled_matrix(make):
-    samples, _ = draw(decay=1.4)
+def test_the_solution_is_the_svd_of_the_pooled_matrix(make):
+    samples, _ = decaying(decay=1.4)
     solution = solve(make(RANK, "kkt"), samples, rounds=600, tol=1e-12)
     assert 5 < solution.rounds < 600
     np.testing.assert_allclose(projector(solution), exact(samples), atol=1e-10)
@@ -163,18 +156,17 @@ def test_the_answer_is_the_svd_of_the_pooled_matrix(make):
 
 
 @every_solver
-def test_the_objective_stops_by_rule_27(make):
-    samples, start = draw(decay=1.3)
-    solution = solve(
-        make(RANK, "objective"), samples, start=start, rounds=600, tol=1e-10, weights="samples"
-    )
+def test_the_objective_stops_the_run_by_rule_27(make):
+    samples, start = decaying(decay=1.3)
+    clients = jf.Clients.from_samples(samples, weights="samples")
+    solution = solve(make(RANK, "objective"), clients, warm_start=warm(start), **TO_THE_END)
     written_out = {
         SubspaceIteration: reference.subspace_iteration,
         LocalPower: reference.local_power,
         FAPS: reference.faps,
     }[type(make(RANK, "kkt"))]
     captured = written_out(samples, start, int(solution.rounds)).captured
-    # Round k + 1 tells f(Z^(k)).
+    # Round k + 1 reports f(Z^(k)).
     assert solution.rounds == reference.rounds_by_27(captured) + 1
     # The objective is the mean over the samples, if clients weigh by their number of samples.
     left = (np.sum(np.concatenate(samples) ** 2) - captured) / sum(COUNTS)
@@ -184,17 +176,17 @@ def test_the_objective_stops_by_rule_27(make):
 
 @pytest.mark.slow
 def test_violation_is_measured_at_the_components_that_enter_the_round():
-    samples, start = draw()
+    samples, start = decaying()
     for algorithm, written_out, known in (
         (SubspaceIteration(RANK, stop="kkt"), reference.subspace_iteration, 0),
         (LocalPower(RANK, stop="kkt"), reference.local_power, 3),
         (FAPS(RANK, stop="kkt"), reference.faps, 0),
     ):
-        found = solve(algorithm, samples, start=start).history["kkt_violation"][:10]
+        found = solve(algorithm, samples, warm_start=warm(start)).history["kkt_violation"][:10]
         iterates = written_out(samples, start, 10).iterates[:10]
         wanted = [reference.scaled_kkt_violation(samples, z) for z in iterates]
         np.testing.assert_allclose(found[known:], wanted[known:], rtol=1e-8)
-        # Of several local products the sum does not tell it.
+        # After several local products, the sum does not determine it.
         np.testing.assert_array_equal(found[:known], np.inf)
 
 
@@ -253,10 +245,10 @@ def test_rounds_of_a_small_problem():
     ids=lambda a: f"{type(a).__name__} {getattr(a, 'local_solver', '')}",
 )
 def test_a_client_of_zeros_changes_nothing(algorithm):
-    samples, start = draw()
-    # Last, because the first client is the one that others are aligned with.
-    solution = solve(algorithm, [*samples, np.zeros((7, FEATURES))], start=start)
-    same = solve(algorithm, samples, start=start)
+    samples, start = decaying()
+    # Last, because the others are aligned with the first client.
+    solution = solve(algorithm, [*samples, np.zeros((7, FEATURES))], warm_start=warm(start))
+    same = solve(algorithm, samples, warm_start=warm(start))
     np.testing.assert_allclose(projector(solution), projector(same), atol=1e-12)
     np.testing.assert_allclose(solution.history["captured"], same.history["captured"], rtol=1e-12)
     chex.assert_tree_all_finite(jax.tree.leaves((solution.result, solution.local)))
@@ -266,9 +258,9 @@ def test_a_client_of_zeros_changes_nothing(algorithm):
 
 
 @every_solver
-def test_nothing_but_zeros(make):
+def test_all_zero_data(make):
     zeros = [np.zeros((count, FEATURES)) for count in COUNTS]
-    solution = solve(make(RANK, "objective"), zeros, start=draw()[1], rounds=600, tol=1e-10)
+    solution = solve(make(RANK, "objective"), zeros, warm_start=warm(decaying()[1]), **TO_THE_END)
     assert solution.rounds == 2
     gram = solution.result.shared.T @ solution.result.shared
     np.testing.assert_allclose(gram, np.eye(RANK), atol=1e-12)
@@ -279,7 +271,7 @@ def test_fewer_directions_than_components(make):
     rng = np.random.default_rng(0)
     factor = rng.normal(size=(2, FEATURES))
     samples = [rng.normal(size=(n, 2)) @ factor for n in COUNTS]
-    solution = solve(make(RANK, "objective"), samples, start=draw()[1])
+    solution = solve(make(RANK, "objective"), samples, warm_start=warm(decaying()[1]))
     shared = np.asarray(solution.result.shared)
     np.testing.assert_allclose(shared.T @ shared, np.eye(RANK), atol=1e-12)
     rest = factor - factor @ shared @ shared.T
@@ -288,16 +280,16 @@ def test_fewer_directions_than_components(make):
 
 @every_solver
 def test_badly_scaled_clients(make):
-    samples, start = draw(decay=1.5)
+    samples, start = decaying(decay=1.5)
     samples = [y * scale for y, scale in zip(samples, (1e-6, 1.0, 1e6, 1e-3), strict=True)]
-    solution = solve(make(RANK, "objective"), samples, start=start, rounds=600, tol=1e-10)
+    solution = solve(make(RANK, "objective"), samples, warm_start=warm(start), **TO_THE_END)
     assert np.linalg.norm(projector(solution) - exact(samples)) < 1e-3
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("algorithm", "rank"), [("SSI", 12), ("FAPS", 11), ("FAPS", 12)])
 def test_as_many_components_as_features(algorithm, rank):
-    samples, _ = draw(decay=1.5)
+    samples, _ = decaying(decay=1.5)
     solution = solve(SOLVERS[algorithm](rank, "objective"), samples)
     chex.assert_tree_all_finite(jax.tree.leaves(solution.result))
     gram = solution.result.shared.T @ solution.result.shared
@@ -308,7 +300,7 @@ def test_as_many_components_as_features(algorithm, rank):
 
 @pytest.mark.slow
 def test_single_precision():
-    samples, _ = draw(decay=1.5)
+    samples, _ = decaying(decay=1.5)
     samples = [y.astype(np.float32) for y in samples]
     solution = solve(FAPS(RANK, local_solver="sufficient_decrease"), samples, rounds=100)
     np.testing.assert_allclose(projector(solution), exact(samples), atol=1e-4)
@@ -320,18 +312,12 @@ def test_single_precision():
 @pytest.mark.slow
 def test_devices_and_the_order_of_clients():
     algorithm = LocalPower(RANK, alignment="procrustes")
-    samples, start = draw()
+    samples, start = decaying()
     samples = [*samples, samples[0][:20] + 0.01]
-    one = solve(algorithm, samples, start=start, rounds=10)
+    one = solve(algorithm, samples, warm_start=warm(start), rounds=10)
     clients = jf.Clients.from_samples(samples).take(np.array([3, 1, 4, 0, 2]))
-    other = jf.fit(
-        algorithm,
-        clients,
-        rounds=10,
-        key=jax.random.key(0),
-        warm_start=warm(start),
-        backend=jf.backend.shard(2),
-    )
+    options = {"warm_start": warm(start), "backend": jf.backend.shard(2)}
+    other = helpers.fit(algorithm, clients, rounds=10, **options)
     np.testing.assert_allclose(projector(other), projector(one), atol=1e-10)
 
 
@@ -341,14 +327,14 @@ def test_devices_and_the_order_of_clients():
     [SubspaceIteration(RANK), LocalPower(RANK, alignment="procrustes"), FAPS(RANK)],
     ids=SOLVERS,
 )
-def test_some_clients_a_round(algorithm):
-    # Clients of one law, so that those who take part stand for all, but for sampling errors.
+def test_some_clients_per_round(algorithm):
+    # Clients of one distribution, so participants represent all of them up to sampling errors.
     rng = np.random.default_rng(0)
     factor = np.diag([5.0, 4.0, 3.0, *[0.3] * (FEATURES - 3)])
     clients = jf.Clients.from_samples(rng.normal(size=(6, 400, FEATURES)) @ factor)
-    # The first is never there: nobody can be aligned with it.
+    # The first client never takes part, so none can be aligned with it.
     present = jf.participation.mask((np.arange(6) + np.arange(3)[:, None]) % 3 * np.arange(6) > 0)
-    solution = jf.fit(algorithm, clients, rounds=40, key=jax.random.key(0), participation=present)
+    solution = helpers.fit(algorithm, clients, rounds=40, participation=present)
     wanted = exact(list(np.asarray(clients.data.values[1:])))
     assert np.linalg.norm(projector(solution) - wanted) < 0.1
     assert set(solution.history["participants"]) <= {3, 4}
@@ -385,7 +371,7 @@ DIFFERENTIATED = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", DIFFERENTIATED)
 def test_derivative_of_the_projector(name):
-    samples, start = draw(decay=1.3, counts=(20, 20))
+    samples, start = decaying(decay=1.3, counts=(20, 20))
     values = jnp.asarray(np.stack(samples))
     rng = np.random.default_rng(5)
     direction = jnp.asarray(rng.normal(size=values.shape) * 0.1)
@@ -407,7 +393,7 @@ def test_derivative_of_the_projector(name):
     far = value(values + 2 * step * direction) - value(values - 2 * step * direction)
     wanted = (8 * near - far) / (12 * step)
     if "decrease" in name:
-        # A loop that stops when it likes has no reverse derivative.
+        # A loop with a data-dependent length has no reverse derivative.
         _, forward = jax.jvp(value, (values,), (direction,))
         np.testing.assert_allclose(forward, wanted, rtol=1e-6)
         with pytest.raises(ValueError, match=r"[Rr]everse-mode"):
@@ -480,7 +466,7 @@ def test_degenerate_data_make_no_nan(name, make, rows, columns, scale):
 
 @every_solver
 def test_bad_input_is_refused(make):
-    samples, _ = draw()
+    samples, _ = decaying()
     clients, key = jf.Clients.from_samples(samples), jax.random.key(0)
     algorithm = make(RANK, "objective")
     with pytest.raises(ValueError, match=r"^rank: 13 .* do not fit into 12 features"):
@@ -493,7 +479,7 @@ def test_bad_input_is_refused(make):
         jf.fit(algorithm, clients, rounds=1, key=key, warm_start=start)
 
 
-def test_other_arguments_of_faps_are_refused():
+def test_bad_arguments_of_faps_are_refused():
     with pytest.raises(ValueError, match=r"^local_tol: local_solver='fixed' has none"):
         FAPS(RANK, local_tol=0.1)
     with pytest.raises(ValueError, match=r"^penalty: "):

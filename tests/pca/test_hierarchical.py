@@ -14,6 +14,7 @@ from bench.formulas import adept as theory
 from jaxfed.linalg import Moment
 from jaxfed.pca import adaptive, bingham, empirical_bayes, likelihood
 from tests import helpers
+from tests.helpers import projector
 from tests.references import empirical_bayes as reference_of_bayes
 from tests.references import hierarchical as reference
 
@@ -47,14 +48,9 @@ def frames():
 solve = partial(helpers.solve, rounds=ROUNDS)
 
 
-def projectors(frames):
-    frames = np.asarray(frames)
-    return frames @ np.swapaxes(frames, -1, -2)
-
-
 def assert_same_subspaces(solution, shared, own):
-    np.testing.assert_allclose(projectors(solution.result.shared), projectors(shared), atol=1e-8)
-    np.testing.assert_allclose(projectors(solution.result.local), projectors(own), atol=1e-8)
+    np.testing.assert_allclose(projector(solution.result.shared), projector(shared), atol=1e-8)
+    np.testing.assert_allclose(projector(solution.result.local), projector(own), atol=1e-8)
 
 
 # --- the terms -----------------------------------------------------------------------------------
@@ -115,7 +111,7 @@ def test_gradients_against_finite_differences(samples, frames, x64):
 def test_alignment_gives_the_distance_of_subspaces(frames, x64):
     u, v = map(jnp.asarray, frames[:2])
     turned = likelihood.aligned(u.T, v.T).T
-    np.testing.assert_allclose(projectors(turned), projectors(u), atol=1e-12)
+    np.testing.assert_allclose(projector(turned), projector(u), atol=1e-12)
     overlap = v.T @ turned
     np.testing.assert_allclose(overlap, overlap.T, atol=1e-12)
     assert np.linalg.eigvalsh(overlap).min() > 0
@@ -228,13 +224,13 @@ def test_global_training(samples, frames, x64):
     start = jf.Personalized(jnp.asarray(frames[-1]), None)
     solution = solve(Global(step_size=0.01), clients, warm_start=start)
     shared = reference.global_training(samples, frames[-1], NOISE, ROUNDS, 0.01)
-    np.testing.assert_allclose(projectors(solution.result.shared), projectors(shared), atol=1e-8)
+    np.testing.assert_allclose(projector(solution.result.shared), projector(shared), atol=1e-8)
     assert solution.result.local is None
     # Its optimum is pooled PCA, where it starts, and where it ends from elsewhere.
-    best = projectors(reference.pooled(samples, RANK))
+    best = projector(reference.pooled(samples, RANK))
     for algorithm, rounds in ((Global(), ROUNDS), (Global(start="random"), 3000)):
         found = solve(algorithm, clients, rounds=rounds).result.shared
-        np.testing.assert_allclose(projectors(found), best, atol=1e-8)
+        np.testing.assert_allclose(projector(found), best, atol=1e-8)
 
 
 @pytest.mark.slow
@@ -242,12 +238,12 @@ def test_local_training(samples, frames, x64):
     clients = jf.Clients.from_samples(samples)
     solution = solve(Alone(), clients, warm_start=jf.Personalized(None, jnp.asarray(frames[:-1])))
     own = reference.local_training(samples, frames[:-1], NOISE, ROUNDS)
-    np.testing.assert_allclose(projectors(solution.result.local), projectors(own), atol=1e-8)
+    np.testing.assert_allclose(projector(solution.result.local), projector(own), atol=1e-8)
     assert solution.result.shared is None
     # Its optimum is each client's PCA, from a random start too.
     best = [reference.top(s, RANK) for s in reference.moments(samples)]
     found = solve(Alone(), clients, rounds=10000).result.local
-    np.testing.assert_allclose(projectors(found), projectors(best), atol=1e-8)
+    np.testing.assert_allclose(projector(found), projector(best), atol=1e-8)
 
 
 @pytest.mark.slow
@@ -280,10 +276,10 @@ def test_a_tenth_of_the_clients_at_a_time(samples, key, x64):
         participation=jf.participation.uniform(2),
     )
     assert np.all(solution.history["participants"] == 2)
-    assert np.sum((projectors(solution.result.shared) - projectors(best)) ** 2) < 0.2
+    assert np.sum((projector(solution.result.shared) - projector(best)) ** 2) < 0.2
     # Every client's own components are near to what everybody's taking part would give.
     everybody = solve(Hierarchical(), clients, rounds=200).result.local
-    apart = np.sum((projectors(solution.result.local) - projectors(everybody)) ** 2, axis=(1, 2))
+    apart = np.sum((projector(solution.result.local) - projector(everybody)) ** 2, axis=(1, 2))
     assert apart.mean() < 0.2
 
 

@@ -10,20 +10,11 @@ import pytest
 
 import jaxfed as jf
 from bench.oracles import hmf as oracle
-from tests.helpers import solve
+from tests.helpers import gap, projector, solve
 from tests.references import hmf as reference
 
 KEPT = json.loads(oracle.NUMBERS.read_text(encoding="utf-8"))
 FEATURES, CLIENTS, SAMPLES = 10, 6, 40
-
-
-def projector(w):
-    return w @ np.swapaxes(w, -1, -2)
-
-
-def gap(found, truth):
-    """The largest entry in which projectors differ."""
-    return np.max(np.abs(projector(np.asarray(found)) - projector(np.asarray(truth))))
 
 
 def with_gaps(samples, observed):
@@ -55,7 +46,7 @@ def factors(run):
     return shared, *(list(part) for part in zip(*found, strict=True))
 
 
-def draw(noise, seed=0, scales=None, missing=0.0, count=SAMPLES):
+def draw_incomplete(noise, seed=0, scales=None, missing=0.0, count=SAMPLES):
     """Samples, `(clients, samples, features)`, shared components and local ones, and gaps."""
     rng = np.random.default_rng(seed)
     shared = np.linalg.qr(rng.normal(size=(FEATURES, 2)))[0]
@@ -78,7 +69,7 @@ def size(scores):
 
 @pytest.mark.parametrize("kind", ["complete", "incomplete"])
 @pytest.mark.parametrize("automatic", [False, True], ids=["paper", "automatic"])
-def test_takes_the_rounds_of_the_reference(x64, kind, automatic):
+def test_rounds_equal_the_reference(x64, kind, automatic):
     case = oracle.draw(5)
     masks = masks_of(case, kind)
     filled = [y * mask for y, mask in zip(case.samples, masks, strict=True)]
@@ -120,7 +111,7 @@ def test_takes_the_rounds_of_the_reference(x64, kind, automatic):
 
 @pytest.mark.parametrize("kind", ["complete", "incomplete"])
 @pytest.mark.parametrize("seed", range(3))
-def test_rounds_and_ends_are_those_of_the_authors(x64, kind, seed):
+def test_rounds_and_results_match_the_authors(x64, kind, seed):
     case, kept = oracle.draw(seed), KEPT["draws"][seed][kind]
     clients = clients_of(case, kind)
     penalty = oracle.PENALTY if kind == "complete" else 0.0
@@ -138,8 +129,8 @@ def test_rounds_and_ends_are_those_of_the_authors(x64, kind, seed):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("missing", [0.0, 0.1])
-def test_recovers_what_has_no_noise(x64, missing):
-    samples, shared, locals_, gaps = draw(0.0, missing=missing)
+def test_recovers_noiseless_data(x64, missing):
+    samples, shared, locals_, gaps = draw_incomplete(0.0, missing=missing)
     clients = jf.Clients.from_samples(gaps, missing="mask")
     run = solve(jf.pca.HMF(2, 2), clients, rounds=1500)
     assert run.history["objective"][-1] < 1e-18
@@ -151,17 +142,17 @@ def test_recovers_what_has_no_noise(x64, missing):
 
 @pytest.mark.slow
 def test_ends_at_personalized_pca_of_clients_weighted_by_their_samples(x64):
-    samples, *_ = draw(0.4)
+    samples, *_ = draw_incomplete(0.4)
     samples = [y[:n] for y, n in zip(samples, (40, 28, 36, 40, 24, 32), strict=True)]
     counts = np.array([len(y) for y in samples])
-    run = solve(jf.pca.HMF(2, 2), jf.Clients.from_samples(samples), rounds=2000)
+    run = solve(jf.pca.HMF(2, 2), samples, rounds=2000)
     weighted = jf.Clients.from_samples(samples, weights=counts)
     other = solve(jf.pca.VarProPerPCA(2, 2), weighted, rounds=200)
     wanted = other.history["objective"][-1] * counts.mean() / 2
     np.testing.assert_allclose(run.history["objective"][-1], wanted, rtol=1e-9)
     assert gap(run.result.shared, other.result.shared) < 1e-5
     assert gap(run.result.local, other.result.local) < 1e-5
-    # Components come out orthonormal by themselves, and scores are products with them.
+    # Components become orthonormal by themselves, and scores are products with them.
     np.testing.assert_allclose(projector(run.server.components), np.eye(2), atol=1e-6)
     scores = jnp.einsum(
         "mnd,dr->mnr", jf.Clients.from_samples(samples).data.values, run.server.components.T
@@ -170,8 +161,8 @@ def test_ends_at_personalized_pca_of_clients_weighted_by_their_samples(x64):
 
 
 @pytest.mark.slow
-def test_the_penalty_moves_no_solution(x64):
-    *_, gaps = draw(0.3, missing=0.1)
+def test_the_penalty_does_not_change_the_solution(x64):
+    *_, gaps = draw_incomplete(0.3, missing=0.1)
     clients = jf.Clients.from_samples(gaps, missing="mask")
     ends = [
         solve(jf.pca.HMF(2, 2, penalty=penalty), clients, rounds=2000).result
@@ -182,8 +173,8 @@ def test_the_penalty_moves_no_solution(x64):
 
 
 @pytest.mark.slow
-def test_a_client_of_small_scale_does_not_wait_for_its_own_factors(x64):
-    samples, *_, locals_, _ = draw(0.0, scales=np.array([1.0, 1, 1, 1, 1, 0.05]))
+def test_a_client_of_small_scale_converges_as_fast(x64):
+    samples, *_, locals_, _ = draw_incomplete(0.0, scales=np.array([1.0, 1, 1, 1, 1, 0.05]))
     clients = jf.Clients.from_samples(samples)
     largest = max(np.linalg.eigvalsh(y.T @ y)[-1] for y in samples)
     rng = np.random.default_rng(1)
@@ -200,18 +191,18 @@ def test_a_client_of_small_scale_does_not_wait_for_its_own_factors(x64):
 
 @pytest.mark.slow
 def test_large_scores_of_samples_with_few_observed_entries_do_not_diverge(x64):
-    *_, gaps = draw(0.0, missing=0.2, count=20)
+    *_, gaps = draw_incomplete(0.0, missing=0.2, count=20)
     clients = jf.Clients.from_samples(gaps, missing="mask")
     run = solve(jf.pca.HMF(2, 2), clients, rounds=1500)
     objective = np.asarray(run.history["objective"])
     assert (np.diff(objective) <= 0).all()
-    assert run.server.curvature > 1.5 * run.server.first  # of which steps take account
+    assert run.server.curvature > 1.5 * run.server.first  # which the step sizes take into account
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scale", [1e-15, 1e-8, 1e8, 1e14])
-def test_knows_no_scale(scale):
-    *_, gaps = draw(0.3, missing=0.1)
+def test_is_scale_invariant(scale):
+    *_, gaps = draw_incomplete(0.3, missing=0.1)
     gaps = gaps.astype(np.float32)
     runs = [
         solve(jf.pca.HMF(2, 2), jf.Clients.from_samples(x, missing="mask"), rounds=30)
@@ -223,8 +214,8 @@ def test_knows_no_scale(scale):
 
 
 @pytest.mark.slow
-def test_derivatives_of_whole_solves_equal_central_differences(x64):
-    *_, gaps = draw(0.3, missing=0.1)
+def test_derivatives_of_whole_runs_equal_central_differences(x64):
+    *_, gaps = draw_incomplete(0.3, missing=0.1)
     weights = np.random.default_rng(3).normal(size=(FEATURES, FEATURES))
 
     @jax.jit
@@ -256,7 +247,7 @@ def test_derivatives_of_whole_solves_equal_central_differences(x64):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["zeros", "one direction", "alike", "few samples", "never seen"])
 def test_degenerate_samples(kind):
-    samples, *_, gaps = draw(0.3, missing=0.1)
+    samples, *_, gaps = draw_incomplete(0.3, missing=0.1)
     gaps = gaps.astype(np.float32)
     if kind == "zeros":
         gaps[:] = 0 * gaps
@@ -284,7 +275,7 @@ def test_degenerate_samples(kind):
 
 @pytest.mark.slow
 def test_entries_are_completed_by_least_squares(x64):
-    *_, gaps = draw(0.3, missing=0.3)
+    *_, gaps = draw_incomplete(0.3, missing=0.3)
     clients = jf.Clients.from_samples(gaps, missing="mask")
     run = solve(jf.pca.HMF(2, 2), clients, rounds=5)
     found = np.asarray(jf.pca.complete(run, gaps))
@@ -302,8 +293,8 @@ def test_entries_are_completed_by_least_squares(x64):
 
 @pytest.mark.slow
 def test_new_clients_and_warm_starts(x64):
-    samples, shared, locals_, _ = draw(0.0)
-    run = solve(jf.pca.HMF(2, 2), jf.Clients.from_samples(samples[:4]), rounds=2000)
+    samples, shared, locals_, _ = draw_incomplete(0.0)
+    run = solve(jf.pca.HMF(2, 2), samples[:4], rounds=2000)
     new = jf.personalize(jf.pca.HMF(2, 2), run, jf.Clients.from_samples(samples[4:]), rounds=300)
     assert gap(new.local, locals_[4:]) < 1e-6
     again = solve(
@@ -315,7 +306,7 @@ def test_new_clients_and_warm_starts(x64):
 
 
 def test_bad_input_is_refused():
-    *_, gaps = draw(0.3, missing=0.1)
+    *_, gaps = draw_incomplete(0.3, missing=0.1)
     clients = jf.Clients.from_samples(gaps, missing="mask")
     moments = jf.Clients.from_moments(np.stack([np.eye(FEATURES)] * CLIENTS))
     uneven = [y[: 5 + 7 * i] for i, y in enumerate(gaps)]

@@ -1,4 +1,4 @@
-"""The block Lanczos iteration: against dense Krylov spaces, the exact answer, and its rivals."""
+"""The block Lanczos iteration: against dense Krylov spaces, the exact solution, and its rivals."""
 
 import functools
 
@@ -17,21 +17,14 @@ FEATURES, RANK, ROUNDS = 24, 3, 30
 COUNTS = (40, 30, 35, 25)
 
 pytestmark = pytest.mark.usefixtures("x64")
-
-
-def draw(seed=0, decay=1.1, features=FEATURES, counts=COUNTS):
-    """Clients whose pooled singular values decay geometrically."""
-    rng = np.random.default_rng(seed)
-    left = np.linalg.qr(rng.normal(size=(sum(counts), features)))[0]
-    right = np.linalg.qr(rng.normal(size=(features, features)))[0]
-    return np.split(left * decay ** -np.arange(features) @ right, np.cumsum(counts)[:-1])
+decaying = functools.partial(helpers.decaying_samples, COUNTS, FEATURES)
 
 
 def random_start(seed=1, features=FEATURES, rank=RANK):
     return np.linalg.qr(np.random.default_rng(seed).normal(size=(features, rank)))[0]
 
 
-def solve(samples, *, start=None, memory=None, rank=RANK, rounds=ROUNDS, backend=None):
+def lanczos(samples, *, start=None, memory=None, rank=RANK, rounds=ROUNDS, backend=None):
     clients = jf.Clients.from_samples(samples)
     # Always given, so that tests of a shape share a program.
     start = random_start(features=clients.features, rank=rank) if start is None else start
@@ -54,9 +47,9 @@ def error(solution, samples, rank=RANK):
 
 
 def test_every_round_is_the_best_within_the_krylov_space():
-    samples, start = draw(), random_start()
+    samples, start = decaying(), random_start()
     c = reference.pooled(samples)
-    history = solve(samples, start=start).history
+    history = lanczos(samples, start=start).history
     for blocks in range(1, FEATURES // RANK + 1):
         best = reference.best_within(c, reference.krylov_basis(c, start, blocks), RANK)
         captured = reference.captured(c, best)
@@ -71,19 +64,19 @@ def test_every_round_is_the_best_within_the_krylov_space():
 
 @pytest.mark.slow
 def test_the_result_is_a_product_with_the_best_within_the_space():
-    samples, start = draw(), random_start()
+    samples, start = decaying(), random_start()
     c = reference.pooled(samples)
     basis = reference.krylov_basis(c, start, 4)
     better = np.linalg.qr(c @ reference.best_within(c, basis, RANK))[0]
-    found = solve(samples, start=start, rounds=4).result.shared
+    found = lanczos(samples, start=start, rounds=4).result.shared
     assert distance(found, better) < 1e-6  # it shifts C by the square root of rounding
-    assert error(solve(samples, start=start, rounds=4), samples) > 1e-3
+    assert error(lanczos(samples, start=start, rounds=4), samples) > 1e-3
 
 
 def hard():
     """Data of one shape that are hard in different ways."""
     rng = np.random.default_rng(3)
-    plain = draw()
+    plain = decaying()
     yield "plain", plain, RANK
     yield "zero client", [plain[0], 0 * plain[1], plain[2], plain[3]], RANK
     yield "scales", [s * a for s, a in zip((1e-6, 1.0, 1e3, 1e6), plain, strict=True)], RANK
@@ -99,12 +92,12 @@ def hard():
 
 @pytest.mark.parametrize("memory", [None, 4])
 @pytest.mark.parametrize(("samples", "unique"), [pytest.param(a, r, id=n) for n, a, r in hard()])
-def test_the_answer_is_that_of_the_pooled_matrix(samples, unique, memory):
-    solution = solve(samples, memory=memory)
+def test_the_solution_is_that_of_the_pooled_matrix(samples, unique, memory):
+    solution = lanczos(samples, memory=memory)
     z = np.asarray(solution.result.shared)
     np.testing.assert_allclose(z.T @ z, np.eye(RANK), atol=1e-13)
     for name, values in solution.history.items():
-        # Nothing changes from before the first round to it.
+        # In the first round there is no previous value to compare with.
         assert np.isfinite(values[1:] if name == "stopping_measure" else values).all(), name
     exact = reference.principal_components(samples, unique)  # the part of it that is unique
     assert np.linalg.norm(exact - z @ (z.T @ exact)) < 1e-9
@@ -117,19 +110,19 @@ def test_the_answer_is_that_of_the_pooled_matrix(samples, unique, memory):
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [1, 5, 6])
 def test_any_rank(rank):
-    samples = draw(features=6)
-    solution = solve(samples, rank=rank, rounds=8)
+    samples = helpers.decaying_samples(COUNTS, 6)
+    solution = lanczos(samples, rank=rank, rounds=8)
     assert error(solution, samples, rank) < 1e-12
-    # Six features are spanned after as many rounds as it takes.
+    # The blocks span all six features after this many rounds.
     assert solution.history["kkt_violation"][-(-6 // rank) - 1] < 1e-14
 
 
 @pytest.mark.slow
 def test_single_precision():
-    single = [a.astype(np.float32) for a in draw()]
+    single = [a.astype(np.float32) for a in decaying()]
     double = [a.astype(np.float64) for a in single]
     for memory, tolerance in ((None, 2e-5), (4, 1e-4)):
-        solution = solve(single, memory=memory)
+        solution = lanczos(single, memory=memory)
         z = np.asarray(solution.result.shared)
         assert z.dtype == np.float32
         assert np.linalg.norm(z.T @ z - np.eye(RANK)) <= 1e-5
@@ -137,17 +130,17 @@ def test_single_precision():
         assert reference.kkt_violation(reference.pooled(double), z.astype(float)) < 5e-7
 
 
-def test_a_start_beside_the_answer_is_left():
-    samples = draw()
+def test_a_start_in_a_wrong_invariant_subspace_is_left():
+    samples = decaying()
     wrong = np.linalg.svd(np.concatenate(samples))[2][-RANK:].T  # invariant, but the last
-    solution = solve(samples, start=wrong)
+    solution = lanczos(samples, start=wrong)
     assert solution.history["kkt_violation"][0] < 1e-15
     assert error(solution, samples) < 1e-9
 
 
-def test_once_converged_nothing_moves():
-    samples = draw()
-    history = solve(samples).history
+def test_nothing_changes_once_converged():
+    samples = decaying()
+    history = lanczos(samples).history
     converged = FEATURES // RANK
     for name in ("captured", "kkt_violation", "objective"):
         assert len(set(np.asarray(history[name][converged:]))) == 1, name
@@ -203,7 +196,7 @@ def test_the_hardest_setting_of_the_paper_in_a_few_rounds(key):
     ],
 )
 def test_a_quarter_of_the_rounds_of_the_rivals(counts, features, rank, rivals, key):
-    samples = draw(5, 1.05, features, counts)
+    samples = helpers.decaying_samples(counts, features, 1.05, seed=5)
     mine = rounds_needed(BlockLanczos(rank), samples, 20, key)
     for rival in rivals:
         assert mine <= rounds_needed(rival(rank), samples, 120, key) / 4
@@ -211,7 +204,7 @@ def test_a_quarter_of_the_rounds_of_the_rivals(counts, features, rank, rivals, k
 
 @pytest.mark.slow
 def test_a_tolerance_stops_it(key):
-    samples = draw(6, 1.05, 60, (50,) * 4)
+    samples = helpers.decaying_samples((50,) * 4, 60, 1.05, seed=6)
     for stop, tol in (("kkt", 1e-8), ("objective", 1e-10)):
         clients = jf.Clients.from_samples(samples)
         solution = jf.fit(BlockLanczos(4, stop=stop), clients, rounds=60, key=key, tol=tol)
@@ -222,7 +215,7 @@ def test_a_tolerance_stops_it(key):
             change if stop == "objective" else max(change, solution.history["kkt_violation"][-1])
         )
         assert measure <= tol
-        # The violation that the server knows is that of the clients' data.
+        # The violation that the server measures is that of the clients' data.
         z = np.asarray(solution.result.shared)
         assert reference.kkt_violation(reference.pooled(samples), z) < 1e-6
 
@@ -234,7 +227,7 @@ SMALL = (4, 8, 12)  # clients, samples, features
 
 @functools.cache
 def differentiated():
-    """What two components leave of other data, and its derivative, over restarts."""
+    """What two components leave of other data, with the derivative through restarts."""
     held_out = jnp.asarray(np.random.default_rng(9).normal(size=(3, SMALL[-1])))
     clients = jf.Clients.from_samples(np.ones(SMALL))
 
@@ -287,8 +280,8 @@ def test_derivatives_are_finite_differences(make, rounds):
 # --- bad input -------------------------------------------------------------------------------
 
 
-def test_bad_data(key):
-    clients = jf.Clients.from_samples(draw())
+def test_bad_input_is_refused(key):
+    clients = jf.Clients.from_samples(decaying())
     with pytest.raises(ValueError, match="25 orthonormal components do not fit into 24 features"):
         jf.fit(BlockLanczos(25), clients, rounds=1, key=key)
     start = jf.Personalized(jnp.zeros((FEATURES, 2)), None)
@@ -296,7 +289,7 @@ def test_bad_data(key):
         jf.fit(BlockLanczos(RANK), clients, rounds=1, key=key, warm_start=start)
 
 
-def test_needs_everybody(key):
+def test_needs_every_client(key):
     clients = jf.Clients.from_samples(np.random.default_rng(0).normal(size=(4, 9, 6)))
     with pytest.raises(ValueError, match=r"^participation: BlockLanczos needs every client"):
         jf.fit(

@@ -17,19 +17,8 @@ RANKS = {"equal": LOCAL, "unequal": (2, 1, 2, 0, 1, 2)}
 TOLERANCE = 1e-8
 
 pytestmark = pytest.mark.usefixtures("x64")
-
-
-@functools.cache
-def draw():
-    """Samples of clients with a strong direction in common and others of their own."""
-    rng = np.random.default_rng(0)
-    shared = np.linalg.qr(rng.normal(size=(FEATURES, SHARED)))[0] * 3.0
-    samples = []
-    for n in COUNTS:
-        own = np.linalg.qr(rng.normal(size=(FEATURES, LOCAL)))[0] * [2.0, 1.5]
-        signal = rng.normal(size=(n, SHARED)) @ shared.T + rng.normal(size=(n, LOCAL)) @ own.T
-        samples.append(signal + 0.3 * rng.normal(size=(n, FEATURES)))
-    return samples
+solve = functools.partial(helpers.solve, rounds=ROUNDS)
+draw_samples = functools.partial(helpers.planted_samples, COUNTS, FEATURES, [3.0], [2.0, 1.5])
 
 
 def first(ranks):
@@ -42,10 +31,6 @@ def first(ranks):
     for padded, frame in zip(local, frames, strict=True):
         padded[:, : frame.shape[1]] = frame
     return shared, frames, jf.Personalized(jnp.asarray(shared), jnp.asarray(local))
-
-
-def solve(algorithm, samples, *, rounds=ROUNDS, **options):
-    return helpers.solve(algorithm, jf.Clients.from_samples(samples), rounds=rounds, **options)
 
 
 def agree(result, shared, frames, atol=TOLERANCE):
@@ -101,12 +86,12 @@ QUICK = [
     [pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow) for case in CASES],
 )
 def test_every_variant(variant, retraction, ranks, some):
-    samples, ranks = draw(), RANKS[ranks]
+    samples, ranks = draw_samples(), RANKS[ranks]
     shared, frames, start = first(ranks)
     present = np.random.default_rng(2).random((ROUNDS, CLIENTS)) < (0.5 if some else 1.1)
     present[np.arange(ROUNDS), np.arange(ROUNDS) % CLIENTS] = True
     participants = [np.flatnonzero(row) for row in present]
-    # Who is absent at first has deflated its start by the shared components before the rounds.
+    # Before the rounds, every client's start is deflated by the shared components.
     frames = [v - shared @ (shared.T @ v) for v in frames]
 
     if (variant, retraction) == ("polar", "qr"):
@@ -129,14 +114,14 @@ def test_every_variant(variant, retraction, ranks, some):
         warm_start=start,
         participation=jf.participation.mask(present) if some else None,
     )
-    # Power iteration keeps a trace of the old basis, the root of rounding.
+    # Power iteration keeps a trace of the old basis, of the order of the root of rounding.
     agree(solution.result, *wanted, atol=1e-7 if variant == "power" else TOLERANCE)
 
 
 @pytest.mark.slow
-def test_power_iteration_does_not_wait_for_the_largest_client():
+def test_the_largest_client_does_not_slow_power_iteration():
     """One client's data are ten times as large, and the objective never rises."""
-    samples = draw()
+    samples = draw_samples()
     samples[0] = 10 * samples[0]
     power, tangent = (
         solve(jf.pca.PerPCA(SHARED, LOCAL, variant=variant), samples, rounds=1000)
@@ -150,7 +135,7 @@ def test_power_iteration_does_not_wait_for_the_largest_client():
 
 
 def test_algorithm_1_is_the_polar_variant():
-    samples = draw()
+    samples = draw_samples()
     shared, frames, start = first(LOCAL)
     wanted = reference.algorithm1(samples, shared, frames, step_size=STEP, rounds=ROUNDS)
     algorithm = jf.pca.PerPCA(SHARED, LOCAL, step_size=STEP, variant="polar")
@@ -159,8 +144,8 @@ def test_algorithm_1_is_the_polar_variant():
 
 @pytest.mark.parametrize("retraction", ["polar", "qr"])
 def test_the_objective(retraction):
-    """The library's is what is left of the variance, the reference's half of what is captured."""
-    samples = draw()
+    """The library's is the variance left over, the reference's half the variance captured."""
+    samples = draw_samples()
     shared, frames, start = first(LOCAL)
     wanted = reference.perpca(
         samples, shared, frames, step_size=STEP, rounds=ROUNDS, retraction=retraction
@@ -175,7 +160,7 @@ def test_the_objective(retraction):
 @pytest.mark.parametrize("ranks", RANKS)
 def test_decay(ranks):
     """The step shrinks for the rounds after one that began with a larger mean objective."""
-    samples, ranks = draw(), RANKS[ranks]
+    samples, ranks = draw_samples(), RANKS[ranks]
     shared, frames, start = first(ranks)
     step = 0.5  # too large for a descent without decay
     algorithm = jf.pca.PerPCA(SHARED, ranks, step_size=step, decay=0.6)
@@ -195,7 +180,7 @@ def test_decay(ranks):
 
 
 def test_the_automatic_step_is_one_over_the_largest_eigenvalue():
-    samples = draw()
+    samples = draw_samples()
     shared, frames, start = first(LOCAL)
     step = 1 / max(np.linalg.eigvalsh(reference.moment(y))[-1] for y in samples)
     wanted = reference.perpca(samples, shared, frames, step_size=step, rounds=ROUNDS)
@@ -205,15 +190,15 @@ def test_the_automatic_step_is_one_over_the_largest_eigenvalue():
 
 
 @pytest.mark.slow
-def test_its_own_start():
-    samples = draw()
+def test_the_default_start():
+    samples = draw_samples()
     shared, frames = reference.local_first(samples, SHARED, LOCAL)
     wanted = reference.perpca(samples, shared, frames, step_size=STEP, rounds=ROUNDS)
     agree(solve(jf.pca.PerPCA(SHARED, LOCAL, step_size=STEP), samples).result, *wanted[:2])
 
 
-def test_local_components_that_are_missing_in_a_warm_start_are_the_best_ones():
-    samples = draw()
+def test_missing_local_components_of_a_warm_start_are_the_best_ones():
+    samples = draw_samples()
     shared, *_ = first(LOCAL)
     frames = [reference.best_local(reference.moment(y), shared, LOCAL) for y in samples]
     wanted = reference.perpca(samples, shared, frames, step_size=STEP, rounds=ROUNDS)
@@ -253,7 +238,7 @@ ONE_SHOT = {
 @pytest.mark.parametrize("name", ONE_SHOT)
 def test_one_shot_algorithms(name, length):
     make, wanted = ONE_SHOT[name]
-    samples = [y[: LENGTHS[length]] for y in draw()]
+    samples = [y[: LENGTHS[length]] for y in draw_samples()]
     solution = solve(make(), samples, rounds=1)
     shared, frames = wanted(samples)
     agree(solution.result, shared, frames)

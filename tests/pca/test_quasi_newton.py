@@ -29,11 +29,6 @@ def samples(dtype=np.float64):
     return np.asarray(tables, dtype)
 
 
-def run(algorithm, values, rounds, **options):
-    clients = jf.Clients.from_samples(values)
-    return solve(algorithm, clients, rounds=rounds, **options)
-
-
 def joint(history, first):
     """The objective of `AdaptivePCA` before each round, the hyper prior's part included."""
     dimension = RANK * (FEATURES - RANK)
@@ -43,10 +38,10 @@ def joint(history, first):
 
 
 def falls(make, other, solver="quasi_newton", objective=lambda history: history["objective"]):
-    """Objectives of many rounds of one solver, and of another one."""
+    """Objectives of many rounds of the other solver, and of fewer of this one."""
     values = samples()
-    long = run(make(solver=other), values, 400).history
-    quick = run(make(solver=solver), values, 40).history
+    long = solve(make(solver=other), values, rounds=400).history
+    quick = solve(make(solver=solver), values, rounds=40).history
     return np.asarray(objective(long)), np.asarray(objective(quick))
 
 
@@ -64,7 +59,7 @@ def rounds_to(objective, best, start, gap=1e-4):
     ],
     ids=["hierarchical", "adaptive", "empirical Bayes"],
 )
-def test_the_optimum_is_that_of_the_slower_solver(make, other, objective, times, x64):
+def test_the_optimum_equals_that_of_the_slower_solver(make, other, objective, times, x64):
     objective = objective or (lambda history: history["objective"])
     long, quick = falls(make, other, objective=objective)
     assert quick[-1] <= long[-1] + 1e-9 * abs(long[-1])
@@ -85,7 +80,7 @@ def test_it_ends_where_a_pooled_solver_ends(x64):
         w = np.linalg.eigvalsh(precision * moments + v @ v.T / TIGHT)
         return -w[:, -RANK:].sum() / (2 * CLIENTS)
 
-    found = run(Hierarchical(NOISE, TIGHT, solver="quasi_newton"), values, 40)
+    found = solve(Hierarchical(NOISE, TIGHT, solver="quasi_newton"), values, rounds=40)
     shared = np.asarray(found.result.shared)
     best = minimize(objective, shared.ravel(), method="L-BFGS-B")
     assert objective(shared.ravel()) <= best.fun + 1e-8 * abs(best.fun)
@@ -94,7 +89,7 @@ def test_it_ends_where_a_pooled_solver_ends(x64):
 
 
 def test_a_quadratic_function_takes_as_many_rounds_as_it_has_directions(x64):
-    """Of numbers alone, the components held where they are: BFGS ends on a quadratic."""
+    """With the components fixed, BFGS on a quadratic terminates."""
     curvatures = np.array([1.0, 3.0, 10.0])
     frame = jnp.eye(4, 1)
     memory = begin(frame, jnp.zeros(3), jnp.ones(3))
@@ -118,13 +113,15 @@ def test_numbers_stay_within_their_limits(x64):
         value = -jnp.sum((x - 2) ** 2) / 2 - 0.4 * x[0] * x[1]
         slopes = -(x - 2) - 0.4 * x[::-1]
         memory, *_ = step(memory, Evaluation(frame, value, slopes), least, most)
-    # The first is at its limit, and the second is best given that.
+    # The first number is at its limit, and the second is the best given that.
     np.testing.assert_allclose(memory.trial.numbers, [0.5, 1.8], atol=1e-8)
 
 
 @pytest.mark.slow
 def test_components_stay_orthonormal_in_single_precision():
-    found = run(Hierarchical(NOISE, TIGHT, solver="quasi_newton"), samples(np.float32), 100)
+    found = solve(
+        Hierarchical(NOISE, TIGHT, solver="quasi_newton"), samples(np.float32), rounds=100
+    )
     shared = found.result.shared
     np.testing.assert_allclose(shared.T @ shared, np.eye(RANK), atol=1e-5 * RANK)
     assert np.isfinite(found.history["objective"]).all()
@@ -146,14 +143,14 @@ def test_components_stay_orthonormal_in_single_precision():
     [4, 60],
     ids=["on the way", "at the end"],
 )
-def test_unrolled_derivatives_are_those_of_finite_differences(make, rounds, x64):
+def test_unrolled_derivatives_equal_finite_differences(make, rounds, x64):
     values = jnp.asarray(samples())
     weights = jnp.asarray(np.random.default_rng(1).normal(size=(FEATURES, FEATURES)))
 
     @jax.jit
     @partial(jax.value_and_grad, argnums=(0, 1))
     def end(noise, scale):
-        shared = run(make(noise), scale * values, rounds).result.shared
+        shared = solve(make(noise), scale * values, rounds=rounds).result.shared
         return jnp.sum(weights * (shared @ shared.T))
 
     at = jnp.asarray(NOISE), jnp.asarray(1.0)
@@ -172,7 +169,7 @@ def test_unrolled_derivatives_are_those_of_finite_differences(make, rounds, x64)
         (lambda: Bayes(0.2, solver="newton"), "^solver: "),
     ],
 )
-def test_what_does_not_go_with_it_is_refused(make, message):
+def test_incompatible_settings_are_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
 
@@ -180,15 +177,13 @@ def test_what_does_not_go_with_it_is_refused(make, message):
 @pytest.mark.parametrize("make", [Adaptive, Bayes])
 def test_implicit_derivatives_are_refused_where_no_other_round_has_the_solution(make):
     with pytest.raises(ValueError, match=r"^adjoint: wanted .* with another solver"):
-        run(make(0.2, solver="quasi_newton"), samples(), 5, adjoint=jf.adjoint.implicit())
+        solve(make(0.2, solver="quasi_newton"), samples(), rounds=5, adjoint=jf.adjoint.implicit())
 
 
-def test_every_client_is_wanted_in_each_round():
+def test_every_client_must_take_part():
     with pytest.raises(ValueError, match=r"^participation: HierarchicalPCA needs every client"):
-        participation = jf.participation.uniform(3)
-        run(
-            Hierarchical(0.2, 0.1, solver="quasi_newton"), samples(), 5, participation=participation
-        )
+        algorithm, some = Hierarchical(0.2, 0.1, solver="quasi_newton"), jf.participation.uniform(3)
+        solve(algorithm, samples(), rounds=5, participation=some)
 
 
 @pytest.mark.slow
@@ -202,7 +197,7 @@ def test_direction_solves_the_secant_equation(x64):
     changes, gradient, one = jnp.asarray(moves @ hessian), rng.normal(size=6), jnp.ones(())
     found = _newton(jnp.asarray(moves), changes, jnp.asarray(gradient), one)
     np.testing.assert_allclose(found, np.linalg.solve(hessian, gradient), rtol=1e-9)
-    # Entries without curvature count for nothing, wherever they are.
+    # Entries without curvature are ignored, wherever they are.
     padded = [jnp.concatenate([x, jnp.zeros((3, 6))]) for x in (moves, changes)]
     np.testing.assert_allclose(_newton(*padded, jnp.asarray(gradient), one), found, rtol=1e-12)
     none = jnp.zeros((3, 6))

@@ -10,7 +10,7 @@ import pytest
 
 import jaxfed as jf
 from bench.oracles import tcmf as oracle
-from tests.helpers import solve
+from tests.helpers import gap, projector, solve
 from tests.references import tcmf as reference
 
 KEPT = json.loads(oracle.NUMBERS.read_text(encoding="utf-8"))
@@ -29,7 +29,7 @@ class Truth(NamedTuple):
     gaps: np.ndarray  # samples with NaN for missing entries
 
 
-def draw(noise=0.0, seed=0, share=0.05, size=5.0, missing=0.0):
+def draw_corrupted(noise=0.0, seed=0, share=0.05, size=5.0, missing=0.0):
     rng = np.random.default_rng(seed)
     shared = np.linalg.qr(rng.normal(size=(FEATURES, RANK)))[0]
     joint = [np.hstack([shared, rng.normal(size=(FEATURES, RANK))]) for _ in range(CLIENTS)]
@@ -43,15 +43,6 @@ def draw(noise=0.0, seed=0, share=0.05, size=5.0, missing=0.0):
     samples = parts[0] + parts[1] + errors + noise * rng.normal(size=errors.shape)
     gaps = np.where(rng.random(samples.shape) < missing, np.nan, samples)
     return Truth(samples, *parts, errors, shared, locals_, gaps)
-
-
-def projector(w):
-    return np.asarray(w) @ np.swapaxes(np.asarray(w), -1, -2)
-
-
-def gap(found, truth):
-    """The largest entry in which projectors differ."""
-    return np.max(np.abs(projector(found) - projector(truth)))
 
 
 def clients_of(gaps):
@@ -70,8 +61,8 @@ def mistakes(run, truth):
 
 @pytest.mark.parametrize("inner", [1, 3])
 @pytest.mark.parametrize("kind", ["complete", "incomplete"])
-def test_takes_the_rounds_of_the_reference(x64, kind, inner):
-    truth = draw(0.1, missing=0.1)
+def test_rounds_equal_the_reference(x64, kind, inner):
+    truth = draw_corrupted(0.1, missing=0.1)
     gaps = truth.samples if kind == "complete" else truth.gaps
     counts = 50, 28, 36, 40, 24, 32
     tables = [y[:n] for y, n in zip(gaps, counts, strict=True)]
@@ -104,12 +95,12 @@ def test_takes_the_rounds_of_the_reference(x64, kind, inner):
 
 
 @pytest.mark.slow
-def test_many_inner_rounds_are_the_papers_epochs(x64):
-    samples = draw(0.1).samples
+def test_many_inner_rounds_equal_the_papers_epochs(x64):
+    samples = draw_corrupted(0.1).samples
     first, decay, final = 1.5, 0.6, 0.4
     algorithm = jf.pca.TCMF(RANK, RANK, final, first_threshold=first, decay=decay, inner_rounds=300)
-    run = solve(algorithm, jf.Clients.from_samples(samples), rounds=900)
-    # Another solver of the factorization, to its end.
+    run = solve(algorithm, samples, rounds=900)
+    # Another solver of the factorization, run to convergence.
     low_rank, threshold = np.zeros_like(samples), first
     for _ in range(4):
         sparse = reference.hard(samples - low_rank, threshold)
@@ -125,7 +116,7 @@ def test_many_inner_rounds_are_the_papers_epochs(x64):
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("kind", ["together", "alone"])
-def test_epochs_are_those_of_the_authors_steps(x64, kind, seed):
+def test_epochs_equal_the_authors(x64, kind, seed):
     case, kept = oracle.draw(seed), KEPT["draws"][seed][kind]
     samples = case.samples if kind == "together" else case.samples[:1]
     inner = 300
@@ -154,8 +145,8 @@ def test_epochs_are_those_of_the_authors_steps(x64, kind, seed):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("missing", [0.0, 0.1])
-def test_recovers_what_has_no_noise_at_a_linear_rate(x64, missing):
-    truth = draw(missing=missing)
+def test_recovers_noiseless_data_at_a_linear_rate(x64, missing):
+    truth = draw_corrupted(missing=missing)
     observed = ~np.isnan(truth.gaps)
     ends = []
     for rounds in (40, 120, 280):
@@ -167,13 +158,13 @@ def test_recovers_what_has_no_noise_at_a_linear_rate(x64, missing):
     assert ends[-1] < 1e-9
     # The paper's bound on errors is the threshold.
     assert (np.array(ends[:2]) < 5 * 0.9 ** np.array([40, 120])).all()
-    # Missing entries are those of the low-rank parts.
+    # Missing entries are completed by the low-rank parts.
     np.testing.assert_allclose(cleaned, truth.samples - truth.errors, atol=1e-9)
 
 
 @pytest.mark.slow
 def test_is_better_than_either_model_alone(x64):
-    truth = draw(share=0.15, size=20.0)
+    truth = draw_corrupted(share=0.15, size=20.0)
     clients = jf.Clients.from_samples(truth.samples)
     ours = mistakes(solve(jf.pca.TCMF(RANK, RANK, 0.0), clients, rounds=250), truth)
     factors = solve(jf.pca.HMF(RANK, RANK), clients, rounds=250).result
@@ -185,7 +176,7 @@ def test_is_better_than_either_model_alone(x64):
 
 @pytest.mark.slow
 def test_ends_where_factors_ignore_the_sparse_part(x64):
-    truth = draw(0.05, missing=0.05)
+    truth = draw_corrupted(0.05, missing=0.05)
     run = solve(jf.pca.TCMF(RANK, RANK, 0.3), clients_of(truth.gaps), rounds=800)
     observed = ~np.isnan(truth.gaps)
     sparse = observed & (np.asarray(run.local.cleaned) != np.nan_to_num(truth.gaps))
@@ -200,10 +191,10 @@ def test_ends_where_factors_ignore_the_sparse_part(x64):
 
 @pytest.mark.slow
 def test_without_errors_it_is_personalized_pca(x64):
-    samples = draw(0.3, share=0.0).samples
+    samples = draw_corrupted(0.3, share=0.0).samples
     counts = np.array((50, 28, 36, 40, 24, 32))
     tables = [y[:n] for y, n in zip(samples, counts, strict=True)]
-    run = solve(jf.pca.TCMF(RANK, RANK, 100.0), jf.Clients.from_samples(tables), rounds=500)
+    run = solve(jf.pca.TCMF(RANK, RANK, 100.0), tables, rounds=500)
     weighted = jf.Clients.from_samples(tables, weights=counts)
     other = solve(jf.pca.VarProPerPCA(RANK, RANK), weighted, rounds=200)
     wanted = other.history["objective"][-1] * counts.mean() / 2
@@ -213,17 +204,15 @@ def test_without_errors_it_is_personalized_pca(x64):
 
 
 @pytest.mark.slow
-def test_the_objective_falls_once_the_threshold_has(x64):
-    run = solve(
-        jf.pca.TCMF(RANK, RANK, 0.3), jf.Clients.from_samples(draw(0.1).samples), rounds=250
-    )
+def test_the_objective_falls_once_the_threshold_has_fallen(x64):
+    run = solve(jf.pca.TCMF(RANK, RANK, 0.3), draw_corrupted(0.1).samples, rounds=250)
     objective = np.asarray(run.history["objective"])[120:]
     assert (np.diff(objective) <= 1e-12 * objective[0]).all()
 
 
 @pytest.mark.slow
-def test_derivatives_of_whole_solves_equal_central_differences(x64):
-    truth = draw(0.1, missing=0.05)
+def test_derivatives_of_whole_runs_equal_central_differences(x64):
+    truth = draw_corrupted(0.1, missing=0.05)
     weights = np.random.default_rng(3).normal(size=(FEATURES, FEATURES))
 
     def loss_of(adjoint):
@@ -259,8 +248,8 @@ def test_derivatives_of_whole_solves_equal_central_differences(x64):
     np.testing.assert_allclose(other, gradient, atol=1e-8)
 
 
-def test_an_implicit_derivative_wants_one_inner_round():
-    clients = jf.Clients.from_samples(draw().samples.astype(np.float32))
+def test_an_implicit_derivative_requires_one_inner_round():
+    clients = jf.Clients.from_samples(draw_corrupted().samples.astype(np.float32))
     with pytest.raises(ValueError, match=r"^adjoint: wanted TCMF\(inner_rounds=1\).*, got 2"):
         jf.rollout(
             jf.pca.TCMF(RANK, RANK, 0.5, inner_rounds=2),
@@ -273,8 +262,8 @@ def test_an_implicit_derivative_wants_one_inner_round():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scale", [1e-15, 1e-8, 1e8, 1e14])
-def test_knows_no_scale_but_the_thresholds(scale):
-    gaps = draw(0.1, missing=0.1).gaps.astype(np.float32)
+def test_is_scale_invariant_up_to_the_thresholds(scale):
+    gaps = draw_corrupted(0.1, missing=0.1).gaps.astype(np.float32)
     runs = [
         solve(jf.pca.TCMF(RANK, RANK, 0.5 * s), clients_of(np.float32(s) * gaps), rounds=60)
         for s in (1.0, scale)
@@ -286,7 +275,7 @@ def test_knows_no_scale_but_the_thresholds(scale):
 
 @pytest.mark.slow
 def test_a_client_of_another_scale_has_its_own_first_threshold(x64):
-    truth = draw()
+    truth = draw_corrupted()
     scales = np.array([1.0, 1, 1, 1, 1, 0.05])[:, None, None]
     run = solve(
         jf.pca.TCMF(RANK, RANK, 0.0), jf.Clients.from_samples(scales * truth.samples), rounds=280
@@ -300,7 +289,7 @@ def test_a_client_of_another_scale_has_its_own_first_threshold(x64):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["zeros", "one direction", "alike", "one sample", "never seen"])
 def test_degenerate_samples(kind):
-    gaps = draw(0.1, missing=0.1).gaps.astype(np.float32)
+    gaps = draw_corrupted(0.1, missing=0.1).gaps.astype(np.float32)
     if kind == "zeros":
         gaps[:] = 0
     elif kind == "one direction":
@@ -323,9 +312,9 @@ def test_degenerate_samples(kind):
 
 @pytest.mark.slow
 def test_new_clients_and_warm_starts(x64):
-    truth = draw()
+    truth = draw_corrupted()
     algorithm = jf.pca.TCMF(RANK, RANK, 0.0)
-    run = solve(algorithm, jf.Clients.from_samples(truth.samples[:4]), rounds=280)
+    run = solve(algorithm, truth.samples[:4], rounds=280)
     others = jf.Clients.from_samples(truth.samples[4:])
     new = jf.personalize(algorithm, run, others, rounds=280)
     assert gap(new.local, truth.locals_[4:]) < 1e-8
@@ -340,7 +329,7 @@ def test_new_clients_and_warm_starts(x64):
 
 @pytest.mark.slow
 def test_thresholds_can_be_swept(x64):
-    clients = jf.Clients.from_samples(draw(0.1).samples)
+    clients = jf.Clients.from_samples(draw_corrupted(0.1).samples)
     sweep = jax.vmap(lambda x: jf.pca.TCMF(RANK, RANK, x))(jnp.array([0.3, 2.0]))
     runs = jax.vmap(lambda algorithm: solve(algorithm, clients, rounds=60))(sweep)
     for i, threshold in enumerate((0.3, 2.0)):
@@ -351,7 +340,7 @@ def test_thresholds_can_be_swept(x64):
 
 
 def test_bad_input_is_refused():
-    gaps = draw(missing=0.1).gaps.astype(np.float32)
+    gaps = draw_corrupted(missing=0.1).gaps.astype(np.float32)
     clients = clients_of(gaps)
     moments = jf.Clients.from_moments(np.stack([np.eye(FEATURES)] * CLIENTS))
     buckets = jf.Clients.from_samples(

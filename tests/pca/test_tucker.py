@@ -10,21 +10,12 @@ import pytest
 
 import jaxfed as jf
 from bench.oracles import tucker as oracle
-from tests.helpers import solve
+from tests.helpers import gap, projector, solve
 from tests.references import tucker as reference
 
 KEPT = json.loads(oracle.NUMBERS.read_text(encoding="utf-8"))
 SHAPE, RANKS, LOCAL_RANKS = oracle.SHAPE, oracle.SHARED_RANKS, oracle.LOCAL_RANKS
 FEATURES, CLIENTS = int(np.prod(SHAPE)), len(oracle.COUNTS)
-
-
-def projector(w):
-    return np.asarray(w) @ np.swapaxes(np.asarray(w), -1, -2)
-
-
-def gap(found, truth):
-    """The largest entry in which projectors differ."""
-    return np.max(np.abs(projector(found) - projector(truth)))
 
 
 def rows(samples):
@@ -45,7 +36,7 @@ def factors_after(algorithm, clients, passes, start):
     return shared, after.local, after.history["objective"][-1]
 
 
-def draw(seed=0, noise=0.0, own=1.0, clients=CLIENTS, count=16):
+def draw_tensors(seed=0, noise=0.0, own=1.0, clients=CLIENTS, count=16):
     """Samples as rows, shared components and local ones, from factors of random spans."""
     rng = np.random.default_rng(seed)
     sizes = list(zip(SHAPE, RANKS, LOCAL_RANKS, strict=True))
@@ -66,13 +57,13 @@ def draw(seed=0, noise=0.0, own=1.0, clients=CLIENTS, count=16):
 
 @pytest.mark.parametrize("rho", [0.0, 0.7])
 @pytest.mark.parametrize("orthogonal", [(0, 1, 2), pytest.param((1,), marks=pytest.mark.slow)])
-def test_takes_the_rounds_of_the_reference(x64, orthogonal, rho):
+def test_rounds_equal_the_reference(x64, orthogonal, rho):
     case = oracle.draw(5, orthogonal)
     clients = jf.Clients.from_samples(rows(case.samples))
     algorithm = jf.pca.PerTucker(
         SHAPE, RANKS, LOCAL_RANKS, orthogonal_modes=orthogonal, proximal=rho
     )
-    # As many as of the authors, so that both compile the same programs.
+    # As many as for the authors' numbers, so that both share compiled programs.
     passes = oracle.EARLY
     u, v, objectives = reference.passes(case.samples, *case.start, orthogonal, rho, passes)
     shared, local, objective = factors_after(algorithm, clients, passes, warm(case.start))
@@ -86,7 +77,7 @@ def test_takes_the_rounds_of_the_reference(x64, orthogonal, rho):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", oracle.KINDS)
 @pytest.mark.parametrize("seed", range(3))
-def test_rounds_and_ends_are_those_of_the_authors(x64, kind, seed):
+def test_rounds_and_results_match_the_authors(x64, kind, seed):
     orthogonal, rho = oracle.KINDS[kind]
     case, kept, total = oracle.draw(seed, orthogonal), KEPT["draws"][seed][kind], sum(oracle.COUNTS)
     # The authors' sum over all samples.
@@ -109,10 +100,10 @@ def test_rounds_and_ends_are_those_of_the_authors(x64, kind, seed):
 @pytest.mark.slow
 @pytest.mark.parametrize("orthogonal", [None, (0,)])
 @pytest.mark.parametrize("own", [0.3, 3.0])
-def test_recovers_what_has_no_noise(x64, orthogonal, own):
-    samples, shared, locals_ = draw(own=own)
+def test_recovers_noiseless_data(x64, orthogonal, own):
+    samples, shared, locals_ = draw_tensors(own=own)
     algorithm = jf.pca.PerTucker(SHAPE, RANKS, LOCAL_RANKS, orthogonal_modes=orthogonal)
-    run = solve(algorithm, jf.Clients.from_samples(samples), rounds=600)
+    run = solve(algorithm, samples, rounds=600)
     assert run.history["objective"][-1] < 1e-14 * np.mean(np.sum(samples**2, axis=-1))
     assert gap(run.result.shared, shared) < 1e-8
     assert gap(run.result.local, locals_) < 1e-8
@@ -120,7 +111,7 @@ def test_recovers_what_has_no_noise(x64, orthogonal, own):
 
 @pytest.mark.slow
 def test_one_mode_is_personalized_pca(x64):
-    samples, *_ = draw(noise=0.3)
+    samples, *_ = draw_tensors(noise=0.3)
     clients = jf.Clients.from_samples(samples[..., :10])
     run = solve(jf.pca.PerTucker((10,), (2,), (2,)), clients, rounds=2000)
     other = solve(jf.pca.VarProPerPCA(2, 2), clients, rounds=300, warm_start=run.result)
@@ -133,9 +124,9 @@ def test_one_mode_is_personalized_pca(x64):
 
 @pytest.mark.slow
 def test_the_objective_is_the_squared_error_of_the_result(x64):
-    samples, *_ = draw(noise=0.3)
+    samples, *_ = draw_tensors(noise=0.3)
     algorithm = jf.pca.PerTucker(SHAPE, RANKS, LOCAL_RANKS)
-    run = solve(algorithm, jf.Clients.from_samples(samples), rounds=600)
+    run = solve(algorithm, samples, rounds=600)
     shared, local = run.result
     rest = samples - samples @ projector(shared) - samples @ projector(local)
     np.testing.assert_allclose(
@@ -147,7 +138,7 @@ def test_the_objective_is_the_squared_error_of_the_result(x64):
 @pytest.mark.slow
 @pytest.mark.parametrize("adjoint", ["implicit", "unrolled"])
 @pytest.mark.parametrize(("orthogonal", "rho"), [(None, 0.0), ((1,), 0.5)])
-def test_derivatives_of_whole_solves_equal_central_differences(x64, adjoint, orthogonal, rho):
+def test_derivatives_of_whole_runs_equal_central_differences(x64, adjoint, orthogonal, rho):
     rng = np.random.default_rng(2)
     means = np.outer([3.0, 0, 0], [1.0, 0]).ravel(), np.outer([0, 1.0, 1], [0, 2.0]).ravel()
     at = sum(rng.normal(size=(CLIENTS, 12, 1)) * mean for mean in means)
@@ -179,7 +170,7 @@ def test_derivatives_of_whole_solves_equal_central_differences(x64, adjoint, ort
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["zeros", "constant", "alike", "one sample"])
 def test_degenerate_samples(kind):
-    samples, *_ = draw(noise=0.3)
+    samples, *_ = draw_tensors(noise=0.3)
     if kind == "zeros":
         samples[0] = 0
     elif kind == "constant":
@@ -199,10 +190,10 @@ def test_degenerate_samples(kind):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scale", [1e-14, 1e14])
-def test_knows_no_scale(scale):
-    samples = draw(noise=0.3)[0].astype(np.float32)
+def test_is_scale_invariant(scale):
+    samples = draw_tensors(noise=0.3)[0].astype(np.float32)
     runs = [
-        solve(jf.pca.PerTucker(SHAPE, RANKS, LOCAL_RANKS), jf.Clients.from_samples(x), rounds=60)
+        solve(jf.pca.PerTucker(SHAPE, RANKS, LOCAL_RANKS), x, rounds=60)
         for x in (samples, np.float32(scale) * samples)
     ]
     assert gap(runs[0].result.shared, runs[1].result.shared) < 1e-4
@@ -212,7 +203,7 @@ def test_knows_no_scale(scale):
 
 @pytest.mark.slow
 def test_clients_that_miss_rounds_stay_orthogonal(x64):
-    samples, shared, _ = draw(noise=0.01, clients=6)
+    samples, shared, _ = draw_tensors(noise=0.01, clients=6)
     run = solve(
         jf.pca.PerTucker(SHAPE, RANKS, LOCAL_RANKS),
         jf.Clients.from_samples(samples),
@@ -226,8 +217,8 @@ def test_clients_that_miss_rounds_stay_orthogonal(x64):
 
 @pytest.mark.slow
 def test_a_tolerance_waits_for_every_mode(x64):
-    samples, *_ = draw(noise=0.3)
-    # Factors of the last mode are whole, so its updates turn nothing.
+    samples, *_ = draw_tensors(noise=0.3)
+    # Factors of the last mode span everything, so its updates change nothing.
     algorithm = jf.pca.PerTucker(SHAPE, (2, 2, 4), (1, 1, 4), orthogonal_modes=(0, 1))
     clients = jf.Clients.from_samples(samples)
     run, longer = (solve(algorithm, clients, rounds=900, tol=tol) for tol in (1e-9, 0.0))
@@ -237,12 +228,12 @@ def test_a_tolerance_waits_for_every_mode(x64):
 
 @pytest.mark.slow
 def test_new_clients_and_warm_starts(x64):
-    samples, shared, locals_ = draw(clients=6)
+    samples, shared, locals_ = draw_tensors(clients=6)
     algorithm = jf.pca.PerTucker(SHAPE, RANKS, LOCAL_RANKS)
     # The components of other algorithms have the same factors, if they are products of some.
     turn = np.linalg.qr(np.random.default_rng(1).normal(size=(4, 4)))[0]
     found = jf.Personalized(jnp.asarray(shared @ turn), jnp.asarray(locals_[:4] @ turn))
-    run = solve(algorithm, jf.Clients.from_samples(samples[:4]), rounds=1, warm_start=found)
+    run = solve(algorithm, samples[:4], rounds=1, warm_start=found)
     assert gap(run.result.shared, shared) < 1e-7
     chex.assert_trees_all_close(projector(run.result.local), projector(locals_[:4]), atol=1e-6)
     new = jf.personalize(algorithm, run, jf.Clients.from_samples(samples[4:]), rounds=30)
@@ -250,7 +241,7 @@ def test_new_clients_and_warm_starts(x64):
 
 
 def test_bad_input_is_refused():
-    samples, *_ = draw(noise=0.3)
+    samples, *_ = draw_tensors(noise=0.3)
     clients = jf.Clients.from_samples(samples.astype(np.float32))
     moments = jf.Clients.from_moments(np.stack([np.eye(FEATURES, dtype=np.float32)] * CLIENTS))
     gaps = jf.Clients.from_samples(samples.astype(np.float32), missing="mask")

@@ -10,6 +10,7 @@ from sklearn.datasets import load_digits
 
 import jaxfed as jf
 from jaxfed.pca.varpro import VarProPerPCA
+from tests.helpers import fit, gaussian_samples
 from tests.references import varpro as reference
 
 
@@ -37,14 +38,9 @@ def far(samples):
     return jf.manifolds.stiefel.random(jax.random.key(0), 12, 2, dtype=jnp.float64)
 
 
-def solve(algorithm, samples, rounds, **options):
-    clients = jf.Clients.from_samples(samples)
-    return jf.fit(algorithm, clients, rounds=rounds, key=jax.random.key(1), **options)
-
-
 @pytest.mark.parametrize("ranks", [(2,) * 10, (2, 0, 1, 2, 1) * 2], ids=["alike", "unequal"])
 @pytest.mark.parametrize("seed", [10, 11, 13])
-def test_takes_the_steps_of_the_reference(x64, ranks, seed):
+def test_steps_equal_the_reference(x64, ranks, seed):
     """On noise with few samples, where some trials are rejected long before the end."""
     rng = np.random.default_rng(5)
     turns = (np.linalg.qr(rng.normal(size=(12, 12)))[0] for _ in ranks)
@@ -55,7 +51,7 @@ def test_takes_the_steps_of_the_reference(x64, ranks, seed):
     start = np.linalg.qr(np.random.default_rng(seed).normal(size=(12, 2)))[0]
     algorithm = VarProPerPCA(2, 2 if ranks[1] else ranks, memory=4)
     warm = jf.Personalized(jnp.asarray(start), None)
-    found = solve(algorithm, samples, 20, warm_start=warm).history["objective"]
+    found = fit(algorithm, samples, rounds=20, warm_start=warm).history["objective"]
     _, values, accepted = reference.quasi_newton(samples, start, ranks, 20, memory=4)
     energy = np.mean([np.sum(y**2) / len(y) for y in samples])
     np.testing.assert_allclose(found, energy + 2 * values, rtol=1e-8)
@@ -76,32 +72,30 @@ def common_start(samples, shared_rank, rank):
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [VarProPerPCA, jf.pca.PerPCA])
 def test_starts_from_what_clients_have_in_common(make, x64):
-    rng = np.random.default_rng(0)
-    samples = [rng.normal(size=(40, 8)) * np.linspace(2, 0.5, 8) for _ in range(5)]
-    found = solve(make(2, 2, start="common"), samples, 20).history["objective"]
+    samples = gaussian_samples((40,) * 5, np.linspace(2, 0.5, 8), dtype=float)
+    found = fit(make(2, 2, start="common"), samples, rounds=20).history["objective"]
     warm = jf.Personalized(jnp.asarray(common_start(samples, 2, 4)), None)
-    wanted = solve(make(2, 2), samples, 20, warm_start=warm).history["objective"]
+    wanted = fit(make(2, 2), samples, rounds=20, warm_start=warm).history["objective"]
     np.testing.assert_allclose(found, wanted, rtol=1e-9)
 
 
 @pytest.mark.slow
-def test_alike_clients_share_the_largest_components():
-    rng = np.random.default_rng(0)
-    rows = (rng.normal(size=(60, 8)) * np.linspace(3, 0.5, 8)).astype(np.float32)
+def test_identical_clients_share_the_largest_components():
+    (rows,) = gaussian_samples((60,), np.linspace(3, 0.5, 8))
     top = np.linalg.eigvalsh(rows.T @ rows / 60)[-3:].sum()
     for start, least, most in (("local_first", 0, 0.7), ("common", 0.9999, 1.0001)):
-        shared = solve(VarProPerPCA(3, 2, start=start), [rows] * 4, 30).result.shared
+        shared = fit(VarProPerPCA(3, 2, start=start), [rows] * 4, rounds=30).result.shared
         assert least < np.sum((rows @ shared) ** 2) / 60 / top < most
 
 
 @pytest.mark.slow
-def test_finds_components_that_are_known(x64):
-    """Without noise the optimum is zero, at the components that made the data."""
+def test_finds_known_components(x64):
+    """Without noise the optimum is zero, at the components that generated the data."""
     basis = np.linalg.qr(np.random.default_rng(0).normal(size=(8, 8)))[0]
     rows = [4 * basis[:, :2].T * np.sqrt(4) for _ in range(3)]
     samples = [np.concatenate([x, 6 * basis[:, 2 + i : 3 + i].T]) for i, x in enumerate(rows)]
     start = jf.manifolds.stiefel.random(jax.random.key(0), 8, 2, dtype=jnp.float64)
-    run = solve(VarProPerPCA(2, 1), samples, 60, warm_start=jf.Personalized(start, None))
+    run = fit(VarProPerPCA(2, 1), samples, rounds=60, warm_start=jf.Personalized(start, None))
     shared, local = run.result
     assert jf.manifolds.grassmann.distance(shared, basis[:, :2]) < 1e-6
     for i in range(3):
@@ -111,7 +105,7 @@ def test_finds_components_that_are_known(x64):
 
 @pytest.mark.slow
 def test_ends_at_a_stationary_point(samples):
-    shared, local = solve(VarProPerPCA(2, 3), samples, 60).result
+    shared, local = fit(VarProPerPCA(2, 3), samples, rounds=60).result
     joint = np.concatenate([np.broadcast_to(shared, (20, 12, 2)), local], axis=2)
     np.testing.assert_allclose(
         np.swapaxes(joint, 1, 2) @ joint, np.broadcast_to(np.eye(5), (20, 5, 5)), atol=1e-12
@@ -136,7 +130,7 @@ def test_digits_take_sixty_rounds(factor, best):
     train[0] = factor * train[0]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", jf.EnergyWarning)
-        found = solve(VarProPerPCA(10, 2), train, 80).history["objective"]
+        found = fit(VarProPerPCA(10, 2), train, rounds=80).history["objective"]
     within = found - best <= 1e-3 * best
     assert within[-1] and np.argmax(within) + 1 <= 60
 
@@ -145,8 +139,8 @@ def test_digits_take_sixty_rounds(factor, best):
 def test_takes_a_fifth_of_the_rounds_of_gradient_descent(samples):
     largest = max(np.linalg.norm(y.T @ y / len(y), 2) for y in samples)
     # At the largest step size that is sure to converge.
-    slow = solve(jf.pca.PerPCA(2, 3, step_size=1.9 / largest), samples, 3000)
-    fast = solve(VarProPerPCA(2, 3), samples, 60)
+    slow = fit(jf.pca.PerPCA(2, 3, step_size=1.9 / largest), samples, rounds=3000)
+    fast = fit(VarProPerPCA(2, 3), samples, rounds=60)
     slow, fast = slow.history["objective"], fast.history["objective"]
     best = min(slow[-1], fast[-1])
     slow, fast = (int(np.argmax(h - best <= 1e-8 * best)) + 1 for h in (slow, fast))
@@ -154,9 +148,9 @@ def test_takes_a_fifth_of_the_rounds_of_gradient_descent(samples):
 
 
 @pytest.mark.slow
-def test_climbs_from_anywhere(samples, far):
-    far = solve(VarProPerPCA(2, 3), samples, 60, warm_start=jf.Personalized(far, None))
-    near = solve(VarProPerPCA(2, 3), samples, 60)
+def test_converges_from_a_distant_start(samples, far):
+    far = fit(VarProPerPCA(2, 3), samples, rounds=60, warm_start=jf.Personalized(far, None))
+    near = fit(VarProPerPCA(2, 3), samples, rounds=60)
     far, near = far.history["objective"], near.history["objective"]
     np.testing.assert_allclose(far[-1], near[-1], rtol=1e-8)
     assert far[0] > 1.5 * far[-1]
@@ -164,18 +158,13 @@ def test_climbs_from_anywhere(samples, far):
 
 @pytest.mark.slow
 def test_absent_clients_do_not_stop_it(samples, far):
-    """One client is absent now and then: as if it never had been, in the end."""
+    """A client that is absent now and then makes no difference in the end."""
     present = np.ones((80, 20), bool)
     present[np.arange(3, 40, 6), np.arange(7)] = False
     start = jf.Personalized(far, None)
-    whole = solve(VarProPerPCA(2, 3), samples, 80, warm_start=start)
-    part = solve(
-        VarProPerPCA(2, 3),
-        samples,
-        80,
-        warm_start=start,
-        participation=jf.participation.mask(present),
-    )
+    whole = fit(VarProPerPCA(2, 3), samples, rounds=80, warm_start=start)
+    mask = jf.participation.mask(present)
+    part = fit(VarProPerPCA(2, 3), samples, rounds=80, warm_start=start, participation=mask)
     np.testing.assert_allclose(
         part.history["objective"][-1], whole.history["objective"][-1], rtol=1e-7
     )
@@ -183,39 +172,39 @@ def test_absent_clients_do_not_stop_it(samples, far):
 
 @pytest.mark.slow
 def test_the_order_of_blocks_does_not_make_other_participants():
-    """Rounds read the blocks of a source in turn forwards and backwards, and so add them up."""
+    """Rounds read, and add up, the blocks of a source forwards and backwards in turn."""
     values = np.random.default_rng(0).normal(size=(900, 20, 8)).astype("float32")
     values *= np.linspace(0.5, 1.5, 900, dtype="float32")[:, None, None]
     clients = jf.Clients.from_source(
         values * np.float32([4, 3, 3, 2, 2, 1, 1, 1]), block_bytes=8192
     )
-    history = jf.fit(VarProPerPCA(2, 2), clients, rounds=8, key=jax.random.key(0)).history
+    history = fit(VarProPerPCA(2, 2), clients, rounds=8).history
     assert np.isfinite(history["stopping_measure"]).all()
 
 
-def test_drawn_participants_bring_it_as_near_as_gradient_descent(samples, far):
+def test_with_drawn_participants_it_gets_as_close_as_gradient_descent(samples, far):
     start = jf.Personalized(far, None)
 
     def objective(algorithm):
         drawn = jf.participation.uniform(5)
-        run = solve(algorithm, samples, 150, warm_start=start, participation=drawn)
+        run = fit(algorithm, samples, rounds=150, warm_start=start, participation=drawn)
         found = jf.Personalized(run.result.shared, None)
-        measured = solve(VarProPerPCA(2, 3), samples, 1, warm_start=found)
+        measured = fit(VarProPerPCA(2, 3), samples, rounds=1, warm_start=found)
         return measured.history["objective"][0]
 
     assert objective(VarProPerPCA(2, 3)) <= 1.001 * objective(jf.pca.PerPCA(2, 3))
 
 
 @pytest.mark.slow
-def test_shrinkage_is_that_of_gradient_descent(samples):
-    slow = solve(jf.pca.PerPCA(2, 3, shrinkage=True), samples, 3000).result
-    fast = solve(VarProPerPCA(2, 3, shrinkage=True), samples, 100).result
+def test_shrinkage_equals_that_of_gradient_descent(samples):
+    slow = fit(jf.pca.PerPCA(2, 3, shrinkage=True), samples, rounds=3000).result
+    fast = fit(VarProPerPCA(2, 3, shrinkage=True), samples, rounds=100).result
     assert jf.manifolds.grassmann.distance(fast.shared, slow.shared) < 1e-3
 
 
 @pytest.mark.slow
-def test_unrolled_derivative_is_that_of_the_solution_with_weights(samples):
-    """Long after the steps have become rounding, and with clients that count for nothing."""
+def test_the_unrolled_derivative_equals_that_of_the_solution_with_weights(samples):
+    """Even long after the steps have become mere rounding, and with clients of zero weight."""
     rows = jnp.asarray(np.stack([y[:12] for y in samples[10:15]])) * jnp.linspace(1, 3, 12)
     turn = jnp.asarray(np.random.default_rng(0).normal(size=(12, 12)))
 
@@ -233,14 +222,14 @@ def test_unrolled_derivative_is_that_of_the_solution_with_weights(samples):
 
 
 @pytest.mark.slow
-def test_sizes_of_data_do_not_matter(samples):
-    sizes = [solve(VarProPerPCA(2, 3), [s * y for y in samples], 40) for s in (1.0, 1e-30)]
+def test_is_scale_invariant(samples):
+    sizes = [fit(VarProPerPCA(2, 3), [s * y for y in samples], rounds=40) for s in (1.0, 1e-30)]
     np.testing.assert_allclose(
         sizes[1].history["objective"] / 1e-60, sizes[0].history["objective"], rtol=1e-8
     )
 
 
-def test_refuses_what_does_not_fit(samples):
+def test_bad_input_is_refused(samples):
     with pytest.raises(ValueError, match="shared_rank"):
         VarProPerPCA(0, 3)
     with pytest.raises(ValueError, match="local_rank"):
@@ -248,6 +237,6 @@ def test_refuses_what_does_not_fit(samples):
     with pytest.raises(ValueError, match="memory"):
         VarProPerPCA(2, 3, memory=0)
     with pytest.raises(ValueError, match=r"shared_rank \+ local_rank"):
-        solve(VarProPerPCA(8, 5), samples, 1)
+        fit(VarProPerPCA(8, 5), samples, rounds=1)
     with pytest.raises(ValueError, match="2 ranks for 20 clients"):
-        solve(VarProPerPCA(2, (1, 2)), samples, 1)
+        fit(VarProPerPCA(2, (1, 2)), samples, rounds=1)

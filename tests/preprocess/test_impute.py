@@ -1,4 +1,4 @@
-"""Missing entries: against NumPy, against full data, and through what is composed around a run."""
+"""Missing entries: against NumPy, against full data, and with everything that surrounds a run."""
 
 import chex
 import jax
@@ -8,12 +8,12 @@ import pytest
 
 import jaxfed as jf
 from jaxfed.preprocess import Impute, Standardize
-from tests.helpers import solve
+from tests.helpers import fit, solve
 
 FEATURES, CLIENTS, SAMPLES = 8, 12, 30
 
 
-def draw(rate, seed=0, noise=0.3, clients=CLIENTS):
+def draw_incomplete(rate, seed=0, noise=0.3, clients=CLIENTS):
     """Complete samples with two shared and one local component and means, and with gaps."""
     rng = np.random.default_rng(seed)
     shared = rng.normal(size=(FEATURES, 2))
@@ -30,7 +30,7 @@ def draw(rate, seed=0, noise=0.3, clients=CLIENTS):
 
 def fitted(gaps, rounds=60, **options):
     clients = jf.Clients.from_samples(gaps, missing="mask")
-    return clients, jf.fit(Impute(2, 1), clients, rounds=rounds, key=jax.random.key(0), **options)
+    return clients, fit(Impute(2, 1), clients, rounds=rounds, **options)
 
 
 def gram(model):
@@ -57,7 +57,7 @@ def conditional(model, row):
 
 @pytest.mark.slow
 def test_conditional_means_and_covariances_are_those_of_the_gaussian():
-    _, gaps = draw(0.3)
+    _, gaps = draw_incomplete(0.3)
     clients, solution = fitted(gaps, rounds=10)
     known = jax.tree.map(jnp.zeros_like, solution.result.local)
     local = solution.result.local
@@ -135,7 +135,7 @@ def reference(rounds, gaps, start, local_rank=1):
 
 
 def test_rounds_equal_a_reference_from_the_formulas():
-    _, gaps = draw(0.3, clients=3)
+    _, gaps = draw_incomplete(0.3, clients=3)
     gaps = gaps[:, :9].astype(np.float64)
     with jax.enable_x64(True):
         clients = jf.Clients.from_samples(gaps, missing="mask")
@@ -152,8 +152,8 @@ def test_rounds_equal_a_reference_from_the_formulas():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rate", [0.1, 0.4, 0.6])
-def test_missing_entries_are_nearer_than_by_simpler_means(rate):
-    full, gaps = draw(rate)
+def test_imputed_entries_are_closer_than_feature_means(rate):
+    full, gaps = draw_incomplete(rate)
     clients, solution = fitted(gaps)
     missing = np.isnan(gaps)
 
@@ -163,12 +163,12 @@ def test_missing_entries_are_nearer_than_by_simpler_means(rate):
     found = np.asarray(solution.result.local.transform(clients).data.values)
     np.testing.assert_array_equal(found[~missing], full[~missing])
     means = np.broadcast_to(np.nanmean(gaps, axis=1, keepdims=True), gaps.shape)
-    # Knowing the other entries, a model explains most of what means leave.
+    # Given the other entries, a model explains most of what means leave.
     assert error(found) < (0.5, 0.6, 0.75)[(0.1, 0.4, 0.6).index(rate)] * error(means)
 
 
 def test_complete_samples_are_not_changed():
-    full, _ = draw(0.0)
+    full, _ = draw_incomplete(0.0)
     clients, solution = fitted(full, rounds=3)
     local = solution.result.local
     np.testing.assert_array_equal(local.transform(clients).data.values, full)
@@ -179,22 +179,22 @@ def test_complete_samples_are_not_changed():
 
 
 @pytest.mark.slow
-def test_the_subspace_is_near_that_of_complete_samples():
-    full, gaps = draw(0.3)
+def test_the_subspace_is_close_to_that_of_complete_samples():
+    full, gaps = draw_incomplete(0.3)
     clients, solution = fitted(gaps)
     centred = solution.result.local.moments(clients)
     shared = [
-        jf.fit(jf.pca.VarProPerPCA(2, 1), c, rounds=40, key=jax.random.key(0)).result.shared
+        fit(jf.pca.VarProPerPCA(2, 1), c, rounds=40).result.shared
         for c in (centred, jf.Clients.from_samples(full))
     ]
     naive = jf.Clients.from_samples(np.nan_to_num(gaps))
-    filled = jf.fit(jf.pca.VarProPerPCA(2, 1), naive, rounds=40, key=jax.random.key(0))
+    filled = fit(jf.pca.VarProPerPCA(2, 1), naive, rounds=40)
     distance = jf.metrics.projector_distance
     assert distance(*shared) < 0.3 * distance(filled.result.shared, shared[1])
 
 
-def test_rows_of_a_client_and_of_anybody():
-    _, gaps = draw(0.3)
+def test_rows_of_known_and_of_unknown_clients():
+    _, gaps = draw_incomplete(0.3)
     clients, solution = fitted(gaps)
     local, shared = solution.result.local, solution.result.shared
     whole = local.transform(clients).data.values
@@ -206,16 +206,14 @@ def test_rows_of_a_client_and_of_anybody():
 
 
 @pytest.mark.slow
-def test_buckets_and_sources_are_transformed_as_others():
-    _, gaps = draw(0.3)
+def test_buckets_and_sources_are_transformed_like_arrays():
+    _, gaps = draw_incomplete(0.3)
     arrays = [x[: (10, 20, 30)[i % 3]] for i, x in enumerate(gaps)]
     one, several = (
         jf.Clients.from_samples(arrays, missing="mask", bucket=bucket) for bucket in (None, 1.1)
     )
     read = jf.Clients.from_source(arrays, missing="mask", block_bytes=2000)
-    solutions = [
-        jf.fit(Impute(2, 1), c, rounds=5, key=jax.random.key(0)) for c in (one, several, read)
-    ]
+    solutions = [fit(Impute(2, 1), c, rounds=5) for c in (one, several, read)]
     local = solutions[0].result.local
     for other in solutions[1:]:
         chex.assert_trees_all_close(gram(other.result.local), gram(local), rtol=2e-4, atol=1e-5)
@@ -225,20 +223,17 @@ def test_buckets_and_sources_are_transformed_as_others():
     wanted = local.transform(one)
     values = local.transform(several).unbucketed().data.values
     np.testing.assert_allclose(values, wanted.data.values, atol=1e-5)
-    # What is read is completed when it is, by everything that takes samples.
+    # Samples from a source are completed as they are read.
     algorithm = jf.pca.PerPCA(2, 1)
-    results = [
-        jf.fit(algorithm, c, rounds=3, key=jax.random.key(0)).result.shared
-        for c in (wanted, local.transform(read))
-    ]
+    results = [fit(algorithm, c, rounds=3).result.shared for c in (wanted, local.transform(read))]
     np.testing.assert_allclose(*results, atol=1e-5)
     with pytest.raises(ValueError, match=r"^clients: wanted data in memory for second moments"):
         local.moments(read)
 
 
 @pytest.mark.slow
-def test_derivatives_of_whole_solves_equal_central_differences():
-    _, gaps = draw(0.3, clients=4)
+def test_derivatives_of_whole_runs_equal_central_differences():
+    _, gaps = draw_incomplete(0.3, clients=4)
     gaps = gaps[:, :10].astype(np.float64)
     with jax.enable_x64(True):
         at = jnp.asarray(gaps)
@@ -265,24 +260,22 @@ def test_derivatives_of_whole_solves_equal_central_differences():
 
 @pytest.mark.slow
 def test_standardize_respects_gaps():
-    _, gaps = draw(0.4)
+    _, gaps = draw_incomplete(0.4)
     clients = jf.Clients.from_samples(1000 + gaps, missing="mask")
-    found = jf.fit(Standardize(), clients, rounds=1, key=jax.random.key(0)).result.shared
+    found = fit(Standardize(), clients, rounds=1).result.shared
     pooled = (1000 + gaps).astype(float).reshape(-1, FEATURES)
     np.testing.assert_allclose(found.mean, np.nanmean(pooled, axis=0), rtol=1e-6)
     np.testing.assert_allclose(found.scale, np.nanstd(pooled, axis=0), rtol=2e-6)
     units = found.transform(clients)
     chex.assert_trees_all_equal(units.data.observed, clients.data.observed)
-    own = jf.fit(
-        Standardize("local", "local"), clients, rounds=1, key=jax.random.key(0)
-    ).result.local
+    own = fit(Standardize("local", "local"), clients, rounds=1).result.local
     np.testing.assert_allclose(own.scale, np.nanstd((1000.0 + gaps), axis=1), rtol=1e-4)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scale", [0.0, 1e-25, 1e15])
 def test_samples_of_any_size_give_finite_models(scale):
-    _, gaps = draw(0.3, clients=3)
+    _, gaps = draw_incomplete(0.3, clients=3)
     clients, solution = fitted(np.float32(scale) * gaps, rounds=3)
     found = solution.result.local
     values, moments = found.transform(clients).data.values, found.moments(clients).data.dense
@@ -292,8 +285,8 @@ def test_samples_of_any_size_give_finite_models(scale):
 
 
 @pytest.mark.slow
-def test_everything_closed_over_under_jit():
-    _, gaps = draw(0.3, clients=3)
+def test_closed_over_data_work_under_jit():
+    _, gaps = draw_incomplete(0.3, clients=3)
     clients, solution = fitted(gaps, rounds=3)
 
     def completed(found):
@@ -307,7 +300,7 @@ def test_everything_closed_over_under_jit():
 
 
 def test_bad_input_is_refused():
-    full, gaps = draw(0.3)
+    full, gaps = draw_incomplete(0.3)
     clients, solution = fitted(gaps, rounds=1)
     local = solution.result.local
 
@@ -347,11 +340,11 @@ def test_bad_input_is_refused():
 
 @pytest.mark.slow
 def test_a_solution_is_saved_with_it_and_completes_new_rows(tmp_path):
-    _, gaps = draw(0.3)
+    _, gaps = draw_incomplete(0.3)
     clients = jf.Clients.from_samples(1000 + 10 * gaps, missing="mask")
     units = solve(Standardize("local", "shared"), clients, rounds=1).result.local
     clients = units.transform(clients)
-    models = jf.fit(Impute(2, 1), clients, rounds=5, key=jax.random.key(0)).result.local
+    models = fit(Impute(2, 1), clients, rounds=5).result.local
     solution = solve(jf.pca.OneShot(2, 1), models.moments(clients), rounds=1)
     solution.save(tmp_path / "result.npz", preprocessing=units, imputation=models)
     saved = jf.load(tmp_path / "result.npz")
@@ -368,8 +361,8 @@ def test_a_solution_is_saved_with_it_and_completes_new_rows(tmp_path):
 
 
 @pytest.mark.slow
-def test_rows_may_be_incomplete_and_not_infinite():
-    _, gaps = draw(0.3)
+def test_rows_may_be_incomplete_but_not_infinite():
+    _, gaps = draw_incomplete(0.3)
     clients, solution = fitted(gaps, rounds=2)
     units = solve(Standardize("local"), clients, rounds=1).result.local
     row = gaps[0][np.isnan(gaps[0]).any(axis=1)][0]

@@ -1,5 +1,7 @@
 """Means and deviations: against NumPy's of the pooled rows, through channels, layouts and files."""
 
+import functools
+
 import chex
 import jax
 import numpy as np
@@ -7,20 +9,18 @@ import pytest
 
 import jaxfed as jf
 from jaxfed.preprocess import Standardization, Standardize
+from tests import helpers
 
 FEATURES = 4
-# Deviations, and means of a thousand times as much.
+# Deviations; the means are a thousand times as large.
 SPREAD = np.array([0.3, 1.0, 2.0, 5.0])
+fit = functools.partial(helpers.fit, rounds=1)
 
 
 def tables(counts=(20, 35, 8), seed=0):
     rng = np.random.default_rng(seed)
     draws = [rng.normal(size=(n, FEATURES)) + rng.normal(size=FEATURES) for n in counts]
     return [((1000 + y) * SPREAD).astype(np.float32) for y in draws]
-
-
-def solve(algorithm, clients, **options):
-    return jf.fit(algorithm, clients, rounds=1, key=jax.random.key(0), **options)
 
 
 def expected(arrays, center, scale):
@@ -45,9 +45,9 @@ def expected(arrays, center, scale):
 
 @pytest.mark.parametrize("scale", ["shared", "local", "energy", "none"])
 @pytest.mark.parametrize("center", ["shared", "local", "none"])
-def test_they_are_those_of_the_pooled_rows(center, scale):
+def test_means_and_deviations_equal_those_of_the_pooled_rows(center, scale):
     arrays = tables()
-    found = solve(Standardize(center, scale), jf.Clients.from_samples(arrays)).result
+    found = fit(Standardize(center, scale), arrays).result
     mean, deviation = expected(arrays, center, scale)
     np.testing.assert_allclose(found.local.mean, mean, rtol=1e-6)
     # About a mean that is not the client's own, the rounding of that mean counts; in the scales of
@@ -61,16 +61,16 @@ def test_they_are_those_of_the_pooled_rows(center, scale):
 
 def test_many_samples_cost_no_precision():
     (table,) = tables(counts=(300_001,))
-    found = solve(Standardize(), jf.Clients.from_samples([table])).result.shared
+    found = fit(Standardize(), [table]).result.shared
     pooled = table.astype(float)
     wanted = pooled.mean(0), pooled.std(0)
     chex.assert_trees_all_close((found.mean, found.scale), wanted, rtol=1e-6)
 
 
-def test_weights_matter_where_they_are_zero():
+def test_only_zero_weights_matter():
     arrays = tables()
-    whole = solve(Standardize(), jf.Clients.from_samples(arrays, weights=[0.1, 0.7, 0.0]))
-    part = solve(Standardize(), jf.Clients.from_samples(arrays[:2]))
+    whole = fit(Standardize(), jf.Clients.from_samples(arrays, weights=[0.1, 0.7, 0.0]))
+    part = fit(Standardize(), arrays[:2])
     chex.assert_trees_all_close(whole.result.shared, part.result.shared, rtol=1e-6)
 
 
@@ -83,16 +83,16 @@ def check_pooled(found, arrays):
 
 
 @pytest.mark.slow
-def test_sums_go_behind_masks():
+def test_sums_can_be_masked():
     arrays = tables()
     # The sums before the round are of the size of the data, those of the round are of differences.
     wire = jf.Wire(jf.channel.secure_sum(3, bits=32, bound=2e3), jf.channel.lossless(), MASKS)
-    found = solve(Standardize(), jf.Clients.from_samples(arrays), channel=wire).result.shared
+    found = fit(Standardize(), arrays, channel=wire).result.shared
     check_pooled((found.mean, found.scale), arrays)
 
 
 @pytest.mark.slow
-def test_sums_go_behind_masks_on_flower(tmp_path, monkeypatch):
+def test_sums_can_be_masked_on_flower(tmp_path, monkeypatch):
     pytest.importorskip("flwr")
     from jaxfed.deploy import exchange
     from tests.deploy.federation import Federation
@@ -106,16 +106,16 @@ def test_sums_go_behind_masks_on_flower(tmp_path, monkeypatch):
     check_pooled((shared["shared.mean"], shared["shared.scale"]), arrays)
 
 
-def test_nothing_is_sent_where_nothing_is_common():
-    history = solve(Standardize("local", "energy"), jf.Clients.from_samples(tables())).history
+def test_nothing_is_sent_if_nothing_is_shared():
+    history = fit(Standardize("local", "energy"), tables()).history
     assert history["bits_up"][-1] == 0
 
 
-def test_fewer_than_half_of_the_clients_may_send_anything():
+def test_a_minority_of_clients_may_send_arbitrary_values():
     arrays = tables(counts=(30,) * 7)
     wrong = [*arrays[:4], *(1e6 * y for y in arrays[4:])]
     clients = jf.Clients.from_samples(wrong, weights=[1, 1, 1, 1, 1, 1, 0])
-    found = solve(Standardize(robust=True), clients).result.shared
+    found = fit(Standardize(robust=True), clients).result.shared
     means = np.stack([y.astype(float).mean(0) for y in wrong[:6]])
     mean = np.median(means, 0)
     squares = [np.mean((y - mean) ** 2, 0) for y in wrong[:6]]
@@ -124,7 +124,7 @@ def test_fewer_than_half_of_the_clients_may_send_anything():
     np.testing.assert_allclose(found.scale, wanted[1], rtol=1e-4)
     hidden = jf.Wire(MASKS, jf.channel.lossless())
     with pytest.raises(ValueError, match=r"^channel: masked messages can be added up"):
-        solve(Standardize(robust=True), jf.Clients.from_samples(tables()), channel=hidden)
+        fit(Standardize(robust=True), tables(), channel=hidden)
 
 
 def layouts(arrays, folder):
@@ -146,7 +146,7 @@ def test_clients_are_transformed_in_any_layout(name, tmp_path):
     arrays = tables()
     clients = layouts(arrays, tmp_path)[name]
     for algorithm in (Standardize("local", "shared"), Standardize()):
-        result = solve(algorithm, clients).result
+        result = fit(algorithm, clients).result
         units = result.local if result.shared is None else result.shared
         after = units.transform(clients)
         mean, deviation = expected(arrays, algorithm.center, algorithm.scale)
@@ -161,7 +161,7 @@ def test_clients_are_transformed_in_any_layout(name, tmp_path):
             np.testing.assert_allclose(rows, wanted, atol=2e-3)
             back = units.inverse_transform(rows, client=i)
             np.testing.assert_allclose(back, table, rtol=1e-6)
-        again = solve(Standardize(algorithm.center, "shared"), after).result.local
+        again = fit(Standardize(algorithm.center, "shared"), after).result.local
         np.testing.assert_allclose(again.scale, np.ones((3, FEATURES)), rtol=1e-4)
         if clients.layout.in_memory:
             before = units.inverse_transform(after)
@@ -171,10 +171,10 @@ def test_clients_are_transformed_in_any_layout(name, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_source_in_other_units_is_another_one(tmp_path):
+def test_a_source_in_other_units_has_another_identity(tmp_path):
     clients = layouts(tables(), tmp_path)["source"]
     found = [
-        solve(Standardize("local", scale), clients).result.local.transform(clients)
+        fit(Standardize("local", scale), clients).result.local.transform(clients)
         for scale in ("local", "energy")
     ]
     marks = [each.identity().data for each in (clients, *found, found[0].take(np.arange(3)))]
@@ -188,18 +188,18 @@ def test_constant_features_are_divided_by_one():
         y[:, 1] = 0.1
         y[:, 2] = 0
     for algorithm in (Standardize(), Standardize("local"), Standardize("local", "local")):
-        units = solve(algorithm, jf.Clients.from_samples(arrays)).result.local
+        units = fit(algorithm, arrays).result.local
         np.testing.assert_array_equal(units.scale[:, 1:3], 1)
         np.testing.assert_allclose(units.transform(arrays[0], client=0)[:, 1:3], 0, atol=1e-7)
     flat = jf.Clients.from_samples([np.full((4, 2), 0.1, np.float32)])
-    units = solve(Standardize("local", "energy"), flat).result.local
+    units = fit(Standardize("local", "energy"), flat).result.local
     np.testing.assert_array_equal(units.scale, 1)
 
 
 def test_new_clients_get_their_own():
     arrays = tables()
     algorithm = Standardize("shared", "energy")
-    solution = solve(algorithm, jf.Clients.from_samples(arrays))
+    solution = fit(algorithm, arrays)
     new = jf.Clients.from_samples(tables(counts=(11,), seed=1))
     found = jf.personalize(algorithm, solution, new, rounds=0).local
     np.testing.assert_array_equal(found.mean[0], solution.result.local.mean[0])
@@ -208,7 +208,7 @@ def test_new_clients_get_their_own():
 
 
 @pytest.mark.slow
-def test_one_client_of_another_size_leaves_the_shared_subspace():
+def test_a_client_of_another_scale_leaves_the_shared_subspace_unchanged():
     key = jax.random.key(0)
     data = jf.data.perpca_synthetic(
         key, clients=30, features=12, shared_rank=2, local_rank=2, samples=60, noise_variance=0.09
@@ -217,7 +217,7 @@ def test_one_client_of_another_size_leaves_the_shared_subspace():
 
     def error(arrays):
         clients = jf.Clients.from_samples(arrays)
-        units = solve(Standardize("local", "energy"), clients).result.local
+        units = fit(Standardize("local", "energy"), clients).result.local
         found = jf.fit(jf.pca.VarProPerPCA(2, 2), units.transform(clients), rounds=60, key=key)
         return float(jf.metrics.projector_distance(found.result.shared, data.shared))
 
@@ -227,8 +227,8 @@ def test_one_client_of_another_size_leaves_the_shared_subspace():
 
 def test_a_solution_is_saved_with_them(tmp_path):
     clients = jf.Clients.from_samples(tables())
-    units = solve(Standardize(), clients).result.local
-    solution = solve(jf.pca.OneShot(1, 1), units.transform(clients))
+    units = fit(Standardize(), clients).result.local
+    solution = fit(jf.pca.OneShot(1, 1), units.transform(clients))
     solution.save(tmp_path / "result.npz", preprocessing=units)
     found = jf.load(tmp_path / "result.npz").preprocessing
     chex.assert_trees_all_equal(found, units)
@@ -238,7 +238,7 @@ def test_a_solution_is_saved_with_them(tmp_path):
         solution.save(tmp_path / "result.npz", preprocessing=units.mean)
 
 
-def test_what_does_not_fit_is_refused():
+def test_bad_input_is_refused():
     clients = jf.Clients.from_samples(tables())
     units = Standardization(np.zeros((3, FEATURES)), np.ones((3, FEATURES)))
     rows = np.ones((2, FEATURES))
@@ -254,7 +254,7 @@ def test_what_does_not_fit_is_refused():
         (lambda: units.transform(rows[:, :2], client=0), "^samples: wanted an array"),
         (lambda: units.transform(clients.take([0])), "^samples: wanted clients and features"),
         (lambda: units.transform(moments), "^clients: wanted samples, .* of type Moment"),
-        (lambda: solve(Standardize(), views), "^clients: wanted samples, .* of type View"),
+        (lambda: fit(Standardize(), views), "^clients: wanted samples, .* of type View"),
         (lambda: jf.Clients.from_samples([]), "^arrays: at least one client is needed"),
     ]:
         with pytest.raises(ValueError, match=message):

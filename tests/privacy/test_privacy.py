@@ -1,4 +1,4 @@
-"""The server's attacks: exact where the messages are products, empty-handed where they are not."""
+"""The server's attacks: exact where messages are products, unsuccessful where they are not."""
 
 import functools
 
@@ -10,6 +10,7 @@ import pytest
 import jaxfed as jf
 from bench.tables import privacy as table
 from jaxfed import privacy
+from tests.helpers import decaying_samples
 
 FEATURES, RANK, CLIENTS, ROUNDS = 24, 4, 4, 12
 SPAN = FEATURES // RANK  # rounds until the blocks may span all features
@@ -20,12 +21,9 @@ pytestmark = pytest.mark.usefixtures("x64")
 
 
 @functools.cache
-def draw():
+def decaying():
     """Clients that are alike, as those of the paper."""
-    rng = np.random.default_rng(0)
-    left = np.linalg.qr(rng.uniform(-1, 1, (CLIENTS * 60, FEATURES)))[0]
-    right = np.linalg.qr(rng.uniform(-1, 1, (FEATURES, FEATURES)))[0]
-    return jf.Clients.from_samples(np.split(left * 1.1 ** -np.arange(FEATURES) @ right, CLIENTS))
+    return jf.Clients.from_samples(decaying_samples((60,) * CLIENTS, FEATURES))
 
 
 SOLVERS = {
@@ -38,17 +36,17 @@ SOLVERS = {
 
 @functools.cache
 def transcript(name):
-    return privacy.record(SOLVERS[name], draw(), rounds=ROUNDS, key=jax.random.key(0), client=1)
+    return privacy.record(SOLVERS[name], decaying(), rounds=ROUNDS, key=jax.random.key(0), client=1)
 
 
 @functools.cache
 def secret():
-    return privacy.client_matrix(draw(), 1)
+    return privacy.client_matrix(decaying(), 1)
 
 
 @pytest.mark.slow
-def test_the_record_is_what_was_said():
-    heard, clients = transcript("subspace iteration"), draw()
+def test_the_record_holds_the_messages():
+    heard, clients = transcript("subspace iteration"), decaying()
     pooled = sum(privacy.client_matrix(clients, i) for i in range(CLIENTS))
     z = heard.received
     assert z.shape == heard.sent.shape == heard.total.shape == (ROUNDS, FEATURES, RANK)
@@ -61,20 +59,20 @@ def test_the_record_is_what_was_said():
 @pytest.mark.slow
 def test_the_aggregate_of_gathered_messages_is_all_of_them():
     algorithm = jf.pca.LocalPower(RANK, alignment="procrustes")
-    heard = privacy.record(algorithm, draw(), rounds=2, key=jax.random.key(0), client=1)
+    heard = privacy.record(algorithm, decaying(), rounds=2, key=jax.random.key(0), client=1)
     second = jax.tree.map(lambda x: x[:, 1], heard.total[0])
     chex.assert_trees_all_equal(second, heard.sent[0])
 
 
 @pytest.mark.slow
 def test_first_messages_are_kept():
-    heard, clients = transcript("block Lanczos"), draw()
+    heard, clients = transcript("block Lanczos"), decaying()
     energies = [np.trace(privacy.client_matrix(clients, i)) for i in range(CLIENTS)]
     np.testing.assert_allclose(heard.first.energy, energies[1])
     np.testing.assert_allclose(heard.first_total.energy, sum(energies))
 
 
-def test_minimum_norm_is_that():
+def test_minimum_norm_finds_the_solution_of_least_norm():
     rng = np.random.default_rng(1)
     z, y = rng.normal(size=(2, 6, 2)), rng.normal(size=(2, 6, 2))
     phi = privacy.minimum_norm(z, y)
@@ -97,18 +95,18 @@ def test_outside_span_solves_its_equations():
 
 
 @pytest.mark.parametrize("name", ["subspace iteration", "block Lanczos", "FAPS, KKT"])
-def test_products_give_the_matrix_away(name):
+def test_products_reveal_the_matrix(name):
     errors = privacy.linear_attack(transcript(name), secret())
     assert errors.shape == (ROUNDS,)
     assert errors[0] > 0.5 and errors[SPAN - 2] > 1e-2
-    # Blocks that converge are nearly dependent; a round more gains some digits.
+    # Converging blocks are nearly dependent; another round gains some digits.
     last = errors[SPAN - 1] if name == "block Lanczos" else errors[SPAN]
     assert last < 1e-5
     chosen = privacy.linear_attack(transcript(name), secret(), at=[1, SPAN])
     np.testing.assert_allclose(chosen, errors[[0, SPAN - 1]])
 
 
-def test_masked_messages_do_not():
+def test_masked_messages_do_not_reveal_the_matrix():
     heard = transcript("FAPS")
     assert privacy.linear_attack(heard, secret()).min() > 0.8
     assert privacy.linear_attack(heard, secret(), calibrated=True).min() > 0.4
@@ -116,20 +114,20 @@ def test_masked_messages_do_not():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["subspace iteration", "FAPS"])
-def test_a_server_that_restarts_gets_it(name):
+def test_a_server_that_restarts_learns_the_matrix(name):
     attack = functools.partial(
-        privacy.restart_attack, SOLVERS[name], draw(), key=jax.random.key(1), client=1
+        privacy.restart_attack, SOLVERS[name], decaying(), key=jax.random.key(1), client=1
     )
     assert attack() < 1e-6
     assert attack(restarts=SPAN - 3) > 0.1
     if name == "FAPS":
         assert attack(calibrated=False) > 0.1  # a multiple of the identity is hidden
-        assert attack(norm_factor=0.15) < 1e-6  # but the penalty tells it
+        assert attack(norm_factor=0.15) < 1e-6  # but the penalty reveals it
 
 
 @pytest.mark.parametrize("name", SOLVERS)
-def test_a_sum_tells_no_client_apart(name):
-    guess = privacy.public_guess(draw(), 1)
+def test_a_sum_reveals_no_single_client(name):
+    guess = privacy.public_guess(decaying(), 1)
     assert guess > 0.1
     heard = transcript(name)
     errors = privacy.linear_attack(heard, secret(), summed=True, calibrated=True)
@@ -137,7 +135,7 @@ def test_a_sum_tells_no_client_apart(name):
     if name != "FAPS, KKT":
         assert (
             privacy.restart_attack(
-                SOLVERS[name], draw(), key=jax.random.key(1), client=1, summed=True
+                SOLVERS[name], decaying(), key=jax.random.key(1), client=1, summed=True
             )
             > 0.9 * guess
         )
@@ -145,7 +143,7 @@ def test_a_sum_tells_no_client_apart(name):
 
 @pytest.mark.slow
 def test_first_messages():
-    clients, key = draw(), jax.random.key(0)
+    clients, key = decaying(), jax.random.key(0)
     errors = {}
     for name, algorithm in {
         "pooled": jf.pca.Pooled(RANK),
@@ -175,7 +173,7 @@ def test_norms():
 def test_channels():
     name = "block Lanczos"
     plain, key = transcript(name), jax.random.key(0)
-    record = functools.partial(privacy.record, SOLVERS[name], draw(), rounds=ROUNDS, key=key)
+    record = functools.partial(privacy.record, SOLVERS[name], decaying(), rounds=ROUNDS, key=key)
     coded = record(client=1, channel=jf.Wire(DIFFERENCE, DIFFERENCE, jf.channel.lossless()))
     for part in ("received", "sent", "total"):
         before, after = getattr(plain, part)[:SPAN], getattr(coded, part)[:SPAN]
@@ -185,8 +183,8 @@ def test_channels():
     assert 1e-9 < error < 1e-5
 
 
-def test_bad_arguments():
-    clients, key = draw(), jax.random.key(0)
+def test_bad_arguments_are_refused():
+    clients, key = decaying(), jax.random.key(0)
     with pytest.raises(ValueError, match="client: wanted a whole number from 0 to 3, got 4"):
         privacy.record(SOLVERS["FAPS"], clients, rounds=1, key=key, client=4)
     with pytest.raises(ValueError, match="rounds: "):
@@ -216,7 +214,7 @@ def test_every_attack_of_the_table_says_something(row):
     rows = table.rows(RANK, rounds=3)
     assert len(rows) == 20
     row = rows[row]._replace(restarts=SPAN)
-    errors = table.attacked(row, draw(), at=(row.rounds,))
+    errors = table.attacked(row, decaying(), at=(row.rounds,))
     sends_first = errors["first message"] == errors["first message"]
     if row.rounds > 1:
         assert 0 <= errors[f"{row.rounds} rounds"] <= 1 and 0 <= errors["restarts"] <= 1

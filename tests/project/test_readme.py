@@ -1,4 +1,4 @@
-"""What README and documentation show runs, and says of itself what is so."""
+"""The code in the README and the documentation runs, and does what the text says."""
 
 import re
 import sys
@@ -50,7 +50,7 @@ def first_fit(tmp_path_factory):
 def assert_same_output(shown, printed):
     """The same words, and decimals that differ by one per cent or one in the last digit shown."""
     number = r"\d+\.\d+"
-    # NumPy pads a number for every digit that its neighbours have more.
+    # NumPy pads numbers to the number of digits of their neighbours.
     words, wanted = (re.sub(number, "", text).split() for text in (printed, shown))
     assert words == wanted
     for one, other in zip(re.findall(number, shown), re.findall(number, printed), strict=True):
@@ -66,7 +66,7 @@ def test_the_first_page_shows_what_it_prints(first_fit):
 
 
 @pytest.fixture
-def run(first_fit, tmp_path, monkeypatch, capsys):
+def run_page(first_fit, tmp_path, monkeypatch, capsys):
     """Run a page; return its names and a function that finds what a block printed."""
     monkeypatch.chdir(tmp_path)
 
@@ -79,7 +79,7 @@ def run(first_fit, tmp_path, monkeypatch, capsys):
     return of
 
 
-# What the text says of some of them.
+# What the text says about some of them.
 def models(names, lines):
     *energies, shape = lines("AdaptiveAutoencoder")
     tuned, adapted = (float(line.split()[-1]) for line in energies)
@@ -120,8 +120,8 @@ SHOWN = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", SHOWN)
-def test_every_python_block_of_the_documentation_runs(page, run):
-    names, lines = run(page)
+def test_every_python_block_of_the_documentation_runs(page, run_page):
+    names, lines = run_page(page)
     shown = r"^```python\n((?:(?!^```).)*)^```\n\n```none\n(.*?)^```$"
     for source, output in re.findall(shown, (DOCS / f"{page}.md").read_text(), re.M | re.S):
         assert_same_output(output, "".join(f"{line}\n" for line in lines(source)))
@@ -154,13 +154,13 @@ PARTS = [page for page in (README, *PAGES) if blocks(page)]
 
 
 @pytest.mark.parametrize("page", PARTS, ids=lambda page: page.name)
-def test_code_is_as_wide_as_a_page_shows(page):
+def test_code_fits_the_width_of_a_page(page):
     for source in blocks(page):
         assert max(map(len, source.splitlines())) <= 79
 
 
 @pytest.mark.parametrize("page", [README, *PAGES], ids=lambda page: page.name)
-def test_links_lead_somewhere(page):
+def test_links_resolve(page):
     for link in re.findall(r"\]\((?!http)([^)#]+)(?:#[^)]*)?\)", page.read_text()):
         # The documentation's build checks links to pages that it writes.
         assert "/_generated/" in link or (page.parent / link).exists(), link
@@ -174,7 +174,7 @@ def test_every_extra_has_its_line():
     assert set(re.findall(r"^\| `pip install 'jaxfed\[(\w+)\]'` \|", page, re.M)) == set(extras)
 
 
-def test_every_algorithm_is_described_whole():
+def test_every_algorithm_is_described_completely():
 
     text = (DOCS / "reference/by_algorithm.md").read_text()
     sections = re.split(r"^## ", text, flags=re.M)[1:]
@@ -216,6 +216,6 @@ def test_every_public_name_is_documented(monkeypatch):
         if name != "jaxfed.contract":  # whose checks are for authors of algorithms
             foreign |= {"check_count", "refuse"}
         assert not {*dir(module)} & foreign
-    # A name that says nothing of itself is seen.
+    # An undocumented name would be noticed.
     monkeypatch.setattr(sys.modules["jaxfed.pca"].PerPCA, "__doc__", None)
     assert public.undocumented() == ["jaxfed.pca.PerPCA"]

@@ -50,7 +50,7 @@ def loss_and_gradient(net, x, target):
     return (residual**2).sum() / (2 * n), gradient, mean, var * n / (n - 1)
 
 
-def run(views, nets, g, rounds, *, epochs, step_size, proximal=0.0, compress=None):
+def deep_maxvar(views, nets, g, rounds, *, epochs, step_size, proximal=0.0, compress=None):
     """CuteMaxVar-Deep with full batches and plain gradient steps.
 
     Returns:

@@ -48,7 +48,9 @@ def quantize(v, levels, chances, contraction=1.0):
     return np.sign(v) * level * scale / (levels * contraction)
 
 
-def run(views, g, q, rounds, *, inner_steps=10, proximal=0.0, batch=None, compress=None, rng=None):
+def maxvar(
+    views, g, q, rounds, *, inner_steps=10, proximal=0.0, batch=None, compress=None, rng=None
+):
     """AltMaxVar, or CuteMaxVar where `compress(v)` is what is left of a change.
 
     Returns:

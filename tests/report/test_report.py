@@ -1,4 +1,4 @@
-"""Reports: what is on the page, and that a browser shows it without asking anybody for anything."""
+"""Reports: what is on the page, and that a browser shows it without any network access."""
 
 import html.parser
 import io
@@ -14,6 +14,7 @@ import pytest
 import jaxfed as jf
 from jaxfed.cli import main
 from jaxfed.core.run.message_parts import message_parts
+from tests.helpers import planted_samples
 from tests.plot.examples import confidence
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
@@ -23,19 +24,7 @@ KEY = jax.random.key(0)
 
 @pytest.fixture(scope="module")
 def clients():
-    rng = np.random.default_rng(0)
-
-    def frame():
-        return np.linalg.qr(rng.normal(size=(9, 1)))[0].T
-
-    shared = frame()
-    samples = [
-        3 * rng.normal(size=(n, 1)) @ shared
-        + 2 * rng.normal(size=(n, 1)) @ frame()
-        + 0.3 * rng.normal(size=(n, 9))
-        for n in (20, 21, 22, 23)
-    ]
-    return jf.Clients.from_samples([x.astype(np.float32) for x in samples])
+    return jf.Clients.from_samples(planted_samples((20, 21, 22, 23), 9, [3.0], [2.0]))
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +87,7 @@ def test_the_page_has_all_sections_and_says_what_ran(page, solution):
     assert parts.tags.count("svg") == 5
 
 
-def test_names_are_no_markup_and_nothing_is_loaded(page):
+def test_names_are_escaped_and_nothing_is_loaded(page):
     parts = Parts(page)
     assert "script" not in parts.tags and "<script" not in page
     assert "<script>alert(1)</script>" in parts.text["data"]
@@ -117,7 +106,7 @@ def test_the_same_run_gives_the_same_page(page, solution, clients):
     assert used <= set(ids)
 
 
-def test_pictures_are_in_the_colours_of_the_page(page):
+def test_plots_have_the_colours_of_the_page(page):
     assert "#000000" not in page and "currentColor" in page and "var(--soft)" in page
 
 
@@ -155,7 +144,7 @@ def test_what_was_chosen_and_what_is_known_is_shown(solution, clients):
 
 
 @pytest.mark.slow
-def test_how_sure_the_components_are_is_shown():
+def test_the_uncertainty_of_components_is_shown():
     samples = np.random.default_rng(0).normal(size=(2, 12, 6)).astype(np.float32)
     clients = jf.Clients.from_samples(samples)
     solution = jf.fit(jf.pca.OneShot(3, 1), clients, rounds=1, key=KEY)
@@ -210,7 +199,7 @@ def test_a_warm_start_sends_less_before_the_rounds(clients):
 
 
 @pytest.mark.slow
-def test_what_hides_messages_is_said(clients):
+def test_protection_of_messages_is_reported(clients):
     noise = jf.channel.gaussian(1.0, 2.0, clients=4)
     algorithm = jf.pca.PerPCA(1, 1, start="random", step_size=0.1)
 
@@ -314,7 +303,7 @@ def browsed(folder, page, *options, size=(900, 2000)):
         *quiet.split(),
         f"--user-data-dir={folder / 'profile'}",
         f"--log-net-log={folder / 'net.json'}",
-        "--host-resolver-rules=MAP * ~NOTFOUND",  # the browser's own questions get no answer
+        "--host-resolver-rules=MAP * ~NOTFOUND",  # the browser's own requests get no answer
         f"--window-size={size[0]},{size[1]}",
         f"--screenshot={folder / 'page.png'}",
         *options,
@@ -322,7 +311,7 @@ def browsed(folder, page, *options, size=(900, 2000)):
     ]
     run = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     console = [line for line in run.stderr.splitlines() if ":CONSOLE" in line]
-    # What the browser asks by itself has no origin.
+    # Requests of the browser itself have no origin.
     question = r'"initiator":"(?!not an origin).*?"url":"([^"]*)"'
     asked = re.findall(question, (folder / "net.json").read_text())
     asked = [url for url in asked if not url.startswith("file:")]
@@ -347,7 +336,7 @@ def test_a_browser_shows_it_in_light_and_dark_and_asks_for_nothing(page, tmp_pat
         assert console == [] and asked == []
         assert pixels.shape[:2] == size[::-1]
         shades.append(pixels.mean())
-        # There is writing and there are pictures, to the end, and nothing goes over the edge.
+        # There are text and plots to the end, and nothing overflows.
         paper = pixels[2, 2]
         ink = np.abs(pixels.astype(int) - paper).max(axis=2) > 40
         assert ink[:, 10:].any(axis=1)[: size[1] // 2].mean() > 0.3
@@ -358,8 +347,8 @@ def test_a_browser_shows_it_in_light_and_dark_and_asks_for_nothing(page, tmp_pat
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_the_browser_would_tell(page, tmp_path):
-    """What the test above looks for is seen where it is planted."""
+def test_the_browser_test_can_fail(page, tmp_path):
+    """What the test above looks for is found where it is planted."""
     (tmp_path / "image").mkdir()
     picture = '<img src="http://127.0.0.1:9/picture.png">'
     planted = page.replace("<main>", f"<main>{picture}")

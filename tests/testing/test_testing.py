@@ -1,5 +1,6 @@
-"""The public check finds what is wrong, and says it in a sentence."""
+"""The public check finds what is wrong and says so in a sentence."""
 
+import functools
 import inspect
 
 import equinox as eqx
@@ -10,12 +11,13 @@ import pytest
 
 import jaxfed as jf
 from jaxfed.testing import CHECKS, _compare, check_algorithm
+from tests.helpers import gaussian
 
-FEATURES = 3
+sampled = functools.partial(gaussian, (5, 4, 7, 6), (1, 1, 1))
 
 
 class Average(jf.Algorithm):
-    """The mean of all clients' means, and each client's distance to it: as short as can be.
+    """The mean of all clients' means, and each client's distance to it, as briefly as possible.
 
     What the tests break is a field, or a method of a subclass.
     """
@@ -90,7 +92,7 @@ class Wrong(Average):
 
 
 class Dividing(Average):
-    """By what a channel may set to zero."""
+    """It divides by what a channel may set to zero."""
 
     def server_step(self, key, server, uplink):
         return server + self.step * uplink * (uplink / uplink), {}
@@ -102,7 +104,7 @@ class Padded(Average):
 
 
 class Quadratic(Average):
-    """With a claim that does not hold of means."""
+    """With a claim that does not hold for means."""
 
     quadratic_in_samples = True
 
@@ -112,14 +114,9 @@ class Trusting(Average):
         pass
 
 
-def draw():
-    rng = np.random.default_rng(0)
-    return jf.Clients.from_samples([rng.normal(size=(n, FEATURES)) for n in (5, 4, 7, 6)])
-
-
 @pytest.mark.slow
-def test_what_keeps_the_contract_passes():
-    report = check_algorithm(Average(), draw(), deterministic=True)
+def test_an_algorithm_that_keeps_the_contract_passes():
+    report = check_algorithm(Average(), sampled(), deterministic=True)
     assert set(report.checked) | report.skipped.keys() == set(CHECKS)
     # A mean is not quadratic in the samples, and says so.
     assert report.skipped.keys() <= {"checkpoint", "samples"}
@@ -140,12 +137,12 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_what_does_not_is_told(name):
+def test_each_violation_is_reported(name):
     kind, sentence = BROKEN[name]
     with pytest.raises(AssertionError, match=sentence):
         check_algorithm(
             kind(),
-            draw(),
+            sampled(),
             checks=[name.partition(",")[0]],
             deterministic=True,
             channels={"top_k(0.5)": jf.channel.top_k(0.5)},
@@ -154,27 +151,27 @@ def test_what_does_not_is_told(name):
 
 def test_the_check_that_fails_is_named_and_progress_is_shown(capsys):
     with pytest.raises(AssertionError) as raised:
-        check_algorithm(Trusting(), draw(), progress=True)
+        check_algorithm(Trusting(), sampled(), progress=True)
     assert raised.value.__notes__ == [
         "This check alone: check_algorithm(..., checks=['refusals'])."
     ]
-    check_algorithm(Average(), draw(), checks=["refusals"], progress=True)
+    check_algorithm(Average(), sampled(), checks=["refusals"], progress=True)
     shown = capsys.readouterr().err.splitlines()[-1]
     assert shown.startswith("refusals ... refusals ... passed, ") and shown.endswith(" s")
 
 
-def test_compilation_is_seen():
+def test_compilations_are_detected():
     with _compare.compilations() as compiled:
         jax.jit(lambda x: x + 1)(jnp.zeros(3))
     assert any("lambda" in name for name in compiled)
 
 
 @pytest.mark.slow
-def test_a_constraint_is_looked_at_in_both_precisions_and_through_channels():
+def test_a_constraint_is_checked_in_both_precisions_and_through_channels():
     seen = []
     check_algorithm(
         Average(),
-        draw(),
+        sampled(),
         checks=["structure", "types"],
         constraint=lambda result: seen.append(result.shared.dtype),
     )
@@ -187,17 +184,17 @@ def test_a_constraint_is_looked_at_in_both_precisions_and_through_channels():
         with pytest.raises(AssertionError, match=sentence):
             check_algorithm(
                 Average(),
-                draw(),
+                sampled(),
                 checks=[check],
                 constraint=refuse,
                 channels={"top_k": jf.channel.top_k(0.5)},
             )
 
 
-def test_bad_arguments():
+def test_bad_arguments_are_refused():
     with pytest.raises(ValueError, match=r"checks: wanted some of refusals, .* got \['speed'\]"):
-        check_algorithm(Average(), draw(), checks=["speed"])
+        check_algorithm(Average(), sampled(), checks=["speed"])
     with pytest.raises(ValueError, match=r"clients: wanted at least 3, got 2"):
-        check_algorithm(Average(), draw().take([0, 1]))
+        check_algorithm(Average(), sampled().take([0, 1]))
     with pytest.raises(ValueError, match=r"rounds: wanted a whole number of at least 2, got 1"):
-        check_algorithm(Average(), draw(), rounds=1)
+        check_algorithm(Average(), sampled(), rounds=1)

@@ -29,7 +29,7 @@ def mesh(*shape):
     return Mesh(devices, ("silos", "spare")[: len(shape)])
 
 
-# By name, because the devices are not to be asked for before a test runs.
+# By name, because devices must not be requested before a test runs.
 ONE_DEVICE = {
     "chunks of 3": lambda: jf.backend.chunked(3),
     "chunks larger than needed": lambda: jf.backend.chunked(100),
@@ -47,7 +47,8 @@ SEVERAL_DEVICES = {
 }
 # A collective whose devices wait for each other on a busy machine must not hang the whole suite.
 spread = functools.partial(pytest.param, marks=pytest.mark.timeout(120))
-FEWER = ("pmap 1", "pmap 2", "shard 1", "shard 2", "shard 4")  # than another with which they agree
+# Numbers of devices that agree with another case.
+FEWER = ("pmap 1", "pmap 2", "shard 1", "shard 2", "shard 4")
 EVERY = [
     *map(pytest.param, ONE_DEVICE),
     *(spread(name) for name in SEVERAL_DEVICES if name not in FEWER),
@@ -58,7 +59,7 @@ def backend(name):
     return (ONE_DEVICE | SEVERAL_DEVICES)[name]()
 
 
-def draw():
+def draw_unalike():
     rng = np.random.default_rng(0)
     scales = np.array([3, 2.5, 2, 1.5, 0.4, 0.3])
     arrays = [rng.normal(size=(n, FEATURES)) * rng.permutation(scales) for n in COUNTS]
@@ -66,13 +67,13 @@ def draw():
 
 
 def perpca(clients=CLIENTS):
-    """With everything that travels: an automatic step, its decay, ranks that differ, draws."""
+    """With every kind of message: an automatic step, its decay, unequal ranks, a random start."""
     ranks = tuple((i + 1) % 2 for i in range(clients))
     return jf.pca.PerPCA(1, ranks, decay=0.7, start="random")
 
 
 @functools.partial(jax.jit, static_argnames="half")
-def solve(algorithm, clients, backend, half=False):
+def solve_on(algorithm, clients, backend, half=False):
     participation = jf.participation.uniform(CLIENTS // 2) if half else None
     return jf.rollout(
         algorithm,
@@ -91,30 +92,30 @@ def essence(solution):
 
 @pytest.mark.parametrize("name", EVERY)
 def test_equals_vmap(name):
-    clients = draw()
-    wanted = solve(perpca(), clients, jf.backend.vmap())
-    given = solve(perpca(), clients, backend(name))
+    clients = draw_unalike()
+    wanted = solve_on(perpca(), clients, jf.backend.vmap())
+    given = solve_on(perpca(), clients, backend(name))
     chex.assert_trees_all_close(essence(given), essence(wanted), **TIGHT)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["chunks of 3", spread("pmap 2"), spread("shard 4")])
 def test_half_of_the_clients_take_part(name):
-    clients = draw()
-    wanted = solve(perpca(), clients, jf.backend.vmap(), half=True)
-    given = solve(perpca(), clients, backend(name), half=True)
+    clients = draw_unalike()
+    wanted = solve_on(perpca(), clients, jf.backend.vmap(), half=True)
+    given = solve_on(perpca(), clients, backend(name), half=True)
     assert (wanted.history["participants"] == CLIENTS // 2).all()
     chex.assert_trees_all_close(essence(given), essence(wanted), **TIGHT)
-    everybody = solve(perpca(), clients, jf.backend.vmap())
+    everybody = solve_on(perpca(), clients, jf.backend.vmap())
     assert jnp.abs(given.result.shared - everybody.result.shared).max() > 1e-3
 
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("name", ["pmap 2", pytest.param("shard 2", marks=pytest.mark.slow)])
-def test_host_driven_runs_too(name):
-    clients = draw()
+def test_host_driven_runs_agree_with_compiled_ones(name):
+    clients = draw_unalike()
     given = jf.fit(perpca(), clients, rounds=ROUNDS, key=jax.random.key(3), backend=backend(name))
-    wanted = solve(perpca(), clients, jf.backend.vmap())
+    wanted = solve_on(perpca(), clients, jf.backend.vmap())
     chex.assert_trees_all_close(essence(given)[:2], essence(wanted)[:2], **TIGHT)
     assert jax.tree.leaves(given.local)[0].shape[0] == CLIENTS
 
@@ -122,7 +123,7 @@ def test_host_driven_runs_too(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["chunks of 3", spread("shard 2")])
 def test_gradients_equal_those_of_vmap(name):
-    clients = draw()
+    clients = draw_unalike()
 
     @functools.partial(jax.jit, static_argnums=1)
     def gradients(differentiated, backend):
@@ -149,13 +150,13 @@ def test_gradients_equal_those_of_vmap(name):
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_a_client_without_weight_and_the_order_change_nothing():
-    clients = draw()
-    wanted = solve(perpca(), clients, jf.backend.vmap())
+    clients = draw_unalike()
+    wanted = solve_on(perpca(), clients, jf.backend.vmap())
     order = np.array([6, 2, 0, 5, 1, 3, 4])
     data = jax.tree.map(lambda x: np.concatenate([x[order], 2 * x[:1]]), clients.data)
     ids = np.append(order, CLIENTS).astype(np.int32)
     others = jf.Clients(data, jnp.asarray(ids), jnp.asarray(np.append(clients.weights[order], 0)))
-    found = solve(perpca(CLIENTS + 1), others, backend("shard 2"))
+    found = solve_on(perpca(CLIENTS + 1), others, backend("shard 2"))
     spans, local, _ = essence(wanted)
     chex.assert_trees_all_close(essence(found)[0].shared, spans.shared, **TIGHT)
     chex.assert_trees_all_close(found.local[:CLIENTS], local[order], **TIGHT)
@@ -170,11 +171,11 @@ def test_auto_takes_blocks_of_many_small_clients_alone(monkeypatch):
         values = np.random.default_rng(0).normal(size=(clients, samples, features))
         values = values.astype(np.float32)
         clients = jf.Clients.from_samples(values)
-        program = solve.lower(algorithm, clients, jf.backend.auto()).as_text()
-        wanted = solve.lower(algorithm, clients, jf.backend.vmap()).as_text()
+        program = solve_on.lower(algorithm, clients, jf.backend.auto()).as_text()
+        wanted = solve_on.lower(algorithm, clients, jf.backend.vmap()).as_text()
         if program != wanted:
             one, other = (
-                solve(algorithm, clients, mapped).result.shared
+                solve_on(algorithm, clients, mapped).result.shared
                 for mapped in (jf.backend.auto(), jf.backend.vmap())
             )
             chex.assert_trees_all_close(one @ one.T, other @ other.T, atol=1e-5)
@@ -182,13 +183,13 @@ def test_auto_takes_blocks_of_many_small_clients_alone(monkeypatch):
 
     assert blocks(600)  # of 140
     assert not blocks(500)
-    assert not blocks(600, samples=150)  # no 64 of which fit
+    assert not blocks(600, samples=150)  # 64 of which do not fit
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    assert not blocks(700)  # another number, as what was traced is kept
+    assert not blocks(700)  # another number, because traces are cached
 
 
 class OneByOne(jf.backend.OneDevice):
-    """A backend from outside, which may change what it returns before it does."""
+    """A custom backend, which may change its result before returning it."""
 
     changed: Callable = eqx.field(static=True, default=lambda reduced, kept: (reduced, kept))
 
@@ -198,7 +199,7 @@ class OneByOne(jf.backend.OneDevice):
 
 
 class Blind(OneByOne):
-    """One that does not reduce what clients send."""
+    """A backend that does not reduce what clients send."""
 
     def map_clients(self, work, shared, own):
         return jax.vmap(work, in_axes=(None, 0))(shared, own)
@@ -206,11 +207,11 @@ class Blind(OneByOne):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("inner", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_a_backend_from_outside_has_the_rights_of_ours(inner):
+def test_a_custom_backend_can_do_what_ours_do(inner):
     mine = jf.backend.shard(2, inner=OneByOne()) if inner else OneByOne()
-    clients = draw()
-    wanted = solve(perpca(), clients, jf.backend.vmap(), half=True)
-    given = solve(perpca(), clients, mine, half=True)
+    clients = draw_unalike()
+    wanted = solve_on(perpca(), clients, jf.backend.vmap(), half=True)
+    given = solve_on(perpca(), clients, mine, half=True)
     chex.assert_trees_all_close(essence(given), essence(wanted), **TIGHT)
 
 
@@ -241,12 +242,12 @@ def first_half(tree):
 def test_a_backend_that_breaks_its_contract_is_named(mine, message, spread):
     backend = jf.backend.shard(1, inner=mine) if spread else mine
     with pytest.raises(ValueError, match=f"^backend: wanted of {type(mine).__name__}.{message}"):
-        solve(jf.pca.PerPCA(1, 1), draw(), backend)
+        solve_on(jf.pca.PerPCA(1, 1), draw_unalike(), backend)
 
 
-def test_a_large_chunk_does_not_make_work():
+def test_a_large_chunk_adds_no_work():
     def flops(backend):
-        return solve.lower(perpca(), draw(), backend).cost_analysis()["flops"]
+        return solve_on.lower(perpca(), draw_unalike(), backend).cost_analysis()["flops"]
 
     assert flops(jf.backend.chunked(10_000)) < 1.1 * flops(jf.backend.vmap())
 
@@ -258,7 +259,7 @@ def test_chunks_need_less_memory():
     algorithm = jf.pca.Pooled(2)
 
     def temporary(backend):
-        compiled = solve.lower(algorithm, clients, backend).compile()
+        compiled = solve_on.lower(algorithm, clients, backend).compile()
         return compiled.memory_analysis().temp_size_in_bytes
 
     assert temporary(jf.backend.chunked(16)) < 0.5 * temporary(jf.backend.vmap())
@@ -295,28 +296,28 @@ rows = np.random.default_rng(0).normal(size=(4, 3, 2)).astype("float32")
 own = jf.Clients.from_samples(rows[2 * place : 2 * place + 2])
 everybody = jf.Clients.from_samples(rows)
 
-def run(clients, seed, backend):
+def objective(clients, seed, backend):
     power, key = jf.pca.SubspaceIteration(1), jax.random.key(seed)
     return jf.fit(power, clients, rounds=1, key=key, backend=backend).history["objective"][0]
 
 for argument, wrong in (("clients", (own, 0)), ("key", (everybody, place))):
     try:
-        run(*wrong, jf.backend.shard())
+        objective(*wrong, jf.backend.shard())
     except ValueError as error:
         assert str(error).startswith(f"{argument}: wanted the same in every process"), error
     else:
         raise AssertionError(f"another {argument} was taken")
-alone = run(everybody, 0, jf.backend.vmap())
-assert abs(run(everybody, 0, jf.backend.shard()) - alone) < 1e-5 * alone
+alone = objective(everybody, 0, jf.backend.vmap())
+assert abs(objective(everybody, 0, jf.backend.shard()) - alone) < 1e-5 * alone
 local = jax.sharding.Mesh(np.array(jax.local_devices()), ("c",))
-assert run(own, place, jf.backend.shard(local)) != alone
+assert objective(own, place, jf.backend.shard(local)) != alone
 """
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(200)
-def test_what_differs_between_processes_is_refused(environment):
-    """Each with its own clients, they used to compute something out of half of both."""
+def test_inputs_that_differ_between_processes_are_refused(environment):
+    """Processes with clients of their own used to mix halves of both silently."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
@@ -373,10 +374,10 @@ ALONG_CLIENTS, ALONG_SAMPLES = ("silos",), (None, "silos")
     ("how", "spec"),
     [
         *((how, ALONG_CLIENTS) for how in ("fit", "rollout", "shard", "take")),
-        ("fit", ALONG_SAMPLES),  # which the others take by the same way
+        ("fit", ALONG_SAMPLES),  # which the others handle in the same way
     ],
 )
-def test_samples_on_a_mesh_of_explicit_axes_are_taken(how, spec):
+def test_samples_on_a_mesh_with_explicit_axes_are_accepted(how, spec):
     values = np.random.default_rng(0).normal(size=(4, 8, FEATURES))
     algorithm, options = jf.pca.PerPCA(1, 1, decay=0.9), {"rounds": 2, "key": jax.random.key(0)}
 
@@ -401,7 +402,7 @@ def test_samples_on_a_mesh_of_explicit_axes_are_taken(how, spec):
 
 
 @pytest.mark.slow
-def test_explicit_axes_that_others_have_put_on_clients_are_refused():
+def test_clients_moved_to_explicit_axes_are_refused():
     clients = jf.Clients.from_samples(np.ones((4, 8, FEATURES)))
     clients = eqx.tree_at(lambda c: c.data.values, clients, explicit(np.ones((4, 8, 6)), "silos"))
     algorithm, options = jf.pca.PerPCA(1, 1, decay=0.9), {"rounds": 2, "key": jax.random.key(0)}

@@ -1,4 +1,4 @@
-"""Runs across processes, each with its own clients: the same numbers, and clear ends."""
+"""Runs across processes, each with its own clients: the same numbers, and clear errors."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ from jaxfed.cli import main
 from jaxfed.deploy import processes
 from tests import examples
 from tests.core.backends.processes import COUNTS, FIT, launch
-from tests.helpers import ROOT
+from tests.helpers import ROOT, gaussian
 
 pytestmark = pytest.mark.timeout(600)
 QUICK = "PerPCA-ranks,MVLSA"
@@ -22,7 +22,7 @@ QUICK = "PerPCA-ranks,MVLSA"
 def workers(environment, tmp_path):
     """Processes that end well, and find the test modules."""
     paths = [str(ROOT), str(ROOT / "kernels"), environment.get("PYTHONPATH", "")]
-    # What is compiled for one of two processes serves the next test too.
+    # Programs compiled for one of two processes serve the next test too.
     cache = {"JAX_COMPILATION_CACHE_DIR": str(jax.config.jax_compilation_cache_dir)}
     cache |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
     environment = environment | cache | {"PYTHONPATH": ":".join(paths)}
@@ -100,7 +100,7 @@ def test_the_implicit_derivative_equals_that_of_one_process(workers, tmp_path):
 
 
 @pytest.mark.slow
-def test_errors_of_one_are_errors_of_all(workers):
+def test_an_error_in_one_process_is_raised_in_all(workers):
     ended = workers("refused", 2)
     assert [one.said.count("refused: True") for one in ended] == [10, 10], ended
 
@@ -176,7 +176,7 @@ def test_the_command_line_fits_files_of_several_processes(workers, tmp_path):
         assert one.code == 2 and "--data: wanted other clients in each process" in one.said
 
 
-def test_what_is_no_cluster_is_refused(monkeypatch):
+def test_bad_cluster_settings_are_refused(monkeypatch):
     for arguments, words in (
         (("127.0.0.1", 2, 0), r"coordinator: wanted an address and a port"),
         (("127.0.0.1:1", 2, 2), r"process: wanted one from 0 to 1, got 2"),
@@ -193,9 +193,7 @@ def test_what_is_no_cluster_is_refused(monkeypatch):
 @pytest.mark.slow
 def test_one_process_has_all_of_its_clients(key):
     """The same program runs in one process, on its own devices."""
-    rng = np.random.default_rng(0)
-    arrays = [rng.normal(size=(n, 4)) for n in COUNTS]
-    own = jf.Clients.from_samples(arrays)
+    own = gaussian(COUNTS, (1,) * 4)
     backend = jf.backend.shard(4)
     clients = jf.Clients.from_process_local(own, backend=backend)
     assert (len(clients), clients.blocks, len(clients.ids)) == (5, (2, 2, 1, 0), 8)

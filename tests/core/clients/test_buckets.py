@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 import jaxfed as jf
 from jaxfed.core.common.buckets import Buckets, grouped
 from jaxfed.core.contract.reduction import Gather, Gram, Max, Mean, Sum, Symmetric
+from tests.helpers import gaussian_samples
 
 COUNTS = (3, 40, 5, 4, 17, 60, 6, 3, 9, 25)
 FEATURES, ROUNDS = 4, 3
@@ -62,7 +63,7 @@ class Probe(jf.Algorithm):
         return message, local, {"objective": jnp.sum(local**2)}
 
     def server_step(self, key, server, uplink):
-        """All of it counts."""
+        """Every part of the message matters."""
         places = jnp.arange(1.0, 1 + len(uplink["gather"]))
         every = (
             uplink["mean"] + uplink["max"] + uplink["gram"][0] + places @ uplink["gather"]
@@ -70,14 +71,12 @@ class Probe(jf.Algorithm):
         return server | {"direction": every / jnp.linalg.norm(every)}, {}
 
     def client_result(self, downlink, local, data):
-        """With what the client's data make of it."""
+        """The local state, and a number that depends on the client's data."""
         return {"own": local, "scale": data.values.sum() * downlink}
 
 
 def samples(counts=COUNTS):
-    """Of clients of these sizes."""
-    rng = np.random.default_rng(0)
-    return [rng.normal(size=(count, FEATURES)) for count in counts]
+    return gaussian_samples(counts, (1,) * FEATURES, dtype=float)
 
 
 def both(**options):
@@ -87,7 +86,7 @@ def both(**options):
 
 
 @functools.partial(jax.jit, static_argnames=("rounds",))
-def solve(clients, step=0.1, rounds=ROUNDS, **options):
+def solve_probe(clients, step=0.1, rounds=ROUNDS, **options):
     return jf.rollout(
         Probe(jnp.asarray(step)), clients, rounds=rounds, key=jax.random.key(0), **options
     )
@@ -142,7 +141,7 @@ def test_no_fewer_buckets_would_do(sizes, factor):
     ordered = np.sort(sizes)
     for cuts in itertools.combinations(range(1, len(sizes)), max(fewer - 1, 0)) if fewer else ():
         parts = np.split(ordered, cuts)
-        # Sizes within a tenth of the waste are one.
+        # Sizes that differ by less than a tenth of the waste count as equal.
         least = sum(len(part) * part.max() for part in parts) * (1 + (factor - 1) / 10)
         assert least > factor * sizes.sum()
 
@@ -173,14 +172,14 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize("name", ["chunks", *map(long, sorted(OPTIONS.keys() - {"chunks"}))])
-def test_results_are_those_without(name, x64):
-    wanted, given = (solve(clients, **OPTIONS[name]()) for clients in both())
+def test_results_equal_those_without_buckets(name, x64):
+    wanted, given = (solve_probe(clients, **OPTIONS[name]()) for clients in both())
     chex.assert_trees_all_close(essence(given), essence(wanted), **TIGHT)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-def test_still_one_all_reduce_a_round():
+def test_there_is_still_one_all_reduce_per_round():
     def shared(clients):
         algorithm = jf.pca.SubspaceIteration(2)
         run = jf.rollout(
@@ -193,11 +192,11 @@ def test_still_one_all_reduce_a_round():
 
 
 @pytest.mark.slow
-def test_each_sends_the_smaller_message(x64):
-    wide, bucketed = (solve(clients) for clients in both())
+def test_each_client_sends_the_smaller_message(x64):
+    wide, bucketed = (solve_probe(clients) for clients in both())
     numbers = FEATURES * (FEATURES + 1) // 2 + 2
     sent = (bucketed.history["bits_up"] - wide.history["bits_up"]) / 64
-    # Those of at most four samples send these.
+    # Clients with at most four samples send factors.
     small = sum(len(p.values) for p in both()[1].parts if p.values.shape[1] <= FEATURES)
     assert small == 0 or (sent < 0).all()
     first = wide.history["bits_up"][0] - (wide.history["bits_up"][1] - wide.history["bits_up"][0])
@@ -206,7 +205,7 @@ def test_each_sends_the_smaller_message(x64):
 
 @pytest.mark.slow
 def test_difference_coding_and_derivatives(x64):
-    """Of the memories at both ends, too."""
+    """Memories at both ends work with buckets, too."""
     channel = jf.channel.difference(jf.channel.quantize(4))
 
     def objective(scale, clients):
@@ -225,7 +224,7 @@ def test_difference_coding_and_derivatives(x64):
 
 
 @pytest.mark.slow
-def test_runs_from_the_host_resume(tmp_path, x64):
+def test_host_driven_runs_resume(tmp_path, x64):
     wide, clients = both()
     run = functools.partial(
         jf.fit, Probe(jnp.asarray(0.1)), rounds=4, key=jax.random.key(0), chunk_rounds=2
@@ -262,7 +261,7 @@ def test_sweeps(x64):
     clients = both()
 
     def final(clients, step):
-        return {"objective": solve(clients, step).history["objective"]}
+        return {"objective": solve_probe(clients, step).history["objective"]}
 
     wanted, given = (
         jf.grid(jax.tree_util.Partial(final, c), {"step": [0.1, 0.2]})["objective"] for c in clients

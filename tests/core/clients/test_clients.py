@@ -1,4 +1,6 @@
-"""Clients from what a user has."""
+"""Clients made from users' data."""
+
+import functools
 
 import chex
 import jax
@@ -8,17 +10,14 @@ import pytest
 
 import jaxfed as jf
 from jaxfed.linalg import Moment
+from tests.helpers import gaussian_samples
 
 COUNTS = (4, 2, 5)
-
-
-def draw(dtype=np.float32, counts=COUNTS, features=3):
-    rng = np.random.default_rng(0)
-    return [rng.normal(size=(n, features)).astype(dtype) for n in counts]
+samples = functools.partial(gaussian_samples, COUNTS, (1, 1, 1))
 
 
 def test_ragged_lists_are_padded_with_zero_rows():
-    arrays = draw()
+    arrays = samples()
     clients = jf.Clients.from_samples(arrays)
     assert len(clients) == 3
     assert clients.features == 3
@@ -33,7 +32,7 @@ def test_ragged_lists_are_padded_with_zero_rows():
 
 
 def test_one_array_is_a_list_of_equal_lengths():
-    block = np.stack(draw(counts=(4, 4)))
+    block = np.stack(gaussian_samples((4, 4)))
     chex.assert_trees_all_equal(
         jf.Clients.from_samples(block), jf.Clients.from_samples(list(block))
     )
@@ -43,7 +42,7 @@ def test_one_array_is_a_list_of_equal_lengths():
 
 
 def test_weights():
-    arrays = draw()
+    arrays = samples()
     for weights, wanted in (
         ("equal", [1 / 3, 1 / 3, 1 / 3]),
         ("samples", [4 / 11, 2 / 11, 5 / 11]),
@@ -57,17 +56,17 @@ def test_weights():
 
 def test_double_precision_is_kept_where_it_is_enabled():
     with jax.enable_x64(True):
-        clients = jf.Clients.from_samples(draw(np.float64))
+        clients = jf.Clients.from_samples(samples(dtype=np.float64))
         for leaf in (clients.data.values, clients.data.count, clients.weights):
             assert leaf.dtype == jnp.float64
-        single = jf.Clients.from_samples(draw(np.float32))
+        single = jf.Clients.from_samples(samples(dtype=np.float32))
         for leaf in (single.data.values, single.data.count, single.weights):
             assert leaf.dtype == jnp.float32
-    assert jf.Clients.from_samples(draw(np.float64)).data.values.dtype == jnp.float32
+    assert jf.Clients.from_samples(samples(dtype=np.float64)).data.values.dtype == jnp.float32
 
 
 def test_take_keeps_ids_and_renormalizes():
-    clients = jf.Clients.from_samples(draw(), weights=[1, 2, 5])
+    clients = jf.Clients.from_samples(samples(), weights=[1, 2, 5])
     chosen = clients.take([2, 0])
     np.testing.assert_array_equal(chosen.ids, [2, 0])
     np.testing.assert_allclose(chosen.weights, [5 / 6, 1 / 6], rtol=1e-6)
@@ -75,9 +74,9 @@ def test_take_keeps_ids_and_renormalizes():
     assert len(chosen) == 2
 
 
-def test_ids_that_tell_no_clients_apart_are_refused(key):
-    """Clients of one id used to draw the same noise."""
-    clients = jf.Clients.from_samples(draw())
+def test_duplicate_and_negative_ids_are_refused(key):
+    """Clients with the same id used to draw the same noise."""
+    clients = jf.Clients.from_samples(samples())
     for ids, wrong in (([0, 1, 1], "1 twice"), ([0, -1, 2], "-1")):
         with pytest.raises(ValueError, match=rf"^clients: wanted ids that differ.*got {wrong}$"):
             jf.Clients(clients.data, jnp.asarray(ids), clients.weights)
@@ -91,7 +90,7 @@ def test_ids_that_tell_no_clients_apart_are_refused(key):
 
 @pytest.mark.slow
 def test_restrict_keeps_the_first_clients_and_samples(key, x64):
-    clients = jf.Clients.from_samples(draw(np.float64), weights=[1, 2, 5])
+    clients = jf.Clients.from_samples(samples(dtype=np.float64), weights=[1, 2, 5])
     some = clients.restrict(clients=2, samples=3)
     assert some.data.values.shape == clients.data.values.shape
     np.testing.assert_array_equal(some.data.count, [3, 2, 3])
@@ -103,12 +102,12 @@ def test_restrict_keeps_the_first_clients_and_samples(key, x64):
     chex.assert_trees_all_close(
         jax.jit(lambda c, m, n: c.restrict(clients=m, samples=n))(clients, 2, 3), some, rtol=1e-12
     )
-    # A run is that of the others alone.
-    alone = jf.Clients.from_samples([x[:3] for x in draw(np.float64)[:2]], weights=[1, 2])
+    # A run equals one on the remaining clients alone.
+    alone = jf.Clients.from_samples([x[:3] for x in samples(dtype=np.float64)[:2]], weights=[1, 2])
     one, other = (jf.fit(jf.pca.PerPCA(1, 1), c, rounds=5, key=key) for c in (some, alone))
     chex.assert_trees_all_close(one.result.local[:2], other.result.local, atol=1e-10)
     np.testing.assert_allclose(one.history["objective"], other.history["objective"], rtol=1e-10)
-    # Only numbers of samples need samples.
+    # Only restricting the samples requires samples.
     moments = jf.Clients.from_moments(np.stack([np.eye(3)] * 3))
     np.testing.assert_allclose(moments.restrict(clients=2).weights, [0.5, 0.5, 0])
     with pytest.raises(ValueError, match=r"^samples: wanted clients made from samples .* Moment"):
@@ -132,11 +131,11 @@ def test_restrict_keeps_the_first_clients_and_samples(key, x64):
 def test_unfit_restrictions_are_refused(given):
     (name,) = given
     with pytest.raises(ValueError, match=rf"^{name}: wanted a whole number from 1 to \d, got"):
-        jf.Clients.from_samples(draw()).restrict(**given)
+        jf.Clients.from_samples(samples()).restrict(**given)
 
 
 def test_moments_are_as_good_as_samples(key, x64):
-    arrays = draw(np.float64, counts=(9, 7, 8), features=5)
+    arrays = gaussian_samples((9, 7, 8), (1,) * 5, dtype=np.float64)
     moments = np.stack([y.T @ y / len(y) for y in arrays])
     from_samples = jf.Clients.from_samples(arrays, weights="samples")
     from_moments = jf.Clients.from_moments(moments, counts=(9, 7, 8), weights="samples")
@@ -150,8 +149,8 @@ def test_moments_are_as_good_as_samples(key, x64):
     np.testing.assert_allclose(other.history["objective"], one.history["objective"], rtol=1e-9)
 
 
-def test_pooled_of_moments_counts_samples(key, x64):
-    arrays = draw(np.float64, counts=(20, 3, 6), features=4)
+def test_pooled_pca_of_moments_weighs_by_sample_counts(key, x64):
+    arrays = gaussian_samples((20, 3, 6), (1,) * 4, dtype=np.float64)
     moments = np.stack([y.T @ y / len(y) for y in arrays])
     clients = jf.Clients.from_moments(moments, counts=(20, 3, 6))
     shared = jf.fit(jf.pca.Pooled(2), clients, rounds=1, key=key).result.shared
@@ -160,9 +159,9 @@ def test_pooled_of_moments_counts_samples(key, x64):
     np.testing.assert_allclose(shared @ shared.T, wanted @ wanted.T, atol=1e-10)
 
 
-def test_made_under_a_transformation():
-    """Derivatives with respect to samples, equally long or not, and to weights."""
-    arrays = [jnp.asarray(array) for array in draw()]
+def test_clients_can_be_made_under_a_transformation():
+    """Derivatives with respect to samples, of equal lengths or not, and to weights."""
+    arrays = [jnp.asarray(array) for array in samples()]
 
     def loss(arrays, weights):
         clients = jf.Clients.from_samples(arrays, weights=weights)
@@ -181,7 +180,7 @@ def test_made_under_a_transformation():
 
 
 def test_clients_are_a_pytree():
-    clients = jf.Clients.from_samples(draw())
+    clients = jf.Clients.from_samples(samples())
     doubled = jax.jit(lambda c: jax.tree.map(lambda leaf: leaf + leaf, c))(clients)
     assert isinstance(doubled, jf.Clients)
     np.testing.assert_array_equal(doubled.data.values, 2 * clients.data.values)
@@ -193,8 +192,8 @@ def test_samples_of_one_client_know_their_mask():
 
 
 @pytest.mark.parametrize("extra", [0, 3])
-def test_longer_padding_changes_no_moment(extra):
-    (array,) = draw(counts=(6,))
+def test_extra_padding_does_not_change_moments(extra):
+    (array,) = gaussian_samples((6,))
     padded = np.pad(array, ((0, extra), (0, 0)))
     moment = Moment.from_samples(jnp.asarray(padded), jnp.asarray(6.0))
     np.testing.assert_allclose(moment.matrix(), array.T @ array / 6, rtol=1e-5, atol=1e-6)

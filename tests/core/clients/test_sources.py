@@ -1,4 +1,4 @@
-"""Clients that are read block by block: the results of those in memory, in less of it."""
+"""Clients that are read block by block give the results of those in memory, using less of it."""
 
 import os
 import re
@@ -18,13 +18,14 @@ from jaxfed.core.contract.reduction import Mean
 from jaxfed.core.run import streamed
 from jaxfed.core.store.identity import fingerprint
 from tests.core.clients.test_buckets import COUNTS, FEATURES, TIGHT, Probe, essence, samples
+from tests.helpers import fit, gaussian_samples
 
 STATUS = Path("/proc/self/status")
 LARGE = 8 * FEATURES * max(COUNTS)  # bytes of the largest client
 
 
 class Watched:
-    """A sequence of clients that notes what is read, and by whom."""
+    """A sequence of clients that records what is read, and by which threads."""
 
     def __init__(self, arrays):
         self.arrays, self.read, self.threads = arrays, [], set()
@@ -47,11 +48,11 @@ def in_memory():
     return jf.Clients.from_samples(samples(), weights="samples")
 
 
-def run(clients, rounds=3, **options):
+def fit_probe(clients, rounds=3, **options):
     return jf.fit(Probe(jnp.asarray(0.1)), clients, rounds=rounds, key=jax.random.key(0), **options)
 
 
-def test_what_they_are(x64):
+def test_a_source_describes_its_clients(x64):
     clients = from_source()
     reader = clients.data.reader
     assert len(clients) == len(COUNTS) and clients.features == FEATURES
@@ -71,7 +72,7 @@ def test_what_they_are(x64):
 
 
 def test_two_blocks_at_a_time(x64):
-    """No third is read before the first is done with."""
+    """The third block is not read before the first is released."""
     watched = Watched(samples())
     clients = jf.Clients.from_source(watched, counts=COUNTS, bucket=None, block_bytes=LARGE)
     watched.read.clear()
@@ -84,8 +85,8 @@ def test_two_blocks_at_a_time(x64):
     assert len(watched.threads - {threading.main_thread()}) == 1
 
 
-def test_a_memory_map_is_used_where_it_lies(tmp_path):
-    """Of one array of the right type nothing is copied; of another type or place it is."""
+def test_a_memory_map_is_used_in_place(tmp_path):
+    """An aligned array of the right type is not copied; others are."""
     data = np.random.default_rng(0).normal(size=(6, 8, 16)).astype(np.float32)
     np.save(tmp_path / "all.npy", data)
     mapped = np.load(tmp_path / "all.npy", mmap_mode="r")
@@ -112,8 +113,8 @@ def held() -> float:
     return int(re.search(r"RssFile:\s+(\d+) kB", STATUS.read_text())[1]) / 2**10
 
 
-def test_pages_that_lie_nowhere_else_are_kept(tmp_path):
-    """Those of a map that is written to and not shared would be lost with the memory's release."""
+def test_private_pages_are_kept(tmp_path):
+    """Pages of a private map that was written to would be lost if their memory were released."""
     np.save(tmp_path / "all.npy", np.zeros((4, 64, 64), np.float32))
     own = np.load(tmp_path / "all.npy", mmap_mode="c")
     own += 1
@@ -125,8 +126,8 @@ def test_pages_that_lie_nowhere_else_are_kept(tmp_path):
 
 @pytest.mark.skipif(not STATUS.exists(), reason="the system says in another way what is held")
 @pytest.mark.parametrize("at_once", [True, False])
-def test_pages_are_there_once_they_are_read(tmp_path, monkeypatch, at_once):
-    """Whoever reads ahead waits for the disk, and not the program that uses them."""
+def test_pages_are_resident_once_read(tmp_path, monkeypatch, at_once):
+    """The thread that reads ahead waits for the disk, not the program that uses the pages."""
     if not at_once:
         monkeypatch.setattr("jaxfed.core.clients.mapped._POPULATE_READ", -1)  # as on an older Linux
     np.save(tmp_path / "all.npy", np.ones((64, 1024, 256), np.float32))
@@ -139,8 +140,8 @@ def test_pages_are_there_once_they_are_read(tmp_path, monkeypatch, at_once):
 
 
 @pytest.mark.skipif(not STATUS.exists(), reason="the system says in another way what is held")
-def test_pages_are_given_back(tmp_path):
-    """Else a memory map of a federation would fill the memory while it is read."""
+def test_pages_are_released(tmp_path):
+    """Otherwise reading the memory map of a federation would fill the memory."""
     np.save(tmp_path / "all.npy", np.ones((64, 1024, 256), np.float32))  # 64 MiB
     mapped = np.load(tmp_path / "all.npy", mmap_mode="r")
     reader = jf.Clients.from_source(mapped, block_bytes=4 * mapped[0].nbytes).data.reader
@@ -152,8 +153,8 @@ def test_pages_are_given_back(tmp_path):
 
 
 @pytest.mark.slow
-def test_what_was_read_last_is_read_first(x64):
-    """There and back again, so that the system's cache is of use."""
+def test_the_last_block_read_is_read_first_next(x64):
+    """Rounds read forwards and backwards in turn, so that the system's cache is useful."""
     watched = Watched(samples())
     clients = jf.Clients.from_source(watched, counts=COUNTS, bucket=None, block_bytes=LARGE)
     watched.read.clear()
@@ -162,8 +163,8 @@ def test_what_was_read_last_is_read_first(x64):
     assert watched.read == back + there + back
 
 
-def test_what_is_not_read_takes_no_memory():
-    """Of a large federation, zeros in its place took longer than the rounds."""
+def test_unread_data_take_no_memory():
+    """For a large federation, allocating zeros in its place took longer than the rounds."""
     reader = jf.Clients.from_source(np.ones((4, 1000, 100), np.float32)).data.reader
     values, counts = streamed._zeros(reader, reader.blocks[0])
     assert values.shape == (4, 1000, 100) and values.strides == (0, 0, 0)
@@ -171,9 +172,9 @@ def test_what_is_not_read_takes_no_memory():
 
 
 @pytest.mark.timeout(300)
-def test_results_are_those_in_memory(x64, tmp_path):
-    wanted = run(in_memory())
-    given = run(from_source(states=tmp_path))
+def test_results_equal_those_in_memory(x64, tmp_path):
+    wanted = fit_probe(in_memory())
+    given = fit_probe(from_source(states=tmp_path))
     chex.assert_trees_all_close(essence(given), essence(wanted), **TIGHT)
     assert given.history.keys() == wanted.history.keys()
     assert given.status == wanted.status and given.rounds == 3
@@ -194,8 +195,8 @@ def test_results_are_those_in_memory(x64, tmp_path):
     ],
     ids=lambda options: next(iter(options)),
 )
-def test_so_are_those_of_other_runs(options, x64):
-    wanted, given = (run(clients, **options) for clients in (in_memory(), from_source()))
+def test_other_runs_agree_with_those_in_memory(options, x64):
+    wanted, given = (fit_probe(clients, **options) for clients in (in_memory(), from_source()))
     chex.assert_trees_all_close(essence(given), essence(wanted), **TIGHT)
     assert given.status == wanted.status
 
@@ -221,9 +222,9 @@ def test_difference_coding_and_a_warm_start(x64):
 @pytest.mark.slow
 def test_runs_resume_and_callbacks_see_them(tmp_path, x64):
     options = {"chunk_rounds": 2, "best": "objective"}
-    whole = run(from_source(), rounds=4, **options)
+    whole = fit_probe(from_source(), rounds=4, **options)
     checkpoint = jf.Checkpoint(tmp_path, every=2)
-    stopped = run(
+    stopped = fit_probe(
         from_source(),
         rounds=4,
         checkpoint=checkpoint,
@@ -231,12 +232,12 @@ def test_runs_resume_and_callbacks_see_them(tmp_path, x64):
         **options,
     )
     assert stopped.rounds == 2
-    resumed = run(from_source(), rounds=4, checkpoint=checkpoint, **options)
+    resumed = fit_probe(from_source(), rounds=4, checkpoint=checkpoint, **options)
     chex.assert_trees_all_equal(essence(resumed), essence(whole))
     other = samples()
     other[4] = 2 * other[4]
     with pytest.raises(ValueError, match=r"belongs to another run: clients has other values"):
-        run(
+        fit_probe(
             jf.Clients.from_source(other, weights="samples", block_bytes=2 * LARGE),
             rounds=4,
             checkpoint=checkpoint,
@@ -262,7 +263,7 @@ def test_a_run_does_not_resume_with_other_metrics(tmp_path):
 
 
 class Lazy(jf.Algorithm):
-    """Needs the data in its rounds alone."""
+    """Needs the data only in its rounds."""
 
     def server_init(self, key, first, like, warm_start):
         return jnp.zeros(FEATURES)
@@ -281,7 +282,7 @@ class Lazy(jf.Algorithm):
 
 
 @pytest.mark.slow
-def test_nothing_is_read_in_vain(x64):
+def test_nothing_is_read_needlessly(x64):
     watched = Watched(samples())
     clients = jf.Clients.from_source(watched, counts=COUNTS, block_bytes=2 * LARGE)
     watched.read.clear()
@@ -313,7 +314,7 @@ def test_a_failure_keeps_the_round_before(x64):
 @pytest.mark.parametrize("tol", [None, 1e-9])
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_a_first_message_that_is_not_finite_ends_the_run(value, tol):
-    """Before any round has a history, as clients in memory do."""
+    """This happens before the first round, as for clients in memory."""
     arrays = samples()
     arrays[3][1, 1] = value
     clients = jf.Clients.from_source(arrays, block_bytes=LARGE)
@@ -337,7 +338,7 @@ def test_a_first_message_that_is_not_finite_ends_the_run(value, tol):
     ],
     ids=lambda algorithm: type(algorithm).__name__,
 )
-def test_so_does_that_of_every_start(algorithm):
+def test_a_first_message_of_any_start_that_is_not_finite_ends_the_run(algorithm):
     arrays = samples()
     arrays[3][1, 1] = np.nan
     with pytest.raises(jf.DivergenceError, match="in round 1, at client 3;"):
@@ -347,7 +348,7 @@ def test_so_does_that_of_every_start(algorithm):
 @pytest.mark.slow
 @pytest.mark.parametrize("order", ["<", ">"])
 @pytest.mark.parametrize("whole", [False, True])
-def test_bytes_in_any_order_are_read(order, whole):
+def test_either_byte_order_is_read(order, whole):
     arrays = [array[:3].astype(f"{order}f4") for array in samples()]
     clients = jf.Clients.from_source(np.stack(arrays) if whole else arrays)
     reader = clients.data.reader
@@ -443,7 +444,7 @@ def changed(source, folder, later=1):
         file = files[2] if len(files) > 1 else files[0]
         content, time = bytearray(file.read_bytes()), file.stat().st_mtime_ns
         content[len(content) // 2] ^= 1
-        with file.open("r+b") as opened:  # in its place, as who writes to a map does
+        with file.open("r+b") as opened:  # in place, like a write to a memory map
             opened.write(content)
         os.utime(file, ns=(time, time + 1000 * later))
     else:
@@ -453,7 +454,7 @@ def changed(source, folder, later=1):
 
 @pytest.mark.parametrize("later", [0, 1])
 @pytest.mark.parametrize("make", [array, arrays, others, *IN_FILES])
-def test_every_client_tells_sources_apart(make, later, tmp_path):
+def test_any_client_distinguishes_sources(make, later, tmp_path):
     def identity(source):
         clients = jf.Clients.from_source(source, counts=[len(table) for table in source])
         known = fingerprint(clients, "", key=0, warm_start=None)
@@ -476,8 +477,8 @@ def test_files_that_change_end_the_run(make, tmp_path):
 
 
 @pytest.mark.parametrize("named", [True, False])
-def test_the_end_of_a_file_that_is_cut_is_not_looked_at(named, tmp_path):
-    """To look there would end Python itself."""
+def test_the_lost_end_of_a_truncated_file_is_not_accessed(named, tmp_path):
+    """Accessing it would kill the Python process."""
     np.save(tmp_path / "all.npy", np.ones((8, 64, 64), np.float32))
     mapped = np.load(tmp_path / "all.npy", mmap_mode="r")
     sources, message = [mapped, [*mapped]], "as it was for Clients.from_source"
@@ -509,18 +510,18 @@ def test_the_end_of_a_file_that_is_cut_is_not_looked_at(named, tmp_path):
         ([np.ones((3, 2))], {"weights": [1, 2]}, r"weights: wanted 1 numbers"),
     ],
 )
-def test_what_is_no_source_is_refused(source, options, message):
+def test_bad_sources_are_refused(source, options, message):
     with pytest.raises(ValueError, match=f"^{message}"):
         jf.Clients.from_source(source, **options)
 
 
-def test_counts_must_be_true(x64):
+def test_counts_must_be_correct(x64):
     clients = jf.Clients.from_source([np.ones((3, 2)), np.ones((4, 2))], counts=[3, 5])
     with pytest.raises(ValueError, match=r"^source\[1\]: wanted shape \(5, 2\), got"):
         jf.fit(Lazy(), clients, rounds=1, key=jax.random.key(0))
 
 
-def test_what_needs_memory_says_so(x64):
+def test_algorithms_that_need_data_in_memory_say_so(x64):
     clients, key = from_source(), jax.random.key(0)
     lanczos = jf.pca.BlockLanczos(1)
     for needs in (
@@ -544,19 +545,15 @@ def test_what_needs_memory_says_so(x64):
 @pytest.mark.slow
 @pytest.mark.parametrize("bucket", [None, 1.5])
 def test_thin_factors_of_several_blocks_add_up(x64, bucket):
-    """Of one block they stay factors, (features, samples); of several they are multiplied out."""
-    rng = np.random.default_rng(0)
-    arrays = [rng.normal(size=(n, 60)) * 0.8 ** np.arange(60) for n in (3, 5, 4, 2, 8)]
+    """Of one block they stay factors (features, samples); those of several are multiplied out."""
+    arrays = gaussian_samples((3, 5, 4, 2, 8), 0.8 ** np.arange(60), dtype=float)
     clients = [
         jf.Clients.from_source(arrays, bucket=bucket, block_bytes=60 * 8 * 11),
         jf.Clients.from_samples(arrays, bucket=bucket),
         jf.Clients.from_samples(arrays),
     ]
     assert len(clients[0].data.reader.blocks) > 1
-    found = [
-        jf.fit(jf.pca.Pooled(2), one, rounds=1, key=jax.random.key(0)).result.shared
-        for one in clients
-    ]
+    found = [fit(jf.pca.Pooled(2), one, rounds=1).result.shared for one in clients]
     products = [np.asarray(shared @ shared.T) for shared in found]
     np.testing.assert_allclose(products[0], products[2], rtol=1e-8, atol=1e-10)
     np.testing.assert_allclose(products[1], products[2], rtol=1e-8, atol=1e-10)

@@ -1,6 +1,7 @@
 """Who takes part in a round, and what becomes of those who do not."""
 
 import contextlib
+import functools
 import logging
 
 import chex
@@ -13,11 +14,7 @@ import jaxfed as jf
 from tests.helpers import gaussian
 
 FEATURES, CLIENTS, ROUNDS = 5, 6, 8
-
-
-def draw(clients=CLIENTS, seed=0):
-    scales, dtype = (3, 2.5, 2, 1.5, 1), jnp.result_type(float)
-    return gaussian((9,) * clients, scales, seed=seed, dtype=dtype)
+sampled = functools.partial(gaussian, (9,) * CLIENTS, (3, 2.5, 2, 1.5, 1), dtype=float)
 
 
 def perpca():
@@ -33,7 +30,7 @@ def trajectory(participation, backend, key):
 
     solution = jf.fit(
         perpca(),
-        draw(),
+        sampled(),
         rounds=ROUNDS,
         key=key,
         participation=participation,
@@ -61,10 +58,10 @@ PRESENT = np.array(
 
 
 @pytest.mark.parametrize("name", ["vmap", "chunked", SHARD])
-def test_the_absent_keep_their_state_to_the_bit(name, key):
+def test_absent_clients_keep_their_state_to_the_bit(name, key):
     states, solution = trajectory(jf.participation.mask(PRESENT), BACKENDS[name](), key)
     for t in range(1, ROUNDS):
-        # Rows repeat after the last.
+        # After the last row, the mask starts over.
         present = PRESENT[t % len(PRESENT)]
         changed = (states[t] != states[t - 1]).any(axis=(1, 2))
         np.testing.assert_array_equal(changed, present)
@@ -103,7 +100,7 @@ def test_weighted_sums_over_participants_are_unbiased():
     assert sums.std() > 0.1
 
 
-def test_who_is_drawn_does_not_depend_on_the_order(key):
+def test_draws_do_not_depend_on_the_order_of_clients(key):
     participation, ids = jf.participation.uniform(3), jnp.asarray([4, 0, 11, 7, 2, 5])
     order = np.array([5, 2, 0, 1, 4, 3])
     equal = jnp.full(6, 1 / 6)
@@ -133,12 +130,12 @@ class Report(jf.Algorithm):
 
 
 def weighted(weights):
-    clients = draw()
+    clients = sampled()
     return jf.Clients(clients.data, clients.ids, jnp.asarray(weights))
 
 
 def test_the_mean_that_the_server_sees_is_unbiased():
-    """Over keys, the mean of what the server gets is what it gets from everybody."""
+    """Averaged over keys, the server receives what it receives under full participation."""
     clients = weighted([0.3, 0.1, 0.1, 0.2, 0.25, 0.05])
 
     @jax.jit
@@ -164,8 +161,8 @@ def test_diagnostics_are_means_over_the_participants(key):
     np.testing.assert_allclose(run.history["objective"], [expected], rtol=1e-6)
 
 
-def test_given_participants_have_a_mean_by_their_weights(key):
-    """The weights of a round used to sum to more or less than one."""
+def test_a_mask_gives_the_weighted_mean_of_the_present(key):
+    """The weights of a round did not always sum to one."""
     clients = weighted([0.3, 0.1, 0.1, 0.2, 0.25, 0.05])
     given = jf.participation.mask(PRESENT)
     run = jf.fit(Report(), clients, rounds=3, key=key, participation=given)
@@ -173,7 +170,7 @@ def test_given_participants_have_a_mean_by_their_weights(key):
 
 
 @pytest.mark.parametrize("name", ["vmap", "chunked", SHARD])
-def test_a_round_without_any_weight_does_not_take_place(name, key):
+def test_a_round_without_any_weight_is_skipped(name, key):
     """It used to end the run, and to blame the step size."""
     clients = weighted([0.5, 0.2, 0.3, 0.0, 0.0, 0.0])
     present = np.array([[True, False, False, True, False, False], [False] * 3 + [True] * 3])
@@ -195,8 +192,8 @@ def test_a_round_without_any_weight_does_not_take_place(name, key):
     np.testing.assert_allclose(run.history["bits_up"] * CLIENTS, 32 * np.array([2, 2, 4, 4]))
 
 
-def test_who_is_drawn_may_have_no_weight(key):
-    """Absent clients of one differ from the next; through differences too."""
+def test_drawn_clients_may_have_no_weight(key):
+    """Rounds without any weight are skipped, under difference coding too."""
     clients = weighted([1.0] + [0.0] * 5)
     through = jf.channel.difference(jf.channel.top_k(1.0))
     run = jf.fit(
@@ -213,9 +210,11 @@ def test_who_is_drawn_may_have_no_weight(key):
 
 
 @pytest.mark.slow
-def test_everybody_in_other_words(key, x64):
-    """Drawing all is the same as not saying anything."""
-    run = jax.jit(lambda p: jf.rollout(perpca(), draw(), rounds=ROUNDS, key=key, participation=p))
+def test_drawing_everybody_equals_full_participation(key, x64):
+    """Drawing all clients is the same as the default."""
+    run = jax.jit(
+        lambda p: jf.rollout(perpca(), sampled(), rounds=ROUNDS, key=key, participation=p)
+    )
     wanted = run(None)
     given = run(jf.participation.uniform(CLIENTS))
     chex.assert_trees_all_close(given.result, wanted.result, atol=1e-12)
@@ -224,20 +223,20 @@ def test_everybody_in_other_words(key, x64):
 
 def test_bits_count_participants_only(key):
     solution = jf.fit(
-        perpca(), draw(), rounds=ROUNDS, key=key, participation=jf.participation.mask(PRESENT)
+        perpca(), sampled(), rounds=ROUNDS, key=key, participation=jf.participation.mask(PRESENT)
     )
     rounds_of_a_client = np.cumsum(np.resize(PRESENT.sum(axis=1), ROUNDS)) / CLIENTS
     frame = 32 * FEATURES
     up, down = solution.history["bits_up"], solution.history["bits_down"]
     np.testing.assert_allclose(up, frame * rounds_of_a_client, rtol=1e-15)
-    # The first message down is everybody's.
+    # The first downlink goes to every client.
     later = rounds_of_a_client - rounds_of_a_client[0]
     np.testing.assert_allclose(down, frame * (1 + later), rtol=1e-15)
 
 
 @contextlib.contextmanager
 def compiled(caplog):
-    """What is compiled within, as a list."""
+    """What is compiled within the block, as a list."""
     found = []
     with jax.log_compiles(), caplog.at_level(logging.WARNING):
         caplog.clear()
@@ -247,7 +246,7 @@ def compiled(caplog):
 
 @pytest.mark.slow
 def test_other_participants_compile_nothing(key, caplog):
-    clients = draw()
+    clients = sampled()
 
     def fit(participation, key):
         return jf.fit(perpca(), clients, rounds=ROUNDS, key=key, participation=participation)
@@ -267,7 +266,7 @@ def test_other_participants_compile_nothing(key, caplog):
 
 
 @pytest.mark.parametrize("size", [0, -3, 2.5, "all", None])
-def test_sizes_that_are_refused(size):
+def test_bad_sizes_are_refused(size):
     with pytest.raises(ValueError, match=r"^participation size: wanted a whole number"):
         jf.participation.uniform(size)
 
@@ -281,7 +280,7 @@ def test_sizes_that_are_refused(size):
         (np.ones((0, CLIENTS), bool), "at least one"),
     ],
 )
-def test_masks_that_are_refused(present, message):
+def test_bad_masks_are_refused(present, message):
     with pytest.raises(ValueError, match=rf"^participation mask: .*{message}"):
         jf.participation.mask(present)
 
@@ -294,17 +293,17 @@ def test_masks_that_are_refused(present, message):
         (0.5, "wanted one of jaxfed.participation, got 0.5"),
     ],
 )
-def test_what_does_not_fit_the_clients_is_refused(participation, message, key):
+def test_participation_that_does_not_fit_the_clients_is_refused(participation, message, key):
     for run in (jf.fit, jf.rollout):
         with pytest.raises(ValueError, match=rf"^participation: {message}"):
-            run(perpca(), draw(), rounds=2, key=key, participation=participation)
+            run(perpca(), sampled(), rounds=2, key=key, participation=participation)
 
 
 @pytest.mark.parametrize(
     "factors",
     [np.ones(2, np.float32), np.ones((CLIENTS, 1), np.float32), np.ones(CLIENTS, int), "all", None],
 )
-def test_one_from_outside_that_breaks_the_contract_is_named(factors, key):
+def test_a_custom_one_that_breaks_the_contract_is_named(factors, key):
     class Broken(jf.participation.Participation):
         def number(self, clients):
             return None
@@ -317,4 +316,4 @@ def test_one_from_outside_that_breaks_the_contract_is_named(factors, key):
 
     wanted = r"^participation: wanted of Broken\.inclusion a floating-point array of \(6,\), got "
     with pytest.raises(ValueError, match=wanted):
-        jf.fit(perpca(), draw(), rounds=2, key=key, participation=Broken())
+        jf.fit(perpca(), sampled(), rounds=2, key=key, participation=Broken())

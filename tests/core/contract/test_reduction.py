@@ -55,7 +55,7 @@ class Pair(NamedTuple):
     nothing: None = None
 
 
-def draw(seed=0, clients=CLIENTS):
+def draw_messages(seed=0, clients=CLIENTS):
     rng = np.random.default_rng(seed)
     return {
         "vector": jnp.asarray(rng.normal(size=(clients, 3))),
@@ -115,8 +115,8 @@ def reduce(backend, own, weights):
 
 
 @on_every_backend
-def test_every_reduction_is_that_of_numpy(name):
-    own = draw()
+def test_every_reduction_equals_numpys(name):
+    own = draw_messages()
     total, kept = reduce(BACKENDS[name](), own, jnp.asarray(WEIGHTS))
     wanted = by_numpy(own, WEIGHTS)
     chex.assert_trees_all_close(total, wanted, rtol=1e-12, atol=1e-12)
@@ -128,9 +128,9 @@ def test_every_reduction_is_that_of_numpy(name):
 
 @on_every_backend
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_what_absent_clients_made_does_not_count(name, bad):
+def test_messages_of_absent_clients_do_not_count(name, bad):
     absent = WEIGHTS == 0
-    own = draw()
+    own = draw_messages()
     spoiled = {
         k: v if k == "whole" else jnp.where(absent.reshape(-1, *[1] * (v.ndim - 1)), bad, v)
         for k, v in own.items()
@@ -141,8 +141,8 @@ def test_what_absent_clients_made_does_not_count(name, bad):
 
 
 @on_every_backend
-def test_nobody_is_there(name):
-    total, _ = reduce(BACKENDS[name](), draw(), jnp.zeros(CLIENTS))
+def test_no_client_takes_part(name):
+    total, _ = reduce(BACKENDS[name](), draw_messages(), jnp.zeros(CLIENTS))
     largest = total.pop("max")
     assert all((np.asarray(x) == 0).all() for x in jax.tree.leaves(total))
     assert all((np.asarray(x) == -np.inf).all() for x in jax.tree.leaves(largest))
@@ -151,14 +151,14 @@ def test_nobody_is_there(name):
 @pytest.mark.parametrize("name", ["vmap", "chunks of 3"])
 @pytest.mark.parametrize("clients", [1, 2, 7])
 def test_any_number_of_clients_on_one_device(name, clients):
-    own, weights = draw(1, clients), np.linspace(1, 2, clients)
+    own, weights = draw_messages(1, clients), np.linspace(1, 2, clients)
     total, _ = reduce(BACKENDS[name](), own, jnp.asarray(weights))
     chex.assert_trees_all_close(total, by_numpy(own, weights), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.slow
 @on_every_backend
-def test_whole_numbers_have_a_mean_and_a_maximum(name):
+def test_integers_have_a_mean_and_a_maximum(name):
     numbers = jnp.asarray([3, -7, 2, 9, -1, 9, 1, 4], jnp.int32)
 
     def work(_, own):
@@ -267,19 +267,19 @@ def test_what_one_client_sends_stays_in_its_group():
 @pytest.mark.slow
 @on_every_backend
 def test_derivatives_are_finite_differences(name):
-    own = {k: v for k, v in draw(2).items() if k != "whole"}
+    own = {k: v for k, v in draw_messages(2).items() if k != "whole"}
     cost = {
         k: np.random.default_rng(3).normal(size=np.shape(v))
-        for k, v in enumerate(jax.tree.leaves(by_numpy(draw(2), WEIGHTS)))
+        for k, v in enumerate(jax.tree.leaves(by_numpy(draw_messages(2), WEIGHTS)))
     }
 
     def value(own, weights):
-        total, _ = reduce(BACKENDS[name](), own | {"whole": draw(2)["whole"]}, weights)
+        total, _ = reduce(BACKENDS[name](), own | {"whole": draw_messages(2)["whole"]}, weights)
         return sum(jnp.vdot(cost[k], x**2) for k, x in enumerate(jax.tree.leaves(total)))
 
     rng = np.random.default_rng(4)
     at = own, jnp.asarray(WEIGHTS)
-    # Who is absent stays absent.
+    # Absent clients stay absent.
     along = (
         jax.tree.map(lambda x: rng.normal(size=x.shape), own),
         rng.normal(size=CLIENTS) * (WEIGHTS > 0),
@@ -292,7 +292,7 @@ def test_derivatives_are_finite_differences(name):
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(slopes))
     found = sum(jnp.vdot(a, b) for a, b in zip(*map(jax.tree.leaves, (slopes, along)), strict=True))
     np.testing.assert_allclose(found, (ahead - behind) / (2 * step), rtol=1e-6)
-    # Nothing passes from who is absent.
+    # Nothing of absent clients passes through.
     for slope in jax.tree.leaves(slopes[0]):
         assert not np.asarray(slope)[WEIGHTS == 0].any()
 
@@ -381,7 +381,7 @@ def collectives(program):
     return re.findall(r" (all-reduce|all-gather|all-to-all|[a-z-]+-permute)(?:-start)?\(", program)
 
 
-def test_one_all_reduce_whatever_is_added():
+def test_one_all_reduce_for_all_sums():
     def added(own):
         pair = Pair(own["vector"], own["scalar"])
         return {
@@ -397,7 +397,7 @@ def test_one_all_reduce_whatever_is_added():
 
         return collect(jf.backend.shard(4), work, None, (own, weights), CLIENTS)[0]
 
-    program = jax.jit(total).lower(draw(), jnp.asarray(WEIGHTS)).compile().as_text()
+    program = jax.jit(total).lower(draw_messages(), jnp.asarray(WEIGHTS)).compile().as_text()
     assert collectives(program) == ["all-reduce"]
 
 
@@ -407,7 +407,7 @@ def test_one_all_reduce_whatever_is_added():
     [jf.pca.SubspaceIteration(2), jf.pca.PerPCA(1, 1, start="random", step_size=0.1)],
     ids=["SubspaceIteration", "PerPCA"],
 )
-def test_one_all_reduce_a_round(algorithm):
+def test_one_all_reduce_per_round(algorithm):
     rng = np.random.default_rng(0)
     clients = jf.Clients.from_samples(rng.normal(size=(CLIENTS, 6, 5)))
     run = functools.partial(
@@ -437,7 +437,7 @@ numbers = st.integers(-8, 8).map(float)
     weights=st.lists(st.sampled_from([0.0, 0.25, 1.0, 4.0]), min_size=4, max_size=4),
     cuts=st.tuples(st.integers(1, 3), st.integers(1, 3)),
 )
-def test_monoid(kind, values, weights, cuts):
+def test_reductions_are_monoids(kind, values, weights, cuts):
     # With these numbers all sums and roots are exact.
     values, weights = np.array(values).reshape(-1, 3, 2), np.array(weights[: len(values)])
 
@@ -467,7 +467,7 @@ def test_monoid(kind, values, weights, cuts):
 
 
 def test_wrapping_is_undone():
-    sent = message(jax.tree.map(lambda x: x[0], draw()))
+    sent = message(jax.tree.map(lambda x: x[0], draw_messages()))
     parts = wrapped(sent)
     assert isinstance(parts["bare"], Mean) and isinstance(parts["mean"], Mean)
     chex.assert_trees_all_equal(plain(parts), plain(sent))
@@ -477,7 +477,7 @@ def test_wrapping_is_undone():
     chex.assert_trees_all_equal(joined(reduced, gathered), parts)
 
 
-def test_what_is_linear():
+def test_linear_messages_are_recognized():
     x = jnp.ones((2, 1))
     assert is_linear({"a": x, "b": Sum({"c": x}), "d": Mean(x), "e": None})
     for part in (Max(x), Gram(x), Gather(x)):

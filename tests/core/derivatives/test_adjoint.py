@@ -1,4 +1,4 @@
-"""Derivatives of runs from few kept states, and of fixed points of the round."""
+"""Derivatives of runs from few stored states, and of fixed points of the round."""
 
 import doctest
 import functools
@@ -40,8 +40,8 @@ def along(function, at, direction, step=1e-4):
 # --- checkpointed --------------------------------------------------------------------------------
 
 
-def run(values, adjoint, rounds, tol=None):
-    """A sum over the subspace, and the history, of a run from a random start."""
+def weighed(values, adjoint, rounds, tol=None):
+    """A weighted sum of the projector, and the history, of a run from a random start."""
     solution = jf.rollout(
         jf.pca.SubspaceIteration(RANK),
         jf.Clients.from_samples(values),
@@ -57,11 +57,11 @@ def run(values, adjoint, rounds, tol=None):
 
 
 @pytest.mark.slow
-def test_checkpointed_runs_are_unrolled_ones():
+def test_checkpointed_derivatives_equal_unrolled_ones():
     def all_of_them(values):
         ways = jf.adjoint.unrolled(), jf.adjoint.checkpointed(2)
         return [
-            jax.value_and_grad(run, has_aux=True)(values, adjoint, rounds=7) for adjoint in ways
+            jax.value_and_grad(weighed, has_aux=True)(values, adjoint, rounds=7) for adjoint in ways
         ]
 
     wanted, found = jax.jit(all_of_them)(drawn(0)[0])
@@ -74,13 +74,13 @@ def test_a_run_that_stops_by_its_tolerance_has_a_reverse_derivative():
     values, _, _ = drawn(1)
     (_, history), gradient = jax.jit(
         jax.value_and_grad(
-            lambda values: run(values, jf.adjoint.checkpointed(3), 30, tol=1e-3), has_aux=True
+            lambda values: weighed(values, jf.adjoint.checkpointed(3), 30, tol=1e-3), has_aux=True
         )
     )(values)
     objectives = np.asarray(history["objective"])
     rounds = int(np.isfinite(objectives).sum())
     assert 2 < rounds < 28 and np.isfinite(objectives[:rounds]).all()
-    unrolled = jax.jit(jax.grad(lambda v: run(v, jf.adjoint.unrolled(), rounds)[0]))(values)
+    unrolled = jax.jit(jax.grad(lambda v: weighed(v, jf.adjoint.unrolled(), rounds)[0]))(values)
     np.testing.assert_allclose(gradient, unrolled, atol=1e-12)
 
 
@@ -107,7 +107,7 @@ def test_checkpointed_runs_take_less_memory():
 
 
 def loss(values, frame, turned, report, throw=False):
-    """A function of the subspace that one round leaves, and so much of one of its basis."""
+    """A function of the subspace after one round, plus a multiple of one of its basis."""
     solution = jf.rollout(
         jf.pca.SubspaceIteration(RANK),
         jf.Clients.from_samples(values),
@@ -143,7 +143,7 @@ def test_implicit_derivatives():
     cases = [
         (simple, top(simple), 0.0),
         (other, top(other), 0.0),
-        (repeated, top(repeated) @ turn, 0.0),  # any basis of the subspace is as good
+        (repeated, top(repeated) @ turn, 0.0),  # any basis of the subspace is equally good
         (simple, start, 0.0),
         (simple, top(simple), 1.0),
     ]
@@ -158,13 +158,13 @@ def test_implicit_derivatives():
         assert (by_frames[i] == 0).all()  # the start does not matter
     assert (report.residual[:3] < 1e-10).all() and (report.turning[:3] < 1e-10).all()
     assert (report.rounds[:3] >= 1).all() and (report.rounds[:3] < 30).all()
-    # One round from somewhere else is no fixed point, and a basis has no derivative.
+    # A round from another start ends at no fixed point, and a basis has no derivative.
     assert np.isnan(by_values[3]).all() and np.isnan(by_values[4]).all()
     assert report.turning[4] > 0.1
 
 
 @pytest.mark.slow
-def test_what_has_no_derivative_is_refused():
+def test_problems_without_a_derivative_are_refused():
     values, _, _ = drawn(0)
     gradient = jax.jit(jax.grad(functools.partial(loss, report=None, throw=True)))
     assert np.isfinite(gradient(values, top(values), 0.0)).all()
@@ -175,7 +175,7 @@ def test_what_has_no_derivative_is_refused():
 
 
 @pytest.mark.slow
-def test_a_refusal_says_what_is_wrong_before_any_stack(caplog):
+def test_the_reason_of_a_refusal_precedes_the_traceback(caplog):
     values, _, _ = drawn(0)
     gradient = jax.jit(jax.grad(functools.partial(loss, report=None, throw=True)))
     with pytest.raises(Exception, match="wanted a fixed point of the round") as refused:
@@ -188,7 +188,7 @@ def test_a_refusal_says_what_is_wrong_before_any_stack(caplog):
 
 @pytest.mark.slow
 def test_a_factorized_system_has_the_same_solution():
-    """Of several right-hand sides at once, and backwards."""
+    """For several right-hand sides at once, and in reverse mode."""
     values, _, _ = drawn(0)
     start = jf.Personalized(jnp.asarray(top(values)), None)
 
@@ -216,7 +216,7 @@ def test_a_factorized_system_has_the_same_solution():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("throw", [True, False])
-def test_a_system_that_is_not_solved_is_refused(throw):
+def test_an_unsolved_system_is_refused(throw):
     values, _, _ = drawn(0)
 
     def error(values):
@@ -301,7 +301,7 @@ def test_a_thousand_random_problems_have_finite_derivatives():
 
 
 @pytest.mark.slow
-def test_single_precision_is_near_double():
+def test_single_precision_is_close_to_double():
     values, _, _ = drawn(0)
 
     def gradient(dtype):
@@ -373,7 +373,7 @@ def test_clients_in_blocks_give_the_same_derivative(monkeypatch):
 
 
 @pytest.mark.slow
-def test_derivatives_of_a_solution_keep_nothing_of_the_size_of_the_data(monkeypatch):
+def test_implicit_derivatives_store_nothing_as_large_as_the_data(monkeypatch):
     monkeypatch.setattr("jaxfed.core.backends.one_device.BLOCK_BYTES", 1)
     values, weights = np.random.default_rng(0).normal(size=(20, 50, 200)), np.ones(20) / 20
 
@@ -493,7 +493,7 @@ def test_arguments_are_refused(name, make):
 
 
 class Shrunk(jf.Algorithm):
-    """The mean of all samples, shrunk; nothing is said of its fixed points."""
+    """The shrunk mean of all samples, without any statement about fixed points."""
 
     def server_init(self, key, first, like, warm_start):
         return jnp.zeros(like.values.shape[-1])
@@ -557,7 +557,7 @@ class Turned(jf.Algorithm, jf.adjoint.HasBases):
 
 @pytest.mark.slow
 def test_forward_mode_leaves_out_how_bases_turn(key):
-    """What turns them has no solution to move, and would leave the linear system without one."""
+    """Turning the bases moves no solution, and would leave the linear system without one."""
     values, weights, direction = drawn(0)
     frame = jnp.asarray(top(values))
 
@@ -579,7 +579,7 @@ def test_forward_mode_leaves_out_how_bases_turn(key):
 
 
 @pytest.mark.slow
-def test_an_adjoint_is_wanted(key):
+def test_other_adjoints_are_refused(key):
     clients = jf.Clients.from_samples(drawn(0)[0])
     with pytest.raises(ValueError, match=r"^adjoint: wanted one of .*adjoint, got 'implicit'"):
         jf.rollout(jf.pca.Pooled(1), clients, rounds=1, key=key, adjoint="implicit")

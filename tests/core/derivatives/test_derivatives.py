@@ -10,22 +10,17 @@ import pytest
 
 import jaxfed as jf
 from jaxfed.linalg import polar
+from tests.helpers import planted_samples
 
 FEATURES, CLIENTS, SAMPLES, ROUNDS = 5, 3, 8, 50
 
 pytestmark = pytest.mark.usefixtures("x64")
 
 
-def draw(seed):
+def train_and_held_out(seed):
     """Samples of clients, and others of the same clients that are held out."""
-    rng = np.random.default_rng(seed)
-    shared = np.linalg.qr(rng.normal(size=(FEATURES, 2)))[0] * [3.0, 2.0]
-    values = []
-    for _ in range(CLIENTS):
-        own = np.linalg.qr(rng.normal(size=(FEATURES, 2)))[0] * [2.0, 1.5]
-        scores = rng.normal(size=(2, 2 * SAMPLES, 2))
-        signal = scores[0] @ shared.T + scores[1] @ own.T
-        values.append(signal + 0.5 * rng.normal(size=signal.shape))
+    counts, options = (2 * SAMPLES,) * CLIENTS, {"noise": 0.5, "seed": seed}
+    values = planted_samples(counts, FEATURES, [3.0, 2.0], [2.0, 1.5], **options)
     return jnp.split(jnp.asarray(np.stack(values)), 2, axis=1)
 
 
@@ -76,7 +71,7 @@ STEP = 0.01  # fifty rounds do not converge: the step size matters
 @functools.cache
 def compiled(name):
     """The error as a function of the step size and the samples, and its gradient."""
-    held_out = draw(0)[1]
+    held_out = train_and_held_out(0)[1]
 
     def error(step, values):
         if name in ALGORITHMS:
@@ -90,7 +85,7 @@ def compiled(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*ALGORITHMS, *ONE_SHOT])
 def test_with_respect_to_the_data(name):
-    values, (error, gradient) = draw(0)[0], compiled(name)
+    values, (error, gradient) = train_and_held_out(0)[0], compiled(name)
     by_values = gradient(STEP, values)[1]
     for seed in range(3):
         direction = np.random.default_rng(seed).normal(size=values.shape)
@@ -100,7 +95,7 @@ def test_with_respect_to_the_data(name):
 
 
 def mostly(names):
-    """Of the iterative algorithms but one, the gradient compiles for seconds."""
+    """Gradients of all iterative algorithms but one take seconds to compile."""
     long = ALGORITHMS.keys() - {"tangent"}
     return [pytest.param(name, marks=[pytest.mark.slow] * (name in long)) for name in names]
 
@@ -108,7 +103,7 @@ def mostly(names):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", mostly(ALGORITHMS))
 def test_with_respect_to_the_step_size(name):
-    values, (error, gradient) = draw(0)[0], compiled(name)
+    values, (error, gradient) = train_and_held_out(0)[0], compiled(name)
     wanted = along(lambda s: error(s, values), STEP, 1.0, 2e-5)
     assert abs(wanted) > 1e-3
     np.testing.assert_allclose(gradient(STEP, values)[0], wanted, rtol=1e-5)
@@ -123,7 +118,7 @@ def test_repeated_eigenvalues_of_the_data_make_no_nan(name):
 
 @pytest.mark.slow
 def test_through_an_automatic_step_size_and_participation():
-    values, held_out = draw(1)
+    values, held_out = train_and_held_out(1)
 
     @jax.jit
     def error(values):
@@ -144,7 +139,7 @@ def test_through_an_automatic_step_size_and_participation():
 
 @pytest.mark.slow
 def test_rematerialization_saves_memory_and_changes_nothing():
-    values, held_out = draw(0)
+    values, held_out = train_and_held_out(0)
     at = jnp.asarray(STEP), values
 
     def compiled(remat):
@@ -179,7 +174,7 @@ def test_orthonormal_iterates(variant, retraction):
     Here the second moments are multiples of the identity on two subspaces, which repeats most
     singular values of the steps as well.
     """
-    values, held_out = repeated(), draw(0)[1]
+    values, held_out = repeated(), train_and_held_out(0)[1]
     frame = jnp.linalg.qr(jnp.asarray(np.random.default_rng(3).normal(size=(FEATURES, 4))))[0]
     start = jf.Personalized(frame[:, :2], jnp.stack(CLIENTS * [frame[:, 2:]]))
 
@@ -199,8 +194,8 @@ def test_orthonormal_iterates(variant, retraction):
 @pytest.mark.slow
 @pytest.mark.parametrize("rounds", [4, 300])
 def test_steps_of_varpro_that_are_rounding_have_no_derivative(rounds):
-    """Few rounds are differentiated as they ran; of many, most are rounding alone."""
-    samples = np.stack([draw(seed)[0] for seed in range(4)])
+    """Few rounds are differentiated as they ran; of many rounds, most are mere rounding."""
+    samples = np.stack([train_and_held_out(seed)[0] for seed in range(4)])
     weights = jnp.array([[1.0, 1.3, 2.0], [1.0, 0.0, 0.5]])
     rng = np.random.default_rng(0)
     by_samples, weighed = rng.normal(size=samples.shape[1:]), rng.normal(size=(FEATURES, FEATURES))
@@ -254,7 +249,7 @@ def test_second_derivatives_of_the_polar_factor(scales):
 
 @pytest.mark.slow
 def test_second_derivative_of_a_run_with_respect_to_the_step_size():
-    values, held_out = draw(0)
+    values, held_out = train_and_held_out(0)
 
     def error(step):
         algorithm = jf.pca.PerPCA(1, 1, step_size=step, start="random", variant="polar")

@@ -9,21 +9,18 @@ import optax
 import pytest
 
 import jaxfed as jf
+from tests.helpers import projector
 
 M, N, D = 6, 20, 7
 
 
-def draw(seed=0, clients=M, samples=N):
+def draw_population(seed=0, clients=M, samples=N):
     rng = np.random.default_rng(seed)
     common = np.random.default_rng(99).normal(size=(3, D)) * [[4], [3], [2]]
     own = rng.normal(size=(clients, 1, D))
     scores, private = rng.normal(size=(clients, samples, 3)), rng.normal(size=(clients, samples, 1))
     noise = 0.3 * rng.normal(size=(clients, samples, D))
     return scores @ common + 2 * private * own + noise
-
-
-def projectors(frames):
-    return np.einsum("mdr,mer->mde", frames, frames)
 
 
 def best_beside(shared, samples, rank):
@@ -41,16 +38,16 @@ def solved(algorithm, clients, key, rounds=200):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", [jf.backend.vmap(), jf.backend.shard(2)], ids=["vmap", "shard"])
-def test_perpca_gives_the_best_components_beside_the_shared_ones(key, x64, backend):
+def test_perpca_gives_the_best_local_components_given_the_shared_ones(key, x64, backend):
     algorithm = jf.pca.PerPCA(2, 1)
-    solution = solved(algorithm, jf.Clients.from_samples(draw()), key)
-    new = draw(1, clients=3, samples=4)
+    solution = solved(algorithm, jf.Clients.from_samples(draw_population()), key)
+    new = draw_population(1, clients=3, samples=4)
     shared, local = jf.personalize(
         algorithm, solution, jf.Clients.from_samples(new), backend=backend
     )
     np.testing.assert_array_equal(shared, solution.result.shared)
-    wanted = projectors(best_beside(np.asarray(shared), new, 1))
-    np.testing.assert_allclose(projectors(np.asarray(local)), wanted, atol=1e-9)
+    wanted = projector(best_beside(np.asarray(shared), new, 1))
+    np.testing.assert_allclose(projector(local), wanted, atol=1e-9)
 
 
 @pytest.mark.slow
@@ -62,8 +59,8 @@ def test_hierarchical_pca_gives_the_posterior_mode(key, x64, solver):
     """
     noise, variance = 0.1, 0.05
     algorithm = jf.pca.HierarchicalPCA(2, noise, variance, solver=solver)
-    solution = solved(algorithm, jf.Clients.from_samples(draw()), key, 30)
-    new = draw(1, clients=2, samples=5)
+    solution = solved(algorithm, jf.Clients.from_samples(draw_population()), key, 30)
+    new = draw_population(1, clients=2, samples=5)
     shared, local = map(
         np.asarray,
         jf.personalize(algorithm, solution, jf.Clients.from_samples(new), rounds=3000),
@@ -88,20 +85,20 @@ def test_hierarchical_pca_gives_the_posterior_mode(key, x64, solver):
 
 
 @pytest.mark.slow
-def test_the_learned_spread_shrinks_those_of_few_samples_most(key, x64):
+def test_the_learned_spread_shrinks_clients_with_few_samples_most(key, x64):
     algorithm = jf.pca.AdaptivePCA(2, 0.1, solver="eigenvectors")
-    solution = solved(algorithm, jf.Clients.from_samples(draw()), key, 60)
-    # The same second moment, of ever more samples.
-    few, far = draw(1, clients=4, samples=4), []
+    solution = solved(algorithm, jf.Clients.from_samples(draw_population()), key, 60)
+    # The same second moment, from more and more samples.
+    few, far = draw_population(1, clients=4, samples=4), []
     for times in (1, 8, 64):
         new = jf.Clients.from_samples(np.tile(few, (1, times, 1)))
         shared, local = map(np.asarray, jf.personalize(algorithm, solution, new))
         far.append([2 - np.sum((shared.T @ u) ** 2) for u in local])
     assert (np.diff(far, axis=0) > 0).all() and np.min(far) > 0
-    # Of the variance that was learned, and not the one to start from: where that is tiny, all stay.
+    # The learned variance counts, not the initial one: with a tiny initial one nothing changes.
     stiff = jf.pca.AdaptivePCA(2, 0.1, 1e-9, hyper_prior=1e-9, solver="eigenvectors")
     again = jf.personalize(stiff, solution, new)
-    np.testing.assert_allclose(projectors(again.local), projectors(local), atol=1e-9)
+    np.testing.assert_allclose(projector(again.local), projector(local), atol=1e-9)
 
 
 @pytest.mark.slow
@@ -125,8 +122,8 @@ def test_networks_are_trained_further_under_their_prior(key):
     algorithm = jf.generative.AdaptiveAutoencoder(
         model, local_steps=5, step_size=0.01, hyper_prior=0.01, initial_spread=0.5
     )
-    solution = jf.fit(algorithm, jf.Clients.from_samples(draw()), rounds=20, key=key)
-    new = jf.Clients.from_samples(draw(1, clients=2))
+    solution = jf.fit(algorithm, jf.Clients.from_samples(draw_population()), rounds=20, key=key)
+    new = jf.Clients.from_samples(draw_population(1, clients=2))
     few, many = (
         jf.personalize(algorithm, solution, new, rounds=rounds, key=key).local for rounds in (1, 40)
     )
@@ -137,7 +134,7 @@ def test_networks_are_trained_further_under_their_prior(key):
         )
 
     assert (lost(many) < lost(few)).all()
-    # Federated averaging has local models where it is told to tune them.
+    # Federated averaging has local models if it is to fine-tune them.
     tuned = jf.generative.FedAvg(
         model,
         jf.models.reconstruction_loss,
@@ -146,17 +143,17 @@ def test_networks_are_trained_further_under_their_prior(key):
         step_size=0.01,
         fine_tuning_steps=20,
     )
-    solution = jf.fit(tuned, jf.Clients.from_samples(0.1 * draw()), rounds=5, key=key)
+    solution = jf.fit(tuned, jf.Clients.from_samples(0.1 * draw_population()), rounds=5, key=key)
     shared, local = jf.personalize(tuned, solution, new, rounds=0, key=key)
     assert jax.tree.leaves(local)[0].shape[0] == 2
     assert not np.allclose(jax.tree.leaves(local)[0], jax.tree.leaves(shared)[0])
 
 
 @pytest.mark.slow
-def test_derivatives_by_the_new_clients_samples(key, x64):
+def test_derivatives_with_respect_to_the_new_clients_samples(key, x64):
     algorithm = jf.pca.PerPCA(2, 1)
-    solution = solved(algorithm, jf.Clients.from_samples(draw()), key)
-    new, direction, other = (jnp.asarray(draw(seed, clients=2)) for seed in (1, 2, 3))
+    solution = solved(algorithm, jf.Clients.from_samples(draw_population()), key)
+    new, direction, other = (jnp.asarray(draw_population(seed, clients=2)) for seed in (1, 2, 3))
 
     @jax.jit
     def held_out(samples):
@@ -171,7 +168,7 @@ def test_derivatives_by_the_new_clients_samples(key, x64):
 
 @pytest.mark.slow
 def test_a_warm_start_finds_clients_by_their_ids(key, x64):
-    everybody = jf.Clients.from_samples(draw(clients=M + 2))
+    everybody = jf.Clients.from_samples(draw_population(clients=M + 2))
     known = everybody.take(range(M))
     algorithm = jf.pca.PerPCA(2, 1)
     solution = solved(algorithm, known, key)
@@ -195,22 +192,22 @@ def test_a_warm_start_finds_clients_by_their_ids(key, x64):
     fresh = jf.personalize(algorithm, solution, everybody.take([7, 6]), key=key).local
     wanted = jnp.stack([fresh[0], local[2], fresh[1], local[0], local[1]])
     same(start(more), before(more, wanted))
-    # Nothing is known of traced ids: those go by position.
+    # Traced ids are unknown, so clients are matched by position.
     traced = jax.jit(functools.partial(start, run=jf.rollout))
     same(traced(known, solution), before(known, local))
 
 
-def test_refusals(key):
+def test_bad_input_is_refused(key):
     algorithm = jf.pca.PerPCA(2, 1)
-    clients = jf.Clients.from_samples(draw())
+    clients = jf.Clients.from_samples(draw_population())
     solution = jf.fit(algorithm, clients, rounds=2, key=key)
-    narrow = jf.Clients.from_samples(draw()[..., :3])
+    narrow = jf.Clients.from_samples(draw_population()[..., :3])
     for message, given in {
         "solution: wanted what fit or rollout returned": (algorithm, solution.result, clients),
         "algorithm: wanted a PerPCA": (jf.pca.OneShot(2, 1), solution, clients),
         "solution: wanted shared components of shape": (jf.pca.PerPCA(1, 1), solution, clients),
         "solution: wanted shared components of shape (3": (algorithm, solution, narrow),
-        "clients: wanted jaxfed.Clients": (algorithm, solution, draw()),
+        "clients: wanted jaxfed.Clients": (algorithm, solution, draw_population()),
     }.items():
         with pytest.raises(ValueError, match=f"^{message}".replace("(", r"\(")):
             jf.personalize(*given)

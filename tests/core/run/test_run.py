@@ -13,21 +13,15 @@ import scipy.sparse
 
 import jaxfed as jf
 from jaxfed.core.run.compiling import compiler_options
+from tests.helpers import planted_samples
 
 FEATURES, CLIENTS, ROUNDS = 5, 4, 12
 
 
-def draw(seed=0):
-    """In single precision, or in double where the test is."""
-    dtype = jnp.result_type(float)
-    rng = np.random.default_rng(seed)
-    shared = np.linalg.qr(rng.normal(size=(FEATURES, 1)))[0] * 3
-    arrays = []
-    for n in (9, 12, 7, 12):
-        own = rng.normal(size=(FEATURES, 1))
-        signal = rng.normal(size=(n, 1)) @ shared.T + rng.normal(size=(n, 1)) @ own.T
-        arrays.append((signal + 0.3 * rng.normal(size=(n, FEATURES))).astype(dtype))
-    return jf.Clients.from_samples(arrays)
+def sampled():
+    """Clients in double precision where it is enabled, and else in single."""
+    samples = planted_samples((9, 12, 7, 12), FEATURES, [3.0], [2.0], seed=4)
+    return jf.Clients.from_samples(samples)
 
 
 def perpca():
@@ -36,14 +30,14 @@ def perpca():
 
 def objective(result):
     """A metric: the variance left over, which is also what the algorithm reports."""
-    values, count = draw().data.values, draw().data.count
+    values, count = sampled().data.values, sampled().data.count
     shared, local = result
     rest = values - values @ shared @ shared.T - values @ local @ jnp.swapaxes(local, 1, 2)
     return {"after": ((rest**2).sum(axis=(1, 2)) / count).mean()}
 
 
 def fit(key, *, rounds=ROUNDS, **arguments):
-    return jf.fit(perpca(), draw(), rounds=rounds, key=key, **arguments)
+    return jf.fit(perpca(), sampled(), rounds=rounds, key=key, **arguments)
 
 
 def identical(given, wanted):
@@ -68,7 +62,7 @@ def test_history_has_one_entry_a_round(key):
 
 def test_step_sizes_and_their_decay_are_in_the_history(key):
     algorithm = jf.pca.PerPCA(1, 1, decay=0.5)
-    assert set(jf.fit(algorithm, draw(), rounds=2, key=key).history) == {
+    assert set(jf.fit(algorithm, sampled(), rounds=2, key=key).history) == {
         "objective",
         "participants",
         "bits_up",
@@ -78,7 +72,7 @@ def test_step_sizes_and_their_decay_are_in_the_history(key):
 
 
 @pytest.mark.slow
-def test_the_objective_is_that_of_what_enters_the_round(key, x64):
+def test_the_objective_is_evaluated_where_the_round_starts(key, x64):
     history = fit(key, metrics=objective).history
     np.testing.assert_allclose(history["objective"][1:], history["after"][:-1], rtol=1e-12)
     assert history["objective"][-1] < 0.9 * history["objective"][0]
@@ -93,13 +87,13 @@ def test_metrics_between_their_rounds_are_nan(key, x64):
     np.testing.assert_allclose(seldom[due], often[due], rtol=1e-12)
     traced = jax.jit(
         lambda: jf.rollout(
-            perpca(), draw(), rounds=ROUNDS, key=key, metrics=objective, metrics_every=5
+            perpca(), sampled(), rounds=ROUNDS, key=key, metrics=objective, metrics_every=5
         ).history["after"]
     )()
     np.testing.assert_allclose(traced, seldom, rtol=1e-12)
 
 
-def test_metrics_may_be_whole_numbers(key):
+def test_metrics_may_be_integers(key):
     def ranks(result):
         return {"rank": jnp.linalg.matrix_rank(result.shared), "one": 1.0}
 
@@ -146,7 +140,7 @@ def test_a_callback_can_stop_the_run_and_all_are_called(key):
     identical(solution, fit(key, rounds=12, chunk_rounds=6, callbacks=[lambda s: True]))
 
 
-def test_a_stopped_run_is_the_start_of_the_whole(key):
+def test_a_stopped_run_equals_the_start_of_the_whole_run(key):
     stopped = fit(key, chunk_rounds=6, callbacks=[lambda s: True])
     whole = fit(key)
     for name, values in stopped.history.items():
@@ -167,7 +161,7 @@ def test_the_progress_bar_shows_rounds_and_objective(every, key, capsys):
 
 
 def test_a_tolerance_stops_and_chunks_do_not_matter(key, x64):
-    clients, rounds, tol = draw(), 500, 1e-6
+    clients, rounds, tol = sampled(), 500, 1e-6
     arguments = {"key": key, "rounds": rounds, "tol": tol}
     whole = jf.fit(perpca(), clients, **arguments)
     objective = whole.history["objective"]
@@ -200,7 +194,7 @@ def test_a_tolerance_that_is_never_met_runs_all_rounds(key, x64):
 @pytest.mark.slow
 def test_the_tolerance_may_be_traced(key):
     rounds = jax.jit(
-        jax.vmap(lambda tol: jf.rollout(perpca(), draw(), rounds=200, key=key, tol=tol).rounds)
+        jax.vmap(lambda tol: jf.rollout(perpca(), sampled(), rounds=200, key=key, tol=tol).rounds)
     )(jnp.asarray([1e-1, 1e-3, 0.0]))
     assert rounds[0] < rounds[1] < rounds[2] == 200
 
@@ -209,7 +203,7 @@ def test_the_tolerance_may_be_traced(key):
 
 
 def scripted(stopping, values):
-    """Feed one value a chunk; the number of chunks until it stops."""
+    """The number of chunks until it stops, given one value per chunk."""
     state, solution = stopping.init(), fit(jax.random.key(0), rounds=1)
     for t in range(1, len(values) + 1):
         history = {"error": np.asarray(values[:t], float)}
@@ -221,18 +215,18 @@ def scripted(stopping, values):
 
 def test_early_stopping_waits():
     stopping = jf.EarlyStopping("error", patience=2)
-    for _ in range(2):  # it keeps nothing itself
+    for _ in range(2):  # it keeps no state itself
         assert scripted(stopping, [5, 4, 6, 3, 4, 4, 4, 1]) == 7
     assert scripted(jf.EarlyStopping("error", patience=0), [5, 4, 4, 3]) == 3
     assert scripted(jf.EarlyStopping("error", patience=3), [5, 4, 3, 2, 1]) is None
 
 
-def test_early_stopping_wants_a_real_improvement():
+def test_early_stopping_requires_a_real_improvement():
     stopping = jf.EarlyStopping("error", patience=1, min_delta=0.5)
     assert scripted(stopping, [5, 4.8, 4.6, 1]) == 3
 
 
-def test_early_stopping_does_not_wait_where_nothing_was_measured():
+def test_early_stopping_ignores_rounds_without_a_measurement():
     nan = np.nan
     stopping = jf.EarlyStopping("error", patience=1)
     assert scripted(stopping, [nan, nan, nan, 5, nan, nan, 4, nan, nan, nan, 6, nan, 6]) == 13
@@ -253,7 +247,7 @@ def test_early_stopping_in_a_run(key, x64):
         solution = fit(
             key, callbacks=[stopping, lambda s: seen.append(s.rounds)], best="gap", **arguments
         )
-        # After seven rounds the objective is where the eighth begins.
+        # The objective after seven rounds is evaluated where the eighth begins.
         assert solution.rounds == len(solution.history["gap"]) == 7
         np.testing.assert_allclose(objective(solution.result)["after"], target, rtol=1e-12)
         assert seen[-1] == 9
@@ -261,7 +255,7 @@ def test_early_stopping_in_a_run(key, x64):
     assert fit(key, callbacks=[stopping], **arguments).rounds == 9
 
 
-def test_early_stopping_refuses_what_it_cannot_watch(key):
+def test_early_stopping_refuses_metrics_it_cannot_watch(key):
     with pytest.raises(ValueError, match=r"^monitor: wanted one of .*objective.*, got 'loss'"):
         fit(key, callbacks=[jf.EarlyStopping("loss")])
     with pytest.raises(ValueError, match=r"^best: wanted one of .*objective.*, got 'loss'"):
@@ -285,12 +279,12 @@ SOURCES = {
 @pytest.mark.slow
 @pytest.mark.parametrize("source", SOURCES)
 def test_warm_starts_from_every_algorithm_with_shared_components(source, key):
-    clients = draw()
+    clients = sampled()
     start = jf.fit(SOURCES[source](), clients, rounds=3, key=key)
     algorithm = jf.pca.PerPCA(1, 1, step_size=0.02)
     solution = jf.fit(algorithm, clients, rounds=3, key=key, warm_start=start)
     identical(jf.fit(algorithm, clients, rounds=3, key=key, warm_start=start.result), solution)
-    # The first round's objective is the start's; where it has no own components, the best ones.
+    # The first objective is that of the start, with the best local components if it has none.
     values, count = clients.data.values, clients.data.count
     rest = values - values @ start.result.shared @ start.result.shared.T
     local = start.result.local
@@ -302,15 +296,15 @@ def test_warm_starts_from_every_algorithm_with_shared_components(source, key):
 
 
 def test_local_has_nothing_shared_to_start_from(key):
-    start = jf.fit(jf.pca.Local(1), draw(), rounds=1, key=key)
+    start = jf.fit(jf.pca.Local(1), sampled(), rounds=1, key=key)
     with pytest.raises(
         ValueError, match=r"^warm_start: wanted shared components of shape \(5, 1\)"
     ):
-        jf.fit(perpca(), draw(), rounds=1, key=key, warm_start=start)
+        jf.fit(perpca(), sampled(), rounds=1, key=key, warm_start=start)
 
 
-def test_a_warm_start_from_itself_goes_on(key, x64):
-    clients = draw()
+def test_a_warm_start_from_its_own_result_continues_the_run(key, x64):
+    clients = sampled()
     half = jf.fit(perpca(), clients, rounds=6, key=key)
     rest = jf.fit(perpca(), clients, rounds=6, key=key, warm_start=half)
     whole = jf.fit(perpca(), clients, rounds=12, key=key)
@@ -324,7 +318,7 @@ def test_a_warm_start_from_itself_goes_on(key, x64):
 
 @pytest.mark.slow
 def test_a_warm_start_may_come_from_numpy(key):
-    start = jf.fit(jf.pca.OneShot(1, 1), draw(), rounds=1, key=key).result
+    start = jf.fit(jf.pca.OneShot(1, 1), sampled(), rounds=1, key=key).result
     doubles = jf.Personalized(*(np.asarray(part, np.float64) for part in start))
     wanted = fit(key, warm_start=start)
     given = fit(key, warm_start=doubles)
@@ -334,7 +328,7 @@ def test_a_warm_start_may_come_from_numpy(key):
     def rollout(clients):
         return jf.rollout(perpca(), clients, rounds=2, key=key, warm_start=doubles)
 
-    traced = rollout(draw())
+    traced = rollout(sampled())
     np.testing.assert_allclose(
         traced.history["objective"], wanted.history["objective"][:2], rtol=1e-5
     )
@@ -343,8 +337,8 @@ def test_a_warm_start_may_come_from_numpy(key):
 # --- the rest -----------------------------------------------------------------------------------
 
 
-def test_divergence_is_said_with_its_round_and_clients(key):
-    clients = jf.Clients.from_samples(1e15 * draw().data.values)
+def test_a_divergence_error_names_its_round_and_clients(key):
+    clients = jf.Clients.from_samples(1e15 * sampled().data.values)
     algorithm = jf.pca.PerPCA(1, 1, step_size=1e30)
     with pytest.raises(
         jf.DivergenceError, match=r"(nan|-?inf|message is not finite) in round \d+, at"
@@ -357,7 +351,7 @@ def test_divergence_is_said_with_its_round_and_clients(key):
 
 
 class Bursts(jf.pca.PerPCA):
-    """PerPCA that lets go of one client in round 4."""
+    """PerPCA that diverges at one client in round 4."""
 
     def client_step(self, key, downlink, local, data):
         uplink, moved, diagnostics = super().client_step(key, downlink, local[0], data)
@@ -375,9 +369,9 @@ class Bursts(jf.pca.PerPCA):
 @pytest.mark.parametrize("every", [None, 2, 3])
 def test_the_last_good_state_is_kept(every, key, x64):
     with pytest.raises(jf.DivergenceError, match=r"is nan in round 4, at client 2;") as one:
-        jf.fit(Bursts(1, 1, step_size=0.05), draw(), rounds=9, key=key, chunk_rounds=every)
+        jf.fit(Bursts(1, 1, step_size=0.05), sampled(), rounds=9, key=key, chunk_rounds=every)
     assert one.value.round == 4 and one.value.clients == (2,)
-    wanted = jf.fit(jf.pca.PerPCA(1, 1, step_size=0.05), draw(), rounds=3, key=key)
+    wanted = jf.fit(jf.pca.PerPCA(1, 1, step_size=0.05), sampled(), rounds=3, key=key)
     chex.assert_trees_all_close(one.value.solution.result, wanted.result, atol=1e-12)
     chex.assert_trees_all_close(one.value.solution.history, wanted.history, rtol=1e-12)
 
@@ -399,7 +393,7 @@ def test_an_objective_of_the_server_that_is_nan_ends_the_run(key):
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", [jf.backend.vmap(), jf.backend.separate()], ids=str)
 def test_a_run_with_a_tolerance_may_diverge_before_its_rounds(backend, key):
-    clients = jf.Clients.from_samples(1e30 * draw().data.values)  # their squares are infinite
+    clients = jf.Clients.from_samples(1e30 * sampled().data.values)  # their squares are infinite
     with pytest.raises(jf.DivergenceError, match=r"in round 1, at clients 0, 1") as one:
         jf.fit(jf.pca.BlockLanczos(1), clients, rounds=2, key=key, tol=1e-9, backend=backend)
     assert one.value.solution.rounds == 0
@@ -407,8 +401,8 @@ def test_a_run_with_a_tolerance_may_diverge_before_its_rounds(backend, key):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("chunk_rounds", [None, 2])
-def test_a_run_that_diverges_may_say_so_in_its_result(chunk_rounds, key):
-    algorithm, clients = Bursts(1, 1, step_size=0.05), draw()
+def test_divergence_may_be_reported_in_the_result(chunk_rounds, key):
+    algorithm, clients = Bursts(1, 1, step_size=0.05), sampled()
     solution = jf.fit(algorithm, clients, rounds=9, key=key, chunk_rounds=chunk_rounds, throw=False)
     assert solution.status == jf.Status.diverged
     assert solution.rounds == 3 and solution.failure.round == 4
@@ -424,16 +418,17 @@ def test_the_status_says_how_a_run_ended(key):
     assert fit(key).status == jf.Status.round_limit
     assert fit(key, rounds=500, tol=1e-3).status == jf.Status.converged
     assert fit(key, chunk_rounds=2, callbacks=[lambda s: True]).status == jf.Status.stopped
-    run = jax.jit(jax.vmap(lambda tol: jf.rollout(perpca(), draw(), rounds=50, key=key, tol=tol)))
+    clients = sampled()
+    run = jax.jit(jax.vmap(lambda tol: jf.rollout(perpca(), clients, rounds=50, key=key, tol=tol)))
     status = run(jnp.asarray([1e-2, 0.0])).status
     np.testing.assert_array_equal(status == jf.Status.converged, [True, False])
 
 
-def test_old_style_keys_are_keys_too(key):
+def test_old_style_keys_are_accepted(key):
     identical(fit(jax.random.PRNGKey(0), rounds=2), fit(key, rounds=2))
 
 
-def test_keys_decide(key):
+def test_the_key_determines_the_run(key):
     one, same, other = (fit(jax.random.key(seed), rounds=2) for seed in (1, 1, 2))
     identical(one, same)
     assert np.abs(one.result.shared - other.result.shared).max() > 1e-3
@@ -441,14 +436,14 @@ def test_keys_decide(key):
 
 def test_inputs_are_left_as_they_were(key):
     """Nothing given is overwritten or donated."""
-    algorithm, clients = perpca(), draw()
+    algorithm, clients = perpca(), sampled()
     start = jf.fit(jf.pca.OneShot(1, 1), clients, rounds=1, key=key)
     before = jax.tree.map(np.array, (algorithm, clients, start))
     jf.fit(algorithm, clients, rounds=ROUNDS, key=key, warm_start=start, chunk_rounds=5)
     chex.assert_trees_all_equal(jax.tree.map(np.array, (algorithm, clients, start)), before)
 
 
-def test_options_of_the_compiler_leave_to_the_user_what_the_user_has_set(monkeypatch, key):
+def test_compiler_options_do_not_override_the_users(monkeypatch, key):
     small, wide = (
         jf.Clients.from_samples(jax.random.normal(key, (2, 6, features))) for features in (4, 100)
     )
@@ -473,7 +468,7 @@ def test_options_of_the_compiler_leave_to_the_user_what_the_user_has_set(monkeyp
     assert on_gpus and not compiler_options(jf.pca.PerPCA(1, 2), small, "cuda")
 
 
-def test_compiled_programs_are_kept_where_one_says(tmp_path, monkeypatch):
+def test_compiled_programs_are_cached_where_the_user_asks(tmp_path, monkeypatch):
     set_before = jax.config.jax_compilation_cache_dir
     assert jf.enable_compilation_cache() == Path(set_before)  # what JAX is told already
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
@@ -491,7 +486,7 @@ def test_compiled_programs_are_kept_where_one_says(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("transformation", ["vmap", "jit", "grad"])
-def test_within_a_transformation_fit_says_what_to_use(transformation):
+def test_fit_under_a_transformation_says_what_to_use(transformation):
     clients = jf.Clients.from_samples(np.ones((3, 4, 5), np.float32))
 
     def fitted(decay):

@@ -1,6 +1,7 @@
-"""Runs that are interrupted and go on."""
+"""Runs that are interrupted and resumed."""
 
 import contextlib
+import functools
 import os
 import resource
 import signal
@@ -19,18 +20,14 @@ import jaxfed as jf
 from jaxfed.core.common.files import locked, replacing
 from jaxfed.core.run import resume
 from jaxfed.core.store import arrays, checkpoint, identity
+from tests.helpers import gaussian
 
 ROUNDS = 12
+sampled = functools.partial(gaussian, (8,) * 4, (3, 2.5, 2, 1, 0.5))
 
 
 class Interruption(Exception):
     """What ends a run in these tests."""
-
-
-def draw(seed=0):
-    rng = np.random.default_rng(seed)
-    values = rng.normal(size=(4, 8, 5)) * [3, 2.5, 2, 1, 0.5]
-    return jf.Clients.from_samples(values.astype(np.float32))
 
 
 def perpca():
@@ -51,7 +48,7 @@ def fit(path, *, algorithm=None, callbacks=(), **changed):
         **changed,
     }
     checkpoint = None if path is None else jf.Checkpoint(path, every=5)
-    clients = arguments.pop("clients", None) or draw()
+    clients = arguments.pop("clients", None) or sampled()
     return jf.fit(
         algorithm or perpca(), clients, checkpoint=checkpoint, callbacks=callbacks, **arguments
     )
@@ -80,14 +77,14 @@ def identical(given, wanted):
         assert values.dtype == wanted.history[name].dtype
 
 
-def test_saving_changes_no_bit_and_happens_when_said(tmp_path):
+def test_saving_changes_no_bit_and_keeps_its_interval(tmp_path):
     identical(fit(tmp_path / "run"), fit(None))
     # Every five rounds and at the end, whatever the chunks; the two newest are kept.
     assert saved_rounds(tmp_path / "run") == [10, 12]
 
 
 @pytest.mark.parametrize("at", [6, 9, 10])
-def test_an_interrupted_run_goes_on_bit_for_bit(tmp_path, at):
+def test_an_interrupted_run_resumes_bit_for_bit(tmp_path, at):
     interrupted(tmp_path, at)
     seen = []
     resumed = fit(tmp_path, callbacks=[lambda s: seen.append(s.rounds)])
@@ -112,7 +109,7 @@ ENDS = {
     "best": ({**EARLY, "best": "error"}, jf.Status.stopped),
     "programs of their own": ({**EARLY, "backend": jf.backend.separate()}, jf.Status.stopped),
     "source": (
-        {**EARLY, "clients": jf.Clients.from_source(np.asarray(draw().data.values))},
+        {**EARLY, "clients": jf.Clients.from_source(np.asarray(sampled().data.values))},
         jf.Status.stopped,
     ),
 }
@@ -136,7 +133,7 @@ def test_a_finished_run_is_only_read_however_it_ended(tmp_path, how):
         assert again.releases[-1].times == first.releases[-1].times
 
 
-def test_a_run_that_a_function_has_stopped_goes_on_without_callbacks(tmp_path):
+def test_a_run_stopped_by_a_callback_resumes_without_callbacks(tmp_path):
     stopped = fit(tmp_path, callbacks=[lambda solution: solution.rounds >= 6])
     assert stopped.status == jf.Status.stopped and stopped.rounds < ROUNDS
     whole = fit(tmp_path)
@@ -147,13 +144,13 @@ def test_a_run_that_a_function_has_stopped_goes_on_without_callbacks(tmp_path):
 @pytest.mark.parametrize("keep", [1, 3])
 def test_only_the_newest_are_kept(tmp_path, keep):
     checkpoint = jf.Checkpoint(tmp_path, every=3, keep=keep)
-    jf.fit(perpca(), draw(), rounds=ROUNDS, key=jax.random.key(0), checkpoint=checkpoint)
+    jf.fit(perpca(), sampled(), rounds=ROUNDS, key=jax.random.key(0), checkpoint=checkpoint)
     assert saved_rounds(tmp_path) == [3, 6, 9, 12][-keep:]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-def test_a_run_on_several_devices_goes_on_bit_for_bit(tmp_path):
+def test_a_run_on_several_devices_resumes_bit_for_bit(tmp_path):
     arguments = {"backend": jf.backend.shard(2)}
     interrupted(tmp_path, 6, **arguments)
     identical(fit(tmp_path, **arguments), fit(None, **arguments))
@@ -161,7 +158,7 @@ def test_a_run_on_several_devices_goes_on_bit_for_bit(tmp_path):
 
 OTHERS = {
     "algorithm": {"algorithm": jf.pca.PerPCA(1, 1, decay=0.8, start="random")},
-    "clients": {"clients": draw(1)},
+    "clients": {"clients": sampled(seed=1)},
     "key": {"key": jax.random.key(1)},
     "rounds": {"rounds": ROUNDS - 1},
     "warm_start": {"warm_start": jf.Personalized(np.eye(5, 1, dtype="f"), None)},
@@ -189,7 +186,7 @@ def test_another_runs_checkpoint_is_refused(finished, name):
 
 
 @pytest.mark.parametrize("at", [3, 5, 6])
-def test_more_rounds_go_on_from_a_finished_run_bit_for_bit(tmp_path, at):
+def test_a_finished_run_is_extended_bit_for_bit(tmp_path, at):
     fit(tmp_path, rounds=at)
     seen = []
     identical(fit(tmp_path, callbacks=[lambda s: seen.append(s.rounds)]), fit(None))
@@ -198,7 +195,7 @@ def test_more_rounds_go_on_from_a_finished_run_bit_for_bit(tmp_path, at):
         fit(tmp_path, rounds=at)
 
 
-def test_more_rounds_than_a_run_whose_last_chunk_was_shorter_are_refused(tmp_path):
+def test_extending_a_run_whose_last_chunk_was_shorter_is_refused(tmp_path):
     fit(tmp_path, rounds=7)
     with pytest.raises(ValueError, match=rf"another run: rounds was 7 and is {ROUNDS}$"):
         fit(tmp_path)
@@ -206,30 +203,30 @@ def test_more_rounds_than_a_run_whose_last_chunk_was_shorter_are_refused(tmp_pat
 
 
 class ByRounds(jf.pca.SubspaceIteration):
-    """Data that depend on how many rounds there are, in their values alone."""
+    """Data whose values, but not shapes, depend on the number of rounds."""
 
     def prepare(self, data, client_id, rounds):
         prepared = super().prepare(data, client_id, rounds)
         return jax.tree.map(lambda x: x * (1 + 1 / rounds), prepared)
 
 
-def test_more_rounds_of_data_that_were_prepared_for_fewer_are_refused(tmp_path):
+def test_extending_a_run_whose_data_were_prepared_for_its_rounds_is_refused(tmp_path):
     arguments = {"algorithm": ByRounds(1), "participation": None, "metrics": None}
     fit(tmp_path, rounds=6, **arguments)
     with pytest.raises(ValueError, match=rf"another run: rounds was 6 and is {ROUNDS}$"):
         fit(tmp_path, **arguments)
 
 
-def test_all_that_differs_is_named(finished):
+def test_every_difference_is_named(finished):
     with pytest.raises(ValueError) as caught:
-        fit(finished, key=jax.random.key(1), tol=1e-3, clients=draw(1), rounds=ROUNDS + 1)
+        fit(finished, key=jax.random.key(1), tol=1e-3, clients=sampled(seed=1), rounds=ROUNDS + 1)
     assert str(caught.value).endswith(
         f" belongs to another run: rounds was {ROUNDS} and is {ROUNDS + 1}; tol was None "
         "and is 0.001; clients has other values; key has other values"
     )
 
 
-def test_a_run_of_several_processes_is_not_damage_to_one(tmp_path, monkeypatch):
+def test_a_checkpoint_of_several_processes_is_not_taken_for_a_damaged_one(tmp_path, monkeypatch):
     named = identity.fingerprint
     with monkeypatch.context() as patched:
         patched.setattr(resume, "fingerprint", lambda *a, **b: named(*a, **{**b, "processes": 2}))
@@ -238,8 +235,8 @@ def test_a_run_of_several_processes_is_not_damage_to_one(tmp_path, monkeypatch):
         fit(tmp_path)
 
 
-def test_each_round_says_itself_whose_it_is(tmp_path):
-    """A file beside the rounds used to say it: without it, the next run took them for its own."""
+def test_each_round_identifies_its_run(tmp_path):
+    """A file beside the rounds used to do so: without it, the next run took them for its own."""
     fit(tmp_path)
     for path in tmp_path.iterdir():
         if path.name != "rounds":
@@ -250,7 +247,7 @@ def test_each_round_says_itself_whose_it_is(tmp_path):
     identical(fit(tmp_path), fit(None))
 
 
-def test_what_functions_carry_along_tells_runs_apart():
+def test_values_that_functions_close_over_distinguish_runs():
     def described(optimizer, loss=jf.models.reconstruction_loss):
         model = jf.models.Autoencoder(6, 2, key=jax.random.key(0))
         return identity.described(jf.generative.FedAvg(model, loss, optimizer, local_steps=1))
@@ -298,7 +295,7 @@ def test_another_metric_of_the_same_name_is_another_run(tmp_path):
         fit(tmp_path, metrics=lambda result: {"m": -result.shared.sum()})
 
 
-def test_a_damaged_checkpoint_is_passed_over(tmp_path):
+def test_a_damaged_checkpoint_is_skipped(tmp_path):
     whole = fit(tmp_path)
     (tmp_path / "rounds" / f"{ROUNDS:08d}.npz").write_bytes(b"damaged")
     with pytest.warns(UserWarning, match=rf"^checkpoint: .*{ROUNDS}\.npz is damaged .*passed over"):
@@ -306,7 +303,7 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path):
     identical(fit(tmp_path), whole)  # the damage is gone
 
 
-def test_a_later_round_that_is_damaged_removes_no_earlier_one(tmp_path):
+def test_a_damaged_later_round_removes_no_earlier_one(tmp_path):
     run = jf.Checkpoint(tmp_path, keep=1)
     run.save({}, 5, {"x": np.ones(2)}, {})
     (tmp_path / "rounds" / "00000005.npz").write_bytes(b"damaged")
@@ -314,7 +311,7 @@ def test_a_later_round_that_is_damaged_removes_no_earlier_one(tmp_path):
     assert saved_rounds(tmp_path) == [3, 5]
 
 
-def test_a_folder_of_damage_only_is_refused(tmp_path):
+def test_a_folder_with_only_damaged_checkpoints_is_refused(tmp_path):
     fit(tmp_path)
     for path in (tmp_path / "rounds").iterdir():
         path.write_bytes(b"damaged")
@@ -336,7 +333,7 @@ OTHER_PACKAGES = ["bfloat16", "float8_e4m3fn", "float8_e5m2", "int4"]
 
 
 @pytest.mark.parametrize("dtype", [*OTHER_PACKAGES, "float16", ">f4", "complex64", "bool", "u1"])
-def test_arrays_of_every_type_and_shape_are_read_as_they_were(tmp_path, dtype):
+def test_arrays_of_every_type_and_shape_round_trip(tmp_path, dtype):
     values = np.arange(6).astype(dtype)
     tree = {"all": values[::2], "none": values[:0].reshape(2, 0), "one": values[1].reshape(())}
     path = tmp_path / "file.npz"
@@ -357,7 +354,7 @@ def test_arrays_of_every_type_and_shape_are_read_as_they_were(tmp_path, dtype):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
-def test_typed_keys_are_read_as_they_were(tmp_path, impl):
+def test_typed_keys_round_trip(tmp_path, impl):
     tree = {"key": jax.random.key(1, impl=impl), "keys": jax.random.split(jax.random.key(2), 3)}
     run = jf.Checkpoint(tmp_path)
     run.save({}, 1, tree, {})
@@ -380,7 +377,7 @@ def full_disk():
 
 
 @pytest.mark.parametrize("keep", [1, 2])
-def test_on_a_full_disk_the_last_good_round_stays(tmp_path, keep):
+def test_a_full_disk_keeps_the_last_good_round(tmp_path, keep):
     noise = np.random.default_rng(0).normal(size=10_000)
     checkpoint, identity = jf.Checkpoint(tmp_path, keep=keep), {"run": ["this", ""]}
     first = rf"^checkpoint: round 5 cannot be saved in {tmp_path} \(File too large\); nothing was"
@@ -390,7 +387,7 @@ def test_on_a_full_disk_the_last_good_round_stays(tmp_path, keep):
     second = r"round 10 cannot be saved in .* \(File too large\); round 5 stays"
     with full_disk(), pytest.raises(OSError, match=second):
         checkpoint.save(identity, 10, {"x": -noise}, {"error": np.ones(10)})
-    # What could not be completed takes no room.
+    # An incomplete file takes up no space.
     assert [path.name for path in (tmp_path / "rounds").iterdir()] == ["00000005.npz"]
     with jax.enable_x64(True):
         kept, history = checkpoint.restore(identity, {"x": noise})
@@ -400,7 +397,7 @@ def test_on_a_full_disk_the_last_good_round_stays(tmp_path, keep):
     assert saved_rounds(tmp_path) == [5, 10][-keep:]
 
 
-def test_on_a_full_disk_a_file_stays_what_it_was(tmp_path):
+def test_a_full_disk_leaves_a_file_unchanged(tmp_path):
     path = tmp_path / "block.npz"
     np.savez(path, x=np.ones(3))
     told = pytest.raises(OSError, match=rf"^{path}: cannot be written \(File too large\)")
@@ -411,7 +408,7 @@ def test_on_a_full_disk_a_file_stays_what_it_was(tmp_path):
     assert os.listdir(tmp_path) == ["block.npz"]
 
 
-def test_a_lock_leaves_a_file_of_its_name_as_it_is(tmp_path):
+def test_a_lock_does_not_change_a_file_of_its_name(tmp_path):
     (tmp_path / ".lock").write_text("mine")
     with locked(tmp_path, "folder"):
         with pytest.raises(BlockingIOError, match="in use by another process"):
@@ -432,7 +429,7 @@ def test_early_stopping_and_the_best_survive_an_interruption(tmp_path, at):
 
         return jf.fit(
             perpca(),
-            draw(),
+            sampled(),
             rounds=40,
             key=jax.random.key(0),
             chunk_rounds=1,
@@ -447,7 +444,7 @@ def test_early_stopping_and_the_best_survive_an_interruption(tmp_path, at):
     identical(run(tmp_path), run(None))
 
 
-def test_what_is_saved_describes_the_run(finished):
+def test_the_saved_file_describes_the_run(finished):
     file = finished / "rounds" / f"{ROUNDS:08d}.npz"
     described = arrays.read(file, checkpoint.KIND).header["identity"]
     assert described["algorithm"][0].startswith("PerPCA(")

@@ -17,14 +17,14 @@ import xarray
 
 import jaxfed as jf
 from jaxfed.core.store import arrays as store
+from tests.helpers import gaussian
 
 ROUNDS, STEPS = 6, (0.02, 0.05, 0.1)
 pytestmark = pytest.mark.usefixtures("x64")
 
 
-def draw(seed=0, samples=8):
-    rng = np.random.default_rng(seed)
-    return jf.Clients.from_samples(rng.normal(size=(3, samples, 4)) * [3, 2, 1, 0.5])
+def sampled(seed=0, samples=8):
+    return gaussian((samples,) * 3, (3, 2, 1, 0.5), seed=seed, dtype=float)
 
 
 def perpca(step):
@@ -37,7 +37,7 @@ def loop():
     keys = jax.random.split(jax.random.key(0))
     run = jax.jit(lambda a, c, k: jf.rollout(a, c, rounds=ROUNDS, key=k))
     with jax.enable_x64(True):
-        runs = [[[run(perpca(s), draw(d), k) for k in keys] for d in range(2)] for s in STEPS]
+        runs = [[[run(perpca(s), sampled(d), k) for k in keys] for d in range(2)] for s in STEPS]
         return jf.stack([jf.stack([jf.stack(row) for row in rows]) for rows in runs])
 
 
@@ -55,7 +55,7 @@ def test_a_grid_equals_the_loop(chunk_size):
     keys = jax.random.split(jax.random.key(0))
     grid = jf.sweep(
         [perpca(s) for s in STEPS],
-        [draw(0), draw(1)],
+        [sampled(0), sampled(1)],
         keys=keys,
         rounds=ROUNDS,
         chunk_size=chunk_size,
@@ -67,36 +67,36 @@ def test_a_grid_equals_the_loop(chunk_size):
 
 
 @pytest.mark.slow
-def test_only_what_is_several_has_an_axis():
+def test_only_stacked_arguments_get_an_axis():
     key = jax.random.split(jax.random.key(0))[0]
     only = functools.partial(jax.tree.map)
     stacked = jax.vmap(perpca)(jnp.asarray(STEPS))
-    same(jf.sweep(stacked, draw(), keys=key, rounds=ROUNDS), only(lambda x: x[:, 0, 0], loop()))
+    same(jf.sweep(stacked, sampled(), keys=key, rounds=ROUNDS), only(lambda x: x[:, 0, 0], loop()))
     same(
-        jf.sweep(perpca(STEPS[1]), jf.stack([draw(0), draw(1)]), keys=key, rounds=ROUNDS),
+        jf.sweep(perpca(STEPS[1]), jf.stack([sampled(0), sampled(1)]), keys=key, rounds=ROUNDS),
         only(lambda x: x[1, :, 0], loop()),
     )
     same(
-        jf.sweep(perpca(STEPS[0]), draw(), keys=key, rounds=ROUNDS),
+        jf.sweep(perpca(STEPS[0]), sampled(), keys=key, rounds=ROUNDS),
         only(lambda x: x[0, 0, 0], loop()),
     )
 
 
 @pytest.mark.slow
-def test_several_floats_move_together_or_stand_still():
+def test_several_hyperparameters_vary_together_or_stay_fixed():
     """One hyperparameter of a stacked algorithm may be left common to all."""
     key = jax.random.key(1)
     algorithms = [jf.pca.PerPCA(1, 1, step_size=s, decay=0.5) for s in STEPS]
-    wanted = jf.sweep(algorithms, draw(), keys=key, rounds=ROUNDS)
+    wanted = jf.sweep(algorithms, sampled(), keys=key, rounds=ROUNDS)
     partly = jf.pca.PerPCA(1, 1, step_size=jnp.asarray(STEPS), decay=0.5)
-    same(jf.sweep(partly, draw(), keys=key, rounds=ROUNDS), wanted)
+    same(jf.sweep(partly, sampled(), keys=key, rounds=ROUNDS), wanted)
 
 
 @pytest.mark.slow
 def test_arguments_reach_every_run():
     key = jax.random.key(2)
     participation, backend = jf.participation.uniform(2), jf.backend.chunked(2)
-    start = jf.fit(jf.pca.OneShot(1, 1), draw(), rounds=1, key=key)
+    start = jf.fit(jf.pca.OneShot(1, 1), sampled(), rounds=1, key=key)
     metrics = captured
     arguments = {
         "participation": participation,
@@ -105,9 +105,9 @@ def test_arguments_reach_every_run():
         "metrics": metrics,
         "metrics_every": 2,
     }
-    grid = jf.sweep([perpca(s) for s in STEPS[:2]], draw(), keys=key, rounds=4, **arguments)
+    grid = jf.sweep([perpca(s) for s in STEPS[:2]], sampled(), keys=key, rounds=4, **arguments)
     for i, step in enumerate(STEPS[:2]):
-        one = jf.fit(perpca(step), draw(), rounds=4, key=key, **arguments)
+        one = jf.fit(perpca(step), sampled(), rounds=4, key=key, **arguments)
         for name, values in one.history.items():
             np.testing.assert_allclose(grid.history[name][i], values, rtol=1e-10, err_msg=name)
 
@@ -119,9 +119,9 @@ def captured(result):
 @pytest.mark.slow
 def test_a_tolerance_ends_each_run_on_its_own():
     key = jax.random.key(0)
-    grid = jf.sweep([perpca(s) for s in STEPS], draw(), keys=key, rounds=400, tol=1e-4)
+    grid = jf.sweep([perpca(s) for s in STEPS], sampled(), keys=key, rounds=400, tol=1e-4)
     for i, step in enumerate(STEPS):
-        one = jf.fit(perpca(step), draw(), rounds=400, key=key, tol=1e-4)
+        one = jf.fit(perpca(step), sampled(), rounds=400, key=key, tol=1e-4)
         assert grid.rounds[i] == one.rounds < 400
         np.testing.assert_allclose(
             grid.history["objective"][i][: one.rounds], one.history["objective"], rtol=1e-10
@@ -131,7 +131,7 @@ def test_a_tolerance_ends_each_run_on_its_own():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("chunk_size", [None, 2])
-def test_a_sweep_is_compiled_and_differentiated_as_a_part(chunk_size):
+def test_a_sweep_can_be_compiled_and_differentiated(chunk_size):
     key, steps = jax.random.key(0), jnp.asarray(STEPS)
 
     def last(run, steps):
@@ -139,10 +139,10 @@ def test_a_sweep_is_compiled_and_differentiated_as_a_part(chunk_size):
 
     def swept(steps):
         many = jax.vmap(perpca)(steps)
-        return jf.sweep(many, draw(), keys=key, rounds=ROUNDS, chunk_size=chunk_size)
+        return jf.sweep(many, sampled(), keys=key, rounds=ROUNDS, chunk_size=chunk_size)
 
     def one_by_one(steps):
-        runs = [jf.rollout(perpca(s), draw(), rounds=ROUNDS, key=key) for s in steps]
+        runs = [jf.rollout(perpca(s), sampled(), rounds=ROUNDS, key=key) for s in steps]
         return jf.stack(runs)
 
     given, wanted = (
@@ -156,7 +156,7 @@ def test_a_second_grid_compiles_nothing(caplog):
     def grid(factor, seed):
         return jf.sweep(
             [perpca(factor * s) for s in STEPS],
-            [draw(seed), draw(seed + 1)],
+            [sampled(seed), sampled(seed + 1)],
             keys=jax.random.split(jax.random.key(seed)),
             rounds=ROUNDS,
             chunk_size=5,
@@ -173,32 +173,32 @@ def test_a_second_grid_compiles_nothing(caplog):
 def test_grids_that_do_not_fit_are_refused():
     keys = jax.random.key(0)
     with pytest.raises(ValueError, match=r"^algorithms: wanted one or a list"):
-        jf.sweep([], draw(), keys=keys, rounds=2)
+        jf.sweep([], sampled(), keys=keys, rounds=2)
     with pytest.raises(ValueError, match=r"^stack: ranks and other static fields must agree"):
-        jf.sweep([jf.pca.PerPCA(1, 1), jf.pca.PerPCA(1, 2)], draw(), keys=keys, rounds=2)
+        jf.sweep([jf.pca.PerPCA(1, 1), jf.pca.PerPCA(1, 2)], sampled(), keys=keys, rounds=2)
     with pytest.raises(ValueError, match=r"^stack: shapes must agree"):
-        jf.sweep(perpca(0.1), [draw(), draw(samples=9)], keys=keys, rounds=2)
+        jf.sweep(perpca(0.1), [sampled(), sampled(samples=9)], keys=keys, rounds=2)
     with pytest.raises(ValueError, match=r"^algorithms: their floats need one common"):
         lengths = jf.pca.PerPCA(1, 1, step_size=jnp.ones(2), decay=jnp.ones(3))
-        jf.sweep(lengths, draw(), keys=keys, rounds=2)
+        jf.sweep(lengths, sampled(), keys=keys, rounds=2)
     for chunk_size in (0, -1, 1.5):
         with pytest.raises(ValueError, match=r"^chunk_size: wanted a whole number of at least 1"):
-            jf.sweep(perpca(0.1), draw(), keys=keys, rounds=2, chunk_size=chunk_size)
+            jf.sweep(perpca(0.1), sampled(), keys=keys, rounds=2, chunk_size=chunk_size)
     with pytest.raises(ValueError, match=r"^rounds: "):
-        jf.sweep(perpca(0.1), draw(), keys=keys, rounds=0)
+        jf.sweep(perpca(0.1), sampled(), keys=keys, rounds=0)
     for wrong in (0, None, [0.1]):
         with pytest.raises(ValueError, match=r"^(algorithms|stack): wanted"):
-            jf.sweep(wrong, draw(), keys=keys, rounds=2)
+            jf.sweep(wrong, sampled(), keys=keys, rounds=2)
         with pytest.raises(ValueError, match=r"^(clients|stack): wanted"):
             jf.sweep(perpca(0.1), wrong, keys=keys, rounds=2)
         with pytest.raises(ValueError, match=r"^keys: wanted"):
-            jf.sweep(perpca(0.1), draw(), keys=wrong, rounds=2)
+            jf.sweep(perpca(0.1), sampled(), keys=wrong, rounds=2)
 
 
 @pytest.mark.slow
-def test_masks_serve_one_run():
+def test_masks_are_used_for_one_run_only():
     """Two runs with one key used to have the same masks, which cancel in their difference."""
-    clients, key = draw(), jax.random.key(0)
+    clients, key = sampled(), jax.random.key(0)
     masks = jf.channel.secure_sum(len(clients), bits=24, bound=1e3, neighbours=2)
     power = jf.pca.SubspaceIteration(1)
 
@@ -209,7 +209,7 @@ def test_masks_serve_one_run():
 
     for algorithms, data, keys in (
         ([perpca(s) for s in STEPS], clients, key),
-        (power, [draw(0), draw(1)], key),
+        (power, [sampled(0), sampled(1)], key),
         (power, clients, jnp.stack([key, key])),
     ):
         with pytest.raises(ValueError, match=r"^keys: wanted one for each run under masks"):
@@ -219,11 +219,11 @@ def test_masks_serve_one_run():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("chunk_size", [None, 2])
-def test_a_method_without_own_components(chunk_size):
+def test_an_algorithm_without_local_components(chunk_size):
     keys = jax.random.split(jax.random.key(0), 3)
-    grid = jf.sweep(jf.pca.Pooled(2), draw(), keys=keys, rounds=1, chunk_size=chunk_size)
+    grid = jf.sweep(jf.pca.Pooled(2), sampled(), keys=keys, rounds=1, chunk_size=chunk_size)
     assert grid.result.local is None
-    wanted = jf.fit(jf.pca.Pooled(2), draw(), rounds=1, key=keys[0]).result.shared
+    wanted = jf.fit(jf.pca.Pooled(2), sampled(), rounds=1, key=keys[0]).result.shared
     for shared in grid.result.shared:
         chex.assert_trees_all_close(shared, wanted, atol=1e-10)
 
@@ -260,7 +260,7 @@ def wanted_values():
         (None, jf.backend.pmap(2)),
     ],
 )
-def test_a_labelled_grid_is_the_function_everywhere(chunk_size, backend):
+def test_a_labelled_grid_evaluates_the_function_at_every_point(chunk_size, backend):
     found = jf.grid(noisy, AXES, chunk_size=chunk_size, backend=backend)
     assert {name: values.values.tolist() for name, values in found.coords.items()} == {
         name: list(values) for name, values in AXES.items()
@@ -281,7 +281,7 @@ def test_a_labelled_grid_is_a_dataset(tmp_path):
     found.to_netcdf(tmp_path / "found.nc")
     again = xarray.load_dataset(tmp_path / "found.nc")
     assert again.equals(found) and again.attrs == found.attrs
-    # What its numbers depend on, and which function it is: not the points, but what it computes.
+    # The identity depends on what the function computes, not on the points.
     assert found.attrs["jax"] == jax.__version__ and found.attrs["numpy"] == np.__version__
     other = {"factor": [1.0], "power": [3], "seed": [9]}
     assert jf.grid(noisy, other).attrs == found.attrs
@@ -332,9 +332,9 @@ def test_data_are_arguments_and_a_second_grid_compiles_nothing(caplog):
 
 
 @pytest.mark.slow
-def test_runs_on_fewer_clients_and_samples_are_one_call():
+def test_runs_on_fewer_clients_and_samples_share_a_program():
     """Hyperparameter, numbers of clients and samples, and data set: one compiled function."""
-    data = jf.stack([draw(0), draw(1)])
+    data = jf.stack([sampled(0), sampled(1)])
 
     def run(data, step_size, size, samples, data_set):
         clients = jax.tree.map(lambda x: x[data_set], data).restrict(clients=size, samples=samples)
@@ -343,15 +343,14 @@ def test_runs_on_fewer_clients_and_samples_are_one_call():
 
     axes = {"step_size": STEPS[:2], "size": [2, 3], "samples": [5, 8], "data_set": range(2)}
     found = jf.grid(jax.tree_util.Partial(run, data), axes, chunk_size=3)
-    rng = np.random.default_rng(1)
-    alone = jf.Clients.from_samples((rng.normal(size=(3, 8, 4)) * [3, 2, 1, 0.5])[:2, :5])
+    alone = jf.Clients.from_samples(sampled(1).data.values[:2, :5])
     one = jf.fit(perpca(STEPS[1]), alone, rounds=ROUNDS, key=jax.random.key(0))
     part = found.sel(step_size=STEPS[1], size=2, samples=5, data_set=1)
     np.testing.assert_allclose(part["shared"], one.result.shared, atol=1e-10)
     np.testing.assert_allclose(part["objective"], one.history["objective"], rtol=1e-10)
 
 
-def test_an_interrupted_grid_is_taken_up(tmp_path, capsys):
+def test_an_interrupted_grid_resumes(tmp_path, capsys):
     folder = tmp_path / "new" / "folder"
     whole = jf.grid(noisy, AXES, chunk_size=5, folder=folder)
     files = sorted(folder.glob("*.npz"))
@@ -364,7 +363,7 @@ def test_an_interrupted_grid_is_taken_up(tmp_path, capsys):
     assert "24/24" in capsys.readouterr().err
     assert again.identical(whole)
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
-    # With other blocks, too: points are kept, not blocks.
+    # Other block sizes work too, because points are stored, not blocks.
     files[1].unlink()
     again = jf.grid(noisy, AXES, chunk_size=2, folder=folder)
     np.testing.assert_allclose(again["value"], whole["value"], rtol=1e-12)
@@ -393,7 +392,7 @@ def test_a_folder_of_another_grid_is_refused(tmp_path):
         jf.grid(closed[1], axes, folder=tmp_path / "closed")
 
 
-def test_nothing_is_left_in_a_folder_of_others(tmp_path):
+def test_a_folder_with_other_files_is_left_alone(tmp_path):
     (tmp_path / "model.pt").write_bytes(b"theirs")
     with pytest.raises(ValueError, match=r"^folder: .* holds something else than a grid"):
         jf.grid(noisy, AXES, folder=tmp_path)
@@ -488,7 +487,7 @@ def test_no_changed_bit_of_a_block_goes_unnoticed(kept, tmp_path):
     assert noticed > 20
 
 
-def test_a_block_of_other_versions_is_refused(kept, monkeypatch):
+def test_a_block_from_other_versions_is_refused(kept, monkeypatch):
     monkeypatch.setattr("jaxfed.core.store.grid.versions", lambda: {"jax": "0.1", "jaxlib": "0.2"})
     with pytest.raises(ValueError, match=r"^folder: .* another grid: versions was .* and is "):
         jf.grid(cheap, POINTS, chunk_size=4, folder=kept[0])
@@ -519,14 +518,14 @@ def test_one_process_at_a_time_works_in_a_folder(kept, tmp_path):
     process.kill()
     process.wait()
     process.stdout.close()
-    # A dead process keeps nobody out, though it could not remove anything; nor does an error.
+    # Neither a dead process, which could not clean up, nor an error keeps others out.
     unchanged(jf.grid(cheap, POINTS, chunk_size=4, folder=folder), kept[1])
     with pytest.raises(ValueError, match="another grid"):
         jf.grid(cheap, POINTS | {"y": [5]}, folder=folder)
     unchanged(jf.grid(cheap, POINTS, chunk_size=4, folder=folder), kept[1])
 
 
-def test_folders_that_cannot_be_locked_are_used_all_the_same(kept, tmp_path, monkeypatch):
+def test_folders_that_cannot_be_locked_are_still_used(kept, tmp_path, monkeypatch):
     def refuse(file, operation):
         raise OSError(37, os.strerror(37))
 
@@ -598,7 +597,7 @@ def test_other_bad_input_of_labelled_grids():
             jf.grid(lambda x: {"a": x * jnp.ones(3), "b": jnp.ones((2, 3))}, {"x": [1]}, dims=dims)
 
 
-def test_a_labelled_grid_in_a_picture():
+def test_plotting_a_labelled_grid():
     found, wanted = jf.grid(noisy, AXES), wanted_values()
     (axes,) = jf.plot.grid(found, "factor", over="seed", names=["value"]).axes
     for i, line in enumerate(axes.get_lines()):
@@ -633,7 +632,7 @@ def test_a_labelled_grid_in_a_picture():
             jf.plot.grid(found, **arguments)
 
 
-def test_a_picture_hides_no_diverged_run():
+def test_a_plot_does_not_hide_a_diverged_run():
     found = jf.grid(
         lambda x, seed: {"value": jnp.where(x * seed == 2, jnp.nan, x)},
         {"x": [1.0, 2.0, 3.0], "seed": [0, 1]},

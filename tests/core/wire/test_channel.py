@@ -10,19 +10,17 @@ import numpy as np
 import pytest
 
 import jaxfed as jf
+from tests import helpers
 from tests.helpers import gaussian
 
 FEATURES, ROUNDS = 6, 10
 COUNTS = (12, 9, 10, 12, 7)
 CLIENTS, LONGEST = len(COUNTS), max(COUNTS)
-
-
-def draw(dtype=np.float32, counts=COUNTS):
-    return gaussian(counts, dtype=dtype)
+solve = functools.partial(helpers.solve, rounds=ROUNDS)
 
 
 class Bytes(jf.channel.Channel):
-    """A message as raw bytes: a payload of another kind, and nothing lost."""
+    """A message as raw bytes: a payload of another type, without loss."""
 
     def memory(self, message):
         return None
@@ -64,13 +62,8 @@ class Differences(jf.channel.Channel):
         return jf.channel.lossless()
 
 
-@functools.partial(jax.jit, static_argnames="rounds")
-def solve(algorithm, clients, channel, rounds=ROUNDS):
-    return jf.rollout(algorithm, clients, rounds=rounds, key=jax.random.key(0), channel=channel)
-
-
 def by_hand(algorithm, clients, rounds, key):
-    """Personalized PCA's rounds with everybody, without any channel."""
+    """Rounds of personalized PCA with full participation, without any channel."""
     data = jax.vmap(lambda one, i: algorithm.prepare(one, i, rounds))(clients.data, clients.ids)
 
     def mean(messages):
@@ -101,10 +94,10 @@ def by_hand(algorithm, clients, rounds, key):
     return jax.lax.scan(step, (server, local), jnp.arange(1, rounds + 1))
 
 
-def test_lossless_is_the_run_without_channels_to_the_bit():
+def test_a_lossless_channel_changes_no_bit_of_a_run():
     algorithm = jf.pca.PerPCA(2, 1, step_size=0.05, start="random")
-    clients = draw()
-    solution = solve(algorithm, clients, jf.channel.lossless())
+    clients = gaussian(COUNTS)
+    solution = solve(algorithm, clients, channel=jf.channel.lossless())
     run = jax.jit(by_hand, static_argnames="rounds")
     (server, local), objective = run(algorithm, clients, ROUNDS, jax.random.key(0))
     np.testing.assert_array_equal(solution.server.shared, server.shared)
@@ -114,10 +107,10 @@ def test_lossless_is_the_run_without_channels_to_the_bit():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [jf.pca.PerPCA, jf.pca.OneShot])
-def test_what_loses_nothing_changes_nothing(kind):
-    algorithm, clients = kind(1, 1), draw()
-    lossless = solve(algorithm, clients, jf.channel.lossless())
-    through_bytes = solve(algorithm, clients, Bytes())
+def test_an_exact_channel_changes_nothing(kind):
+    algorithm, clients = kind(1, 1), gaussian(COUNTS)
+    lossless = solve(algorithm, clients, channel=jf.channel.lossless())
+    through_bytes = solve(algorithm, clients, channel=Bytes())
     chex.assert_trees_all_equal(through_bytes.result, lossless.result)
     chex.assert_trees_all_equal(through_bytes.history, lossless.history)
 
@@ -136,11 +129,11 @@ def test_lossless_keeps_every_bit_pattern(key):
 @pytest.mark.parametrize("way", ["up", "down"])
 def test_memory_at_both_ends(way, x64):
     """Difference coding rounds a little, and only adds up if each end keeps its own memory."""
-    algorithm, clients = jf.pca.PerPCA(1, 1, decay=0.7), draw(np.float64)
+    algorithm, clients = jf.pca.PerPCA(1, 1, decay=0.7), gaussian(COUNTS, dtype=np.float64)
     lossless = jf.channel.lossless()
     channel = {"up": jf.Wire(Differences(), lossless), "down": jf.Wire(lossless, Differences())}
-    given = solve(algorithm, clients, channel[way])
-    wanted = solve(algorithm, clients, lossless)
+    given = solve(algorithm, clients, channel=channel[way])
+    wanted = solve(algorithm, clients, channel=lossless)
     chex.assert_trees_all_close(given.result, wanted.result, atol=1e-9)
     chex.assert_trees_all_close(given.history, wanted.history, rtol=1e-9)
 
@@ -183,7 +176,7 @@ def test_keys_of_other_generators_draw_the_same_however_clients_are_mapped():
 
 
 class Broken(jf.channel.Channel):
-    """Does nothing to a message but in the function that is broken."""
+    """Leaves messages as they are, except in the function that is broken."""
 
     function: str = eqx.field(static=True)
     returned: object = eqx.field(static=True)
@@ -248,7 +241,9 @@ def test_a_channel_that_breaks_the_contract_is_named_before_anything_is_computed
     lossless = jf.channel.lossless()
     ways = dict.fromkeys(("up", "down", "first"), lossless) | {way: Broken(function, returned)}
     with pytest.raises(ValueError, match=rf"^Broken\.{said}"):
-        jax.eval_shape(solve, jf.pca.SubspaceIteration(2), draw(), jf.Wire(**ways))
+        jax.eval_shape(
+            solve, jf.pca.SubspaceIteration(2), gaussian(COUNTS), channel=jf.Wire(**ways)
+        )
 
 
 AROUND = {
@@ -267,15 +262,15 @@ AROUND = {
         ("bind", None, "bind: wanted a jaxfed.channel.Channel, got None"),
     ],
 )
-def test_a_broken_channel_is_named_where_it_stands_inside_another(around, function, returned, said):
+def test_a_broken_channel_inside_another_is_named(around, function, returned, said):
     lossless = jf.channel.lossless()
     wire = jf.Wire(AROUND[around](Broken(function, returned)), lossless, lossless)
     with pytest.raises(ValueError, match=rf"^Broken\.{said}"):
-        jax.eval_shape(solve, jf.pca.SubspaceIteration(2), draw(), wire)
+        jax.eval_shape(solve, jf.pca.SubspaceIteration(2), gaussian(COUNTS), channel=wire)
 
 
 @pytest.mark.parametrize("way", ["up", "down"])
-def test_what_replaces_a_channel_before_the_rounds_is_a_channel(way):
+def test_for_start_must_return_a_channel(way):
     ways = dict.fromkeys(("up", "down"), jf.channel.lossless())
     with pytest.raises(ValueError, match=r"^Broken\.for_start: wanted a .*Channel, got 'sign'"):
         jf.Wire(**ways | {way: Broken("for_start", "sign")})
@@ -289,32 +284,34 @@ TRIANGLE = FEATURES * (FEATURES + 1) // 2  # numbers in a symmetric matrix
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["fit", "rollout"])
 def test_bits_of_single_precision(way, key):
-    algorithm, clients = jf.pca.PerPCA(1, 1, decay=0.5), draw()
+    algorithm, clients = jf.pca.PerPCA(1, 1, decay=0.5), gaussian(COUNTS)
     if way == "fit":
         history = jf.fit(algorithm, clients, rounds=ROUNDS, key=key).history
         assert history["bits_up"].dtype == history["bits_down"].dtype == np.float64
     else:
-        history = solve(algorithm, clients, jf.channel.lossless()).history
+        history = solve(algorithm, clients, channel=jf.channel.lossless()).history
     rounds = np.arange(1, ROUNDS + 1)
     np.testing.assert_array_equal(history["bits_up"], 32 * (TRIANGLE + 1 + 7 * rounds))
     np.testing.assert_array_equal(history["bits_down"], 32 * 7 * rounds)
 
 
-def test_few_samples_travel_as_they_are(key):
+def test_few_samples_are_sent_as_they_are(key):
     """A client with fewer samples than features sends those, rather than a matrix."""
     counts = (2, 3, 1)
-    history = jf.fit(jf.pca.Pooled(2), draw(counts=counts), rounds=1, key=key).history
+    history = jf.fit(jf.pca.Pooled(2), gaussian(counts), rounds=1, key=key).history
     np.testing.assert_array_equal(history["bits_up"], [32 * max(counts) * FEATURES])
 
 
-def test_bits_of_a_warm_start_are_those_of_what_it_still_sends(key):
+def test_a_warm_start_sends_no_second_moment(key):
     """The largest eigenvalue for the automatic step, but no second moment."""
     start = jf.Personalized(np.eye(FEATURES, 1), None)
-    history = jf.fit(jf.pca.PerPCA(1, 1), draw(), rounds=3, key=key, warm_start=start).history
+    history = jf.fit(
+        jf.pca.PerPCA(1, 1), gaussian(COUNTS), rounds=3, key=key, warm_start=start
+    ).history
     np.testing.assert_array_equal(history["bits_up"], 32 * (1 + 6 * np.arange(1, 4)))
 
 
-def test_bits_follow_the_payload(key):
+def test_bits_are_those_of_the_payload(key):
     class Half(Bytes):
         """Sends the upper half of each number."""
 
@@ -324,7 +321,7 @@ def test_bits_follow_the_payload(key):
         def decode(self, payload):
             return jax.tree.map(lambda x: x.astype(jnp.float32), payload)
 
-    algorithm, clients = jf.pca.PerPCA(1, 1, step_size=0.1), draw()
+    algorithm, clients = jf.pca.PerPCA(1, 1, step_size=0.1), gaussian(COUNTS)
     history = jf.fit(
         algorithm,
         clients,
@@ -353,9 +350,9 @@ def test_bits_stay_exact_beyond_single_precision(key):
 @pytest.mark.parametrize(
     "channel", [None, "lossless", 2 * (jf.channel.lossless(),), 3 * (jf.channel.lossless(),)]
 )
-def test_what_is_no_channel_is_refused(channel, key):
+def test_only_channels_are_accepted(channel, key):
     with pytest.raises(ValueError, match=r"^channel: wanted a channel, or jf\.Wire\(up, down\)"):
-        jf.fit(jf.pca.Local(1), draw(), rounds=1, key=key, channel=channel)
+        jf.fit(jf.pca.Local(1), gaussian(COUNTS), rounds=1, key=key, channel=channel)
 
 
 @pytest.mark.parametrize("name", ["up", "down", "first"])
@@ -384,7 +381,7 @@ def test_a_wire_is_made_of_channels(name):
     ],
 )
 def test_the_start_is_a_message_too(channel, up, down, key):
-    algorithm, clients = jf.pca.PerPCA(1, 1, step_size=0.05), draw()
+    algorithm, clients = jf.pca.PerPCA(1, 1, step_size=0.05), gaussian(COUNTS)
     history = jf.fit(algorithm, clients, rounds=3, key=key, channel=channel).history
     per_round = np.diff(history["bits_up"])[0]
     assert history["bits_up"][0] - per_round == up
@@ -396,7 +393,7 @@ def test_a_start_channel_with_memory_is_refused(key):
     difference = jf.channel.difference(jf.channel.quantize(3))
     with pytest.raises(ValueError, match=r"^channel: wanted for the start one without memory"):
         channel = jf.Wire(lossless, lossless, difference)
-        jf.fit(jf.pca.PerPCA(1, 1), draw(), rounds=1, key=key, channel=channel)
+        jf.fit(jf.pca.PerPCA(1, 1), gaussian(COUNTS), rounds=1, key=key, channel=channel)
 
 
 # --- differences where some are absent -----------------------------------------------------------
@@ -424,10 +421,10 @@ def test_differences_of_the_present_add_up_to_everybodys_mean(channel, x64):
             return message, local + 1, {"objective": local}
 
         def server_step(self, key, server, uplink):
-            # A single number comes like all others.
+            # A scalar is sent like everything else.
             return jnp.append(uplink["frame"][:1], uplink["one"]), {}
 
-    clients = draw(np.float64)
+    clients = gaussian(COUNTS, dtype=np.float64)
     present = np.array([[1, 0, 1, 0, 0], [0, 0, 0, 1, 0], [1, 1, 0, 0, 0], [0, 0, 1, 0, 1]], bool)
     lossless = jf.channel.lossless()
     last, steps, servers = np.zeros((CLIENTS, 2)), np.zeros(CLIENTS), []
@@ -448,7 +445,7 @@ def test_differences_of_the_present_add_up_to_everybodys_mean(channel, x64):
         np.testing.assert_allclose(solution.server, servers[rounds - 1], rtol=1e-12)
 
 
-def test_who_comes_back_gets_what_it_missed_and_it_is_counted(key):
+def test_a_returning_client_receives_what_it_missed_and_it_is_counted(key):
     present = np.array([[1, 1, 1, 1, 1], [1, 0, 1, 1, 1], [1, 0, 1, 1, 1], [1, 1, 1, 1, 1]], bool)
     clients = jf.Clients.from_samples(np.random.default_rng(0).normal(size=(5, 9, 40)).astype("f"))
     algorithm = jf.pca.PerPCA(2, 1, step_size=0.05)
@@ -459,7 +456,7 @@ def test_who_comes_back_gets_what_it_missed_and_it_is_counted(key):
     received = [8 * 80 + 32]  # the first
     received += [message * n / 5 for n in (4, 4, 5 + 2)]
     np.testing.assert_allclose(np.cumsum(received), away.history["bits_down"][:4], rtol=1e-12)
-    # Who has missed more than the whole message would cost gets that.
+    # A client that missed more than the whole message costs receives the whole message.
     long = np.ones((16, 5), bool)
     long[1:14, 2] = False
     back = run(rounds=16, participation=jf.participation.mask(long)).history["bits_down"]

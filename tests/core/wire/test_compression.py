@@ -18,9 +18,12 @@ from hypothesis import strategies as st
 import jaxfed as jf
 from jaxfed.core.wire.entropy import decode_symbols, encode_symbols
 from jaxfed.core.wire.packing import grouping, pack_symbols, unpack_symbols
+from tests import helpers
 from tests.helpers import gaussian
 
 FEATURES, CLIENTS, ROUNDS = 6, 5, 40
+COUNTS = (20,) * CLIENTS
+solve = functools.partial(helpers.solve, rounds=ROUNDS)
 
 LOSSY = {
     "2 bits": lambda: jf.channel.quantize(2, contraction=2.0),
@@ -45,7 +48,7 @@ class EightBits(jf.channel.Payload):
 
 
 class Float8(jf.channel.Compressor):
-    """A compressor as somebody else would write it, by public names alone."""
+    """A compressor as a user would write it, with public names only."""
 
     def compress(self, key, array):
         return EightBits(array.shape, array.dtype, array.astype("float8_e4m3fn"))
@@ -102,11 +105,11 @@ class Broken(Float8):
 def test_a_compressor_that_breaks_the_contract_is_named(function, returned, said, around):
     channel = around(Broken(function, returned))
     with pytest.raises(ValueError, match=rf"^Broken\.{said}"):
-        jax.eval_shape(solve, jf.pca.SubspaceIteration(2), draw(), channel)
+        jax.eval_shape(solve, jf.pca.SubspaceIteration(2), gaussian(COUNTS), channel=channel)
 
 
 class Halved(jf.channel.Channel):
-    """A channel as somebody else would write it, which is no compressor."""
+    """A channel as a user would write it, which is not a compressor."""
 
     def memory(self, message):
         return None
@@ -136,15 +139,6 @@ every_compressor = pytest.mark.parametrize(
 )
 
 
-def draw(dtype=np.float32):
-    return gaussian((20,) * CLIENTS, dtype=dtype)
-
-
-@functools.partial(jax.jit, static_argnames="rounds")
-def solve(algorithm, clients, channel, rounds=ROUNDS):
-    return jf.rollout(algorithm, clients, rounds=rounds, key=jax.random.key(0), channel=channel)
-
-
 @jax.jit
 def encoded(channel, key, message):
     return channel.encode(key, message, channel.memory(message))[0]
@@ -164,7 +158,7 @@ unpack = jax.jit(unpack_symbols, static_argnums=(1, 2))
     count=st.sampled_from([1, 7, 8, 9, 23]),
     symbols=st.sampled_from([2, 3, 5, 7, 9, 15, 63, 255]),
 )
-def test_packing_is_undone_and_wastes_no_byte(seed, count, symbols):
+def test_packing_round_trips_and_wastes_no_byte(seed, count, symbols):
     codes = np.random.default_rng(seed).integers(0, symbols, count).astype(np.uint8)
     packed = pack(jnp.asarray(codes), symbols)
     together, width = grouping(symbols)
@@ -205,7 +199,7 @@ def test_bits_are_the_bytes_of_the_payload(name, key, tmp_path):
         with pytest.raises(ValueError, match="data: wanted"):
             jf.channel.from_bytes(wrong, payload)
     chex.assert_trees_all_equal_shapes_and_dtypes(decoded, message)
-    assert decoded["one"] == 7 and decoded["id"] == 3  # single numbers are never touched
+    assert decoded["one"] == 7 and decoded["id"] == 3  # scalars are never compressed
 
 
 @pytest.mark.parametrize(
@@ -240,7 +234,7 @@ def test_rounding_of_half_precision_is_unbiased(dtype, key):
     exact = np.asarray(values, np.float64)
     chance = exact - np.floor(exact)
     error = np.sqrt(chance * (1 - chance) / (100 * 4000))
-    # Chances are multiples of 2^-16.
+    # Probabilities are multiples of 2^-16.
     assert (np.abs(means.mean(axis=0) - exact) <= 4 * error + 2**-17).all()
 
 
@@ -251,9 +245,9 @@ decode = jax.jit(decode_symbols, static_argnums=(1, 2))
 @pytest.mark.parametrize(
     ("count", "kinds"), [(1, 2), (7, 5), (500, 3), (1025, 5), (2500, 5), (3000, 255)]
 )
-def test_entropy_coding_is_undone_and_as_short_as_can_be(count, kinds):
+def test_entropy_coding_round_trips_at_the_least_length(count, kinds):
     rng = np.random.default_rng(count)
-    for spread in (0.01, 0.3, 1.0, 100.0):  # from hardly more than one kind to nearly all alike
+    for spread in (0.01, 0.3, 1.0, 100.0):  # from nearly one symbol to nearly uniform
         codes = rng.choice(kinds, count, p=rng.dirichlet(np.full(kinds, spread))).astype(np.uint8)
         stream = encode(jnp.asarray(codes), kinds)
         np.testing.assert_array_equal(decode(stream, count, kinds), codes)
@@ -261,7 +255,7 @@ def test_entropy_coding_is_undone_and_as_short_as_can_be(count, kinds):
         entropy = -(shares[shares > 0] * np.log2(shares[shares > 0])).sum()
         written = 8 * len(jf.channel.to_bytes(stream))
         assert written == jf.channel.bits(stream)
-        # What is known beforehand: the frequencies, and a word and its rounding for each lane.
+        # The fixed cost: the frequencies, and for each lane a word and its rounding.
         lanes = math.ceil(count / 1024)
         known = 16 * (kinds - 1) + 32 * lanes
         # Frequencies are multiples of 2^-12 and at least one.
@@ -270,8 +264,8 @@ def test_entropy_coding_is_undone_and_as_short_as_can_be(count, kinds):
 
 
 @pytest.mark.slow
-def test_decoding_needs_nothing_but_what_travels(key):
-    """What is beyond the words that count is never looked at."""
+def test_decoding_needs_only_the_payload(key):
+    """What follows the words that count is never read."""
     channel, x = LOSSY["entropy"](), jax.random.normal(key, (40, 30))
     payload = encoded(channel, key, x)
     words = payload.stream.words
@@ -308,8 +302,8 @@ class Logged(jf.channel.Channel):
 
 
 @pytest.mark.slow
-def test_a_run_counts_what_is_written():
-    """Messages of changing lengths, both ways; those who are away write none."""
+def test_a_run_counts_the_bytes_written():
+    """Messages of varying lengths in both directions; absent clients write none."""
     rng = np.random.default_rng(0)
     clients = jf.Clients.from_samples(rng.normal(size=(CLIENTS, 80, 60)).astype(np.float32))
     up, down = Logged(LOSSY["entropy"](), []), Logged(LOSSY["entropy"](), [])
@@ -328,7 +322,7 @@ def test_a_run_counts_what_is_written():
 
     history = run(clients).history
     jax.effects_barrier()
-    # The last broadcast is for a round that does not come.
+    # The last broadcast is for a round that does not take place.
     assert len(up.log) == 4 * 4 and len(down.log) == 4
     assert len(set(up.log)) > 4
     np.testing.assert_allclose(history["bits_up"][-1], 8 * sum(up.log) / CLIENTS, rtol=1e-6)
@@ -357,7 +351,7 @@ def test_unbiased_and_within_the_variance_bound(name, key):
         assert spread <= (1 / 0.3 - 1) * np.square(x).sum() * 1.05
     else:
         scale = np.linalg.norm(x) if name == "frobenius" else np.abs(x).max()
-        # A rounding up or down, of variance a quarter at most.
+        # Rounding up or down has a variance of at most a quarter.
         assert spread <= len(x) * (scale / channel.levels) ** 2 / 4
         assert np.abs(values - x).max() <= scale / channel.levels * (1 + 1e-6)
 
@@ -450,9 +444,9 @@ def test_runs_with_differences_end_where_lossless_ones_do(name, x64):
     Iterates of different processors part (another entry is the largest, another number is rounded
     up) and meet again: that figure is the worst of thirty runs on data changed by 3e-7.
     """
-    algorithm, clients = jf.pca.PerPCA(1, 1), draw(np.float64)
-    wanted = solve(algorithm, clients, jf.channel.lossless(), rounds=1200)
-    given = solve(algorithm, clients, jf.channel.difference(LOSSY[name]()), rounds=1200)
+    algorithm, clients = jf.pca.PerPCA(1, 1), gaussian(COUNTS, dtype=np.float64)
+    wanted = solve(algorithm, clients, channel=jf.channel.lossless(), rounds=1200)
+    given = solve(algorithm, clients, channel=jf.channel.difference(LOSSY[name]()), rounds=1200)
     chex.assert_trees_all_close(
         given.history["objective"][-1], wanted.history["objective"][-1], rtol=1e-9
     )
@@ -461,10 +455,11 @@ def test_runs_with_differences_end_where_lossless_ones_do(name, x64):
 
 @pytest.mark.slow
 def test_without_memory_coarse_messages_do_not_converge():
-    algorithm, clients = jf.pca.PerPCA(1, 1), draw()
+    algorithm, clients = jf.pca.PerPCA(1, 1), gaussian(COUNTS)
 
     def restless(channel):
-        return solve(algorithm, clients, channel, rounds=400).history["objective"][-100:].std()
+        history = solve(algorithm, clients, channel=channel, rounds=400).history
+        return history["objective"][-100:].std()
 
     coarse = jf.channel.quantize(3)
     assert restless(coarse) > 1e-2
@@ -496,7 +491,7 @@ def test_differences_start_from_what_arrived_before_the_rounds():
 
     channel = jf.channel.difference(jf.channel.quantize(2))
     for rounds in (1, 3):
-        solution = solve(Still(), draw(), channel, rounds=rounds)
+        solution = solve(Still(), gaussian(COUNTS), channel=channel, rounds=rounds)
         np.testing.assert_allclose(solution.server, 3.7, rtol=1e-6)
 
 
@@ -527,7 +522,7 @@ def test_derivatives_are_those_of_the_mean_of_what_arrives(name, key, x64):
 
 
 class Descent(jf.Algorithm):
-    """Steps to the mean of all samples: a run that takes little time to compile."""
+    """Steps towards the mean of all samples, a run that compiles quickly."""
 
     step_size: jax.Array
 
@@ -554,7 +549,7 @@ class Descent(jf.Algorithm):
 @jax.jit
 def slopes(channel, keys):
     """The derivative of the last objective by the step size, for each of several draws."""
-    clients = draw()
+    clients = gaussian(COUNTS)
 
     def last(step, key):
         run = jf.rollout(Descent(step), clients, rounds=5, key=key, channel=channel)
@@ -637,7 +632,7 @@ def test_a_chain_of_a_chain_is_the_longer_chain(key):
 @pytest.mark.parametrize(
     "after", [jf.channel.quantize(8), jf.channel.sign(), jf.channel.top_k(0.5)]
 )
-def test_numbers_of_one_byte_are_compressed_no_further(after, key):
+def test_one_byte_numbers_are_compressed_no_further(after, key):
     x = jax.random.normal(key, (8, 3))
     bytes_alone, further = (
         arrived_of(channel, encoded(channel, key, x))
@@ -646,7 +641,7 @@ def test_numbers_of_one_byte_are_compressed_no_further(after, key):
     np.testing.assert_array_equal(further, bytes_alone)
 
 
-def test_channels_that_are_no_compressors_are_composed(key):
+def test_channels_that_are_not_compressors_can_be_chained(key):
     channel = Halved()
     message = {"frame": jax.random.normal(key, (8, 3)), "one": jnp.float32(7)}
     rounded = message["frame"].astype("bfloat16").astype("float32")
@@ -670,11 +665,11 @@ def test_channels_that_are_no_compressors_are_composed(key):
     np.testing.assert_array_equal(slope, jnp.full((8, 3), 0.5))
 
 
-def test_what_differences_cannot_serve_is_refused(key):
+def test_unsupported_uses_of_differences_are_refused(key):
     channel = jf.channel.difference(jf.channel.quantize(3))
     with pytest.raises(ValueError, match=r"^channel: .*LocalPower"):
         algorithm = jf.pca.LocalPower(2, alignment="sign")
-        jf.fit(algorithm, draw(), rounds=1, key=key, channel=channel)
+        jf.fit(algorithm, gaussian(COUNTS), rounds=1, key=key, channel=channel)
 
 
 ONE_CORE = """

@@ -16,10 +16,7 @@ from tests.helpers import gaussian
 
 FEATURES, CLIENTS = 6, 5
 LOSSLESS = jf.channel.lossless()
-
-
-def draw(**options):
-    return gaussian((20, 12, 15, 30, 9), **options)
+sampled = functools.partial(gaussian, (20, 12, 15, 30, 9))
 
 
 def test_messages_are_clipped_as_a_whole(key):
@@ -35,7 +32,7 @@ def test_messages_are_clipped_as_a_whole(key):
 
 
 @pytest.mark.parametrize("clients", [1, 4])
-def test_noise_is_what_it_says(clients, key):
+def test_noise_has_the_stated_deviation(clients, key):
     channel = jf.channel.gaussian(0.5, 3.0, clients=clients)
 
     @jax.jit
@@ -46,15 +43,15 @@ def test_noise_is_what_it_says(clients, key):
 
     first, second = total(key), total(jax.random.key(1))
     for noise in (first, second):
-        # The standard deviation of so many draws is right to half a percent.
+        # The standard deviation of so many draws is accurate to half a percent.
         np.testing.assert_allclose(noise.std(), 1.5, rtol=0.02)
         np.testing.assert_allclose(noise.mean(), 0, atol=0.05)
     assert abs(np.corrcoef(first, second)[0, 1]) < 0.03
 
 
 @pytest.mark.slow
-def test_a_run_with_little_noise_is_nearly_the_run(key):
-    algorithm, clients = jf.pca.PerPCA(2, 1, step_size=0.05), draw()
+def test_a_run_with_little_noise_is_close_to_one_without(key):
+    algorithm, clients = jf.pca.PerPCA(2, 1, step_size=0.05), sampled()
     start = jf.Personalized(jnp.eye(FEATURES, 2), None)
     run = functools.partial(
         jf.fit,
@@ -76,8 +73,8 @@ def test_a_run_with_little_noise_is_nearly_the_run(key):
 
 @pytest.mark.slow
 def test_the_start_has_noise_too(key):
-    """What is sent before the rounds is clipped and noisy like everything else."""
-    algorithm, clients = jf.pca.PerPCA(1, 1, step_size=0.1), draw()
+    """Messages before the rounds are clipped and made noisy like all others."""
+    algorithm, clients = jf.pca.PerPCA(1, 1, step_size=0.1), sampled()
     channels = (jf.channel.gaussian(1e3, 1e-9), jf.channel.gaussian(1e3, 1.0), LOSSLESS)
     wires = [jf.Wire(channel, LOSSLESS) for channel in channels]
     shared = [
@@ -89,7 +86,7 @@ def test_the_start_has_noise_too(key):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.float16)])
 def test_noise_of_half_precision_has_as_many_values_as_the_type(dtype, key):
-    """Noise drawn in half precision would end at three deviations, and give messages away."""
+    """Noise drawn in half precision would end at three deviations, and reveal messages."""
     channel = jf.channel.gaussian(1.0, 1.0)
     sent = jax.jit(lambda key: channel.encode(key, jnp.zeros(200_000, dtype), None)[0])(key)
     assert sent.dtype == dtype
@@ -99,7 +96,7 @@ def test_noise_of_half_precision_has_as_many_values_as_the_type(dtype, key):
 
 
 def test_shared_noise_in_a_traced_run_with_known_clients(key):
-    clients = draw()
+    clients = sampled()
     channel = jf.Wire(jf.channel.gaussian(1.0, 1.0, clients=CLIENTS), LOSSLESS)
 
     @jax.jit
@@ -112,7 +109,7 @@ def test_shared_noise_in_a_traced_run_with_known_clients(key):
 
 def test_noise_under_masks(key):
     """The server sees neither a message nor, in the sum, less than all of the noise."""
-    clients, power = draw(), jf.pca.SubspaceIteration(2)
+    clients, power = sampled(), jf.pca.SubspaceIteration(2)
     noise = jf.channel.gaussian(5.0, 2.0, clients=CLIENTS)
     channel = jf.channel.secure_sum(CLIENTS, bits=32, bound=1000.0, inner=noise)
     heard = privacy.record(power, clients, rounds=40, key=key, channel=jf.Wire(channel, LOSSLESS))
@@ -165,41 +162,37 @@ def test_bad_settings_are_refused(make, argument):
 
 
 @pytest.mark.slow
-def test_what_shared_noise_cannot_serve_is_refused(key):
+def test_unsupported_uses_of_shared_noise_are_refused(key):
     run = functools.partial(jf.fit, rounds=1, key=key)
     power, shared = jf.pca.SubspaceIteration(2), jf.channel.gaussian(1.0, 1.0, clients=CLIENTS)
     with pytest.raises(ValueError, match=r"^channel: .*shared by 5 clients, and 2 take part"):
-        run(
-            power,
-            draw(),
-            channel=jf.Wire(shared, LOSSLESS),
-            participation=jf.participation.uniform(2),
-        )
+        two = jf.participation.uniform(2)
+        run(power, sampled(), channel=jf.Wire(shared, LOSSLESS), participation=two)
     varying = jf.participation.mask(np.eye(CLIENTS, dtype=bool))
     with pytest.raises(ValueError, match=r"^channel: .*a varying number take part"):
-        run(power, draw(), channel=jf.Wire(shared, LOSSLESS), participation=varying)
+        run(power, sampled(), channel=jf.Wire(shared, LOSSLESS), participation=varying)
     for algorithm, clients in (
-        (power, draw(weights="samples")),
-        (jf.pca.LocalPower(2, alignment="sign"), draw()),
+        (power, sampled(weights="samples")),
+        (jf.pca.LocalPower(2, alignment="sign"), sampled()),
     ):
         with pytest.raises(ValueError, match=r"^channel: .*needs a sum, or a mean with equal w"):
             run(algorithm, clients, channel=jf.Wire(shared, LOSSLESS))
     alone = jf.channel.gaussian(1.0, 1.0)
     with pytest.raises(ValueError, match=r"^channel: .*Pooled sends 672 bits in the clear"):
-        run(jf.pca.Pooled(2), draw(), channel=jf.Wire(alone, LOSSLESS, LOSSLESS))
+        run(jf.pca.Pooled(2), sampled(), channel=jf.Wire(alone, LOSSLESS, LOSSLESS))
     with pytest.raises(ValueError, match=r"^channel: .*uplink alone"):
-        run(power, draw(), channel=alone)
+        run(power, sampled(), channel=alone)
     with pytest.raises(ValueError, match=r"^channel: .*single precision at least"):
-        shared.check(draw(), CLIENTS, {"x": jnp.zeros(3, jnp.bfloat16)})
+        shared.check(sampled(), CLIENTS, {"x": jnp.zeros(3, jnp.bfloat16)})
     with pytest.raises(ValueError, match=r"^channel: .*shared by 3 clients, and 5 take part"):
-        few = jf.channel.gaussian(1.0, 1.0, clients=3)
+        few = jf.Wire(jf.channel.gaussian(1.0, 1.0, clients=3), LOSSLESS)
         some = jf.participation.uniform(3)
-        run(jf.pca.PerPCA(1, 1), draw(), channel=jf.Wire(few, LOSSLESS), participation=some)
-    # Every message alone has its noise, whatever becomes of it.
+        run(jf.pca.PerPCA(1, 1), sampled(), channel=few, participation=some)
+    # If each message has noise of its own, all of these are accepted.
     start = jf.Personalized(jnp.eye(FEATURES, 1), None)
     run(
         jf.pca.PerPCA(1, 1, step_size=0.1),
-        draw(weights="samples"),
+        sampled(weights="samples"),
         warm_start=start,
         channel=jf.Wire(alone, LOSSLESS),
         participation=varying,
@@ -216,7 +209,7 @@ def delta_of(epsilon, multiplier):
 
 
 @pytest.mark.parametrize(("multiplier", "rounds"), [(1.3, 1), (4.0, 10), (60.0, 1000)])
-def test_where_all_take_part_it_is_exact(multiplier, rounds):
+def test_accounting_of_full_participation_is_exact(multiplier, rounds):
     for adjacency, distance in (("replace", 2), ("zero_out", 1)):
         epsilon = privacy.epsilon(multiplier, rounds, delta=1e-5, adjacency=adjacency)
         effective = multiplier / distance / rounds**0.5
@@ -226,7 +219,7 @@ def test_where_all_take_part_it_is_exact(multiplier, rounds):
 
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")
-def test_with_a_draw_it_is_that_of_dp_accounting():
+def test_accounting_of_drawn_participants_equals_dp_accounting():
     options = {"delta": 1e-5, "participants": 10, "clients": 100}
     epsilon = privacy.epsilon(4.0, 20, **options)
     accountant = dp.rdp.RdpAccountant(neighboring_relation=dp.NeighboringRelation.REPLACE_ONE)
@@ -260,9 +253,9 @@ def spent(*solutions, **options):
 
 
 @pytest.mark.slow
-def test_what_runs_have_spent(key):
+def test_budgets_spent_by_runs(key):
     """Their solutions know what was sent; several runs add up, and so does a warm start."""
-    clients, power = draw(), jf.pca.SubspaceIteration(2)
+    clients, power = sampled(), jf.pca.SubspaceIteration(2)
     noise = jf.channel.gaussian(5.0, 2.0, clients=CLIENTS)
     run = functools.partial(jf.fit, key=key, channel=jf.Wire(noise, LOSSLESS))
     once = run(power, clients, rounds=3)
@@ -286,13 +279,12 @@ def test_what_runs_have_spent(key):
 
 
 @pytest.mark.slow
-def test_what_several_solutions_count_is_counted_once(key):
+def test_rounds_that_solutions_share_are_counted_once(key):
     """Those of a chain of warm starts know of each other; runs that are only alike do not."""
     noise = jf.channel.gaussian(5.0, 2.0, clients=CLIENTS)
     keys = jax.random.split(key, 4)
-    run = functools.partial(
-        jf.fit, jf.pca.SubspaceIteration(2), draw(), rounds=2, channel=jf.Wire(noise, LOSSLESS)
-    )
+    power, channel = jf.pca.SubspaceIteration(2), jf.Wire(noise, LOSSLESS)
+    run = functools.partial(jf.fit, power, sampled(), rounds=2, channel=channel)
     first = run(key=keys[0])
     second = run(key=keys[1], warm_start=first)
     third, beside = run(key=keys[2], warm_start=second), run(key=keys[3], warm_start=first)
@@ -304,8 +296,8 @@ def test_what_several_solutions_count_is_counted_once(key):
 
 
 @pytest.mark.slow
-def test_who_took_part_counts(key):
-    clients, alone = draw(), jf.Wire(jf.channel.gaussian(1.0, 2.0), LOSSLESS)
+def test_participation_is_accounted_for(key):
+    clients, alone = sampled(), jf.Wire(jf.channel.gaussian(1.0, 2.0), LOSSLESS)
     run = functools.partial(jf.rollout, key=key, channel=alone, rounds=4)
     power, start = jf.pca.SubspaceIteration(2), jf.Personalized(jnp.eye(FEATURES, 1), None)
     # Over four rounds, the first client is there twice and no other more often.
@@ -322,7 +314,7 @@ def test_who_took_part_counts(key):
         ValueError, match=r"^drawn: wanted an algorithm whose clients keep no state"
     ):
         spent(state, drawn=True)
-    unequal = run(power, draw(weights="samples"), participation=uniform)
+    unequal = run(power, sampled(weights="samples"), participation=uniform)
     with pytest.raises(ValueError, match=r"^drawn: wanted clients of equal weights"):
         spent(unequal, drawn=True)
     with pytest.raises(ValueError, match=r"^adjacency: wanted replace"):
@@ -330,8 +322,8 @@ def test_who_took_part_counts(key):
 
 
 @pytest.mark.slow
-def test_what_cannot_be_accounted_for_is_refused(key):
-    clients, power = draw(), jf.pca.SubspaceIteration(2)
+def test_runs_that_cannot_be_accounted_for_are_refused(key):
+    clients, power = sampled(), jf.pca.SubspaceIteration(2)
     run = functools.partial(jf.fit, power, clients, rounds=2, key=key)
     noise = jf.Wire(jf.channel.gaussian(5.0, 2.0, clients=CLIENTS), LOSSLESS)
     with pytest.raises(ValueError, match=r"^solutions: wanted messages with noise, got 384 bits"):
@@ -354,19 +346,19 @@ def test_what_cannot_be_accounted_for_is_refused(key):
         spent(private, few)
 
 
-def test_without_the_package_it_says_so(monkeypatch):
+def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
     with pytest.raises(ImportError, match=r"dp_accounting is needed.*'jaxfed\[privacy\]'"):
         privacy.epsilon(1.0, 1, delta=1e-5)
 
 
-def test_a_noisy_first_message_is_one_message_more():
+def test_a_noisy_first_message_counts_as_one_more():
     with_it = privacy.epsilon(2.0, 4, delta=1e-5, first_message=True)
     assert with_it == pytest.approx(privacy.epsilon(2.0, 5, delta=1e-5))
     z = privacy.noise_multiplier(1.5, 4, delta=1e-5, first_message=True)
     assert z == pytest.approx(privacy.noise_multiplier(1.5, 5, delta=1e-5))
     assert privacy.epsilon(z, 4, delta=1e-5, first_message=True) == pytest.approx(1.5)
-    # Nobody is left out before the rounds: it costs more than one more round among few.
+    # All clients take part before the rounds, which costs more than another round among few.
     few = {"delta": 1e-5, "participants": 10, "clients": 1000}
     without, more = privacy.epsilon(2.0, 40, **few), privacy.epsilon(2.0, 41, **few)
     assert without < more < privacy.epsilon(2.0, 40, **few, first_message=True)
@@ -375,9 +367,9 @@ def test_a_noisy_first_message_is_one_message_more():
 
 
 @pytest.mark.slow
-def test_what_is_sent_before_the_rounds_has_noise_too(key):
-    """The message that the accountant is told of is the one that is sent."""
-    algorithm, clients = jf.pca.PerPCA(2, 1, step_size=0.05), draw()
+def test_the_first_message_has_the_noise_that_is_accounted_for(key):
+    """The message that is accounted for is the one that is sent."""
+    algorithm, clients = jf.pca.PerPCA(2, 1, step_size=0.05), sampled()
     heard = [
         privacy.record(algorithm, clients, rounds=1, key=key, channel=channel).first
         for channel in (LOSSLESS, jf.Wire(jf.channel.gaussian(2.0, 1.0), LOSSLESS))

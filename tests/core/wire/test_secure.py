@@ -1,4 +1,4 @@
-"""Masks that cancel exactly in the sum, and leave nothing to see in any single message."""
+"""Masks that cancel exactly in the sum, and hide every single message."""
 
 import functools
 
@@ -12,14 +12,12 @@ import jaxfed as jf
 from jaxfed import privacy
 from jaxfed.core.wire.masks import without_masks
 from jaxfed.core.wire.packing import pack_wide, unpack_wide
-from tests.helpers import gaussian
+from tests import helpers
 
 FEATURES, CLIENTS, ROUNDS = 6, 5, 12
 LOSSLESS = jf.channel.lossless()
-
-
-def draw(dtype=np.float32, **options):
-    return gaussian((20, 12, 15, 30, 9), dtype=dtype, **options)
+sampled = functools.partial(helpers.gaussian, (20, 12, 15, 30, 9))
+solve = functools.partial(helpers.solve, rounds=ROUNDS)
 
 
 def masks(**options):
@@ -27,7 +25,7 @@ def masks(**options):
 
 
 def exchange(channel, messages, key, shares=None):
-    """What the server decodes from each client's payload, and what the sum of it tells."""
+    """What the server decodes from each client's payload, and from their sum."""
     shares = jnp.ones(len(messages)) if shares is None else shares
 
     def one(place, share, message, key):
@@ -76,7 +74,7 @@ def test_masks_cancel_to_the_bit(clients, bits, neighbours, key):
 
 @pytest.mark.slow
 def test_masks_cancel_on_every_backend(key):
-    """Five clients: on four devices some are only there to fill up."""
+    """With five clients on four devices, some places are only padding."""
     channel, messages = masks(bound=3.0), jax.random.normal(key, (CLIENTS, 40))
 
     def work(_, own):
@@ -98,7 +96,7 @@ def test_masks_cancel_on_every_backend(key):
 
 @pytest.mark.parametrize(("clients", "bits"), [(3, 3), (100, 32), (100, 9)])
 def test_no_sum_overflows(clients, bits, key):
-    """Whatever clients send, also all the most there is, and beyond."""
+    """Not even if all clients send the largest value, or more."""
     channel = jf.channel.secure_sum(clients, bits=bits, bound=0.7, neighbours=2)
     ends = jnp.tile(jnp.asarray([0.7, -0.7, 1e9, -jnp.inf]), (clients, 1))
     _, told = compiled(channel, ends, key)
@@ -159,27 +157,27 @@ class Report(jf.Algorithm):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("at_start", [True, False])
-def test_what_is_not_finite_is_not_hidden(at_start, key):
+def test_masks_do_not_hide_numbers_that_are_not_finite(at_start, key):
     """NaN used to become zero, and infinity the bound."""
     channel = jf.Wire(masks(bound=2.0, neighbours=2), LOSSLESS)
     for broken in (np.nan, np.inf):
         algorithm, when = Report(broken, at_start), 1 if at_start else 2
-        solution = solve(algorithm, draw(), channel, rounds=3)
+        solution = solve(algorithm, sampled(), channel=channel, rounds=3)
         assert solution.status == jf.Status.diverged
         assert np.isnan(solution.server[0][0]).any()
         np.testing.assert_array_equal(solution.failure.clients, np.arange(CLIENTS) == 1)
     with pytest.raises(jf.DivergenceError, match=rf"not finite in round {when}, at client 1;"):
-        jf.fit(algorithm, draw(), rounds=3, key=key, channel=channel)
-    # Whom nobody hears breaks nothing, and adds nothing.
-    weightless = draw(weights=[1, 0, 1, 1, 1])
-    solution = solve(algorithm, weightless, channel, rounds=3)
+        jf.fit(algorithm, sampled(), rounds=3, key=key, channel=channel)
+    # A client without weight breaks nothing and adds nothing.
+    weightless = sampled(weights=[1, 0, 1, 1, 1])
+    solution = solve(algorithm, weightless, channel=channel, rounds=3)
     assert solution.status == jf.Status.round_limit
     (mean, total), _ = solution.server
     np.testing.assert_allclose(mean, [0.185, 1.0], atol=1e-4)
     np.testing.assert_allclose(total, 4, atol=1e-4)
 
 
-def test_what_masks_cost(key):
+def test_cost_of_masks(key):
     channel = jf.channel.secure_sum(8, bits=20, bound=1.0)
     message = {"frame": jnp.ones((50, 4)), "one": jnp.float32(2)}
     place = jf.channel.Context(jnp.int32(0), jnp.float32(1), key, jnp.int32(0))
@@ -187,26 +185,14 @@ def test_what_masks_cost(key):
     assert jf.channel.bits(payload) == 8 * len(jf.channel.to_bytes(payload)) == 20 * 200 + 24
 
 
-@functools.partial(jax.jit, static_argnames="rounds")
-def solve(algorithm, clients, channel, start=None, backend=None, rounds=ROUNDS):
-    return jf.rollout(
-        algorithm,
-        clients,
-        rounds=rounds,
-        key=jax.random.key(0),
-        channel=channel,
-        warm_start=start,
-        backend=backend or jf.backend.vmap(),
-    )
-
-
-def test_a_run_under_masks_is_the_run(x64):
-    """Of weighted means and of several arrays; masks differ from round to round."""
-    clients = draw(np.float64, weights=[1, 2, 0, 3, 4])
+def test_a_masked_run_equals_an_open_one(x64):
+    """With weighted means and several arrays; masks differ from round to round."""
+    clients = sampled(dtype=np.float64, weights=[1, 2, 0, 3, 4])
     start = jf.Personalized(jnp.eye(FEATURES, 2), None)
     algorithm = jf.pca.PerPCA(2, 1, step_size=0.05)
-    wanted = solve(algorithm, clients, LOSSLESS, start)
-    given = solve(algorithm, clients, jf.Wire(masks(bits=32, bound=1.0), LOSSLESS), start)
+    wanted = solve(algorithm, clients, channel=LOSSLESS, warm_start=start)
+    channel = jf.Wire(masks(bits=32, bound=1.0), LOSSLESS)
+    given = solve(algorithm, clients, channel=channel, warm_start=start)
     np.testing.assert_allclose(given.result.shared, wanted.result.shared, atol=1e-7)
     np.testing.assert_allclose(given.history["objective"], wanted.history["objective"], rtol=1e-7)
     wanted = 32 * 12 * np.arange(1, ROUNDS + 1)
@@ -215,18 +201,18 @@ def test_a_run_under_masks_is_the_run(x64):
 
 @pytest.mark.slow
 def test_few_bits_are_enough_for_a_sum():
-    algorithm, clients = jf.pca.SubspaceIteration(2), draw()
-    wanted = solve(algorithm, clients, LOSSLESS)
+    algorithm, clients = jf.pca.SubspaceIteration(2), sampled()
+    wanted = solve(algorithm, clients, channel=LOSSLESS)
     channel = jf.Wire(masks(bits=18, neighbours=2), LOSSLESS)
-    given = solve(algorithm, clients, channel, backend=jf.backend.shard(4))
+    given = solve(algorithm, clients, channel=channel, backend=jf.backend.shard(4))
     np.testing.assert_allclose(
         given.history["objective"][-1], wanted.history["objective"][-1], rtol=1e-3
     )
 
 
 def test_attacks_see_uniform_numbers(key, x64):
-    rng = np.random.default_rng(1)
-    clients = jf.Clients.from_samples(rng.normal(size=(CLIENTS, 40, 24)) * 1.1 ** -np.arange(24))
+    scales = 1.1 ** -np.arange(24)
+    clients = helpers.gaussian((40,) * CLIENTS, scales, seed=1, dtype=float)
     algorithm, rounds = jf.pca.SubspaceIteration(4), 12
     record = functools.partial(privacy.record, algorithm, clients, rounds=rounds, key=key, client=1)
     secret, bits, bound = privacy.client_matrix(clients, 1), 32, 200.0
@@ -270,8 +256,8 @@ def test_bad_settings_are_refused(options, argument):
     assert jf.channel.secure_sum(127, bits=8, bound=1.0).levels == 1
 
 
-def test_what_masks_cannot_serve_is_refused(key):
-    run = functools.partial(jf.fit, clients=draw(), rounds=1, key=key)
+def test_unsupported_uses_of_masks_are_refused(key):
+    run = functools.partial(jf.fit, clients=sampled(), rounds=1, key=key)
     power, up = jf.pca.SubspaceIteration(2), jf.Wire(masks(), LOSSLESS)
     with pytest.raises(ValueError, match=r"^channel: its masks are for 6 clients, there are 5"):
         other = jf.channel.secure_sum(6, bits=20, bound=1.0)
@@ -296,25 +282,26 @@ def test_what_masks_cannot_serve_is_refused(key):
 
 
 @pytest.mark.slow
-def test_the_start_goes_under_masks_too(x64):
-    """Its sums are exact to the rounding, and no masks of it are those of a round."""
-    clients, algorithm = draw(np.float64), jf.pca.PerPCA(2, 1, step_size=0.05)
-    wanted = solve(algorithm, clients, LOSSLESS)
-    given = solve(algorithm, clients, jf.Wire(masks(bits=32, bound=20.0), LOSSLESS))
+def test_first_messages_are_masked_too(x64):
+    """Its sums are exact up to rounding, and its masks are not those of a round."""
+    clients, algorithm = sampled(dtype=np.float64), jf.pca.PerPCA(2, 1, step_size=0.05)
+    wanted = solve(algorithm, clients, channel=LOSSLESS)
+    given = solve(algorithm, clients, channel=jf.Wire(masks(bits=32, bound=20.0), LOSSLESS))
     np.testing.assert_allclose(given.history["objective"], wanted.history["objective"], rtol=1e-5)
 
 
 @pytest.mark.slow
 def test_the_derivative_is_that_of_the_sum(x64):
-    """It used to have the wrong sign, without a word."""
-    clients = draw(np.float64)
+    """It silently had the wrong sign once."""
+    clients = sampled(dtype=np.float64)
     start = jf.Personalized(jnp.eye(FEATURES, 2), None)
 
     @jax.jit
     def slope(channel, step):
         def last(step):
             algorithm = jf.pca.PerPCA(2, 1, step_size=step)
-            return solve(algorithm, clients, channel, start).history["objective"][-1]
+            run = solve(algorithm, clients, channel=channel, warm_start=start)
+            return run.history["objective"][-1]
 
         return jax.grad(last)(step), jax.jvp(last, (step,), (1.0,))[1]
 
