@@ -23,11 +23,11 @@ from jaxfed.core.contract.reduction import is_part
 from jaxfed.core.wire.channel import Channel
 from jaxfed.core.wire.masks import MaskedChannel
 from jaxfed.deploy import masks
-from jaxfed.deploy.exchange import RefusedError, reading
+from jaxfed.deploy.exchange import RefusedError, reading_from
 from jaxfed.deploy.messages import Packet
 from jaxfed.deploy.run import check_file_name
 
-Numbers = UInt32[np.ndarray, " n"]
+MaskedNumbers = UInt32[np.ndarray, " n"]
 
 
 class NodeMasks:
@@ -76,8 +76,8 @@ class NodeMasks:
         different = len({key for pair in publics for key in pair}) == 2 * len(members)
         if by_client.get(self.client) != own.public or not different:
             raise ValueError("masks: wanted a public key of each client, its own among them")
-        seeds = masks.split(own.seed, threshold, members)
-        keys = masks.split(own.masking, threshold, members)
+        seeds = masks.split_secret(own.seed, threshold, members)
+        keys = masks.split_secret(own.masking, threshold, members)
         self._save(
             threshold=threshold,
             publics={str(c): [key.hex() for key in pair] for c, pair in by_client.items()},
@@ -164,14 +164,14 @@ class MaskedSum(NamedTuple):
     """The survivors, and the sum of their messages modulo 2^32."""
 
     survivors: list[int]
-    total: Numbers
+    total: MaskedNumbers
 
 
 def masked_sum(
     ask: Callable[[Mapping[int, Packet], str, int], dict[int, Packet]],
     question: Callable[..., Packet],
     questions: Mapping[int, Packet],
-    numbers_of: Callable[[bytes], Numbers],
+    numbers_of: Callable[[bytes], MaskedNumbers],
     *,
     run: str,
     group: str,
@@ -227,16 +227,16 @@ def masked_sum(
     answers = answers_to({c: asked[c] for c in givers}, group, least, 1)
     survivors, numbers = list(answers), []
     for client, answer in answers.items():
-        with reading(f"client {client}"):
+        with reading_from(f"client {client}"):
             numbers.append(numbers_of(answer.parts[0]))
     asked = {c: question(c, "unmask", attempt=attempt, survivors=survivors) for c in survivors}
     revealed = answers_to(asked, f"unmasking of {group}", threshold, len(givers))
     total = np.stack(numbers).sum(0, dtype=np.uint32)
     purpose, count = f"{run} {attempt}", len(total)
-    with reading(f"{group}: shares"):
+    with reading_from(f"{group}: shares"):
         for place, client in enumerate(givers):
             parts = [each.parts[place] for each in revealed.values()]
-            secret = masks.join(parts[:threshold])
+            secret = masks.join_shares(parts[:threshold])
             if client in survivors:
                 total = total - masks.own_mask(secret, purpose, count)
             else:

@@ -29,8 +29,8 @@ from jaxfed.gcca._signal import (
     Ranks,
     check_fit,
     checked_ranks,
+    concatenated,
     rank_of,
-    side_by_side,
     signal_of,
     widest,
 )
@@ -197,7 +197,7 @@ class AJIVE(Algorithm, DifferentiatedThrough, HasRemarks):
         self, key, first: Float[Array, "views entities width"], like, warm_start
     ) -> Joint:
         """Return the directions nearest to all views' signals."""
-        bases = side_by_side(first)
+        bases = concatenated(first)
         left, singular, _ = svd(bases)
         # A direction of one view alone has the value 1. Several such directions may be mixed: every
         # view would find itself in them.

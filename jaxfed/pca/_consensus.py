@@ -130,7 +130,7 @@ class Measured(Eigensolver):
         if product is None or server.energy is None:
             change = relative_change(server.captured, captured)
             return {"captured": captured, "stopping_measure": change}
-        violation = norm(ratio(deflate(product, server.shared), server.energy))
+        violation = frobenius_norm(ratio(deflate(product, server.shared), server.energy))
         if exact is not None:
             violation = jnp.where(exact, violation, jnp.inf)
         return {"captured": captured, "kkt_violation": violation, "stopping_measure": violation}
@@ -165,7 +165,7 @@ def positive(x: Array) -> Array:
     return jnp.where(x > 0, x, 1)
 
 
-def norm(x: Array) -> Float[Array, ""]:
+def frobenius_norm(x: Array) -> Float[Array, ""]:
     """Return the Frobenius norm, with derivative zero at zero."""
     square = jnp.sum(x**2)
     return jnp.where(square > 0, jnp.sqrt(positive(square)), 0)

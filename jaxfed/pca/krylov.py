@@ -28,7 +28,7 @@ from jaxfed.contract import Diagnostics, check_count
 from jaxfed.core.contract.reduction import Sum
 from jaxfed.linalg import orthonormalize, top_eigenvectors
 from jaxfed.linalg.division import ratio
-from jaxfed.pca._consensus import Member, norm, positive, relative_change
+from jaxfed.pca._consensus import Member, frobenius_norm, positive, relative_change
 from jaxfed.pca.components import Frame, RandomKey
 from jaxfed.pca.subspace_iteration import Accelerated
 
@@ -48,7 +48,7 @@ class Totals(NamedTuple):
     count: Float[Array, ""]  # of samples  # pyright: ignore[reportIncompatibleMethodOverride]
 
 
-class Memory(NamedTuple):
+class Server(NamedTuple):
     """The server's state, in units in which |A|_F² is one."""
 
     basis: Float[Array, "features columns"]  # Q: the blocks sent, or Ritz vectors of earlier ones
@@ -129,7 +129,7 @@ class BlockLanczos(Accelerated):
         """Return the energy and the number of the samples."""
         return Sum(Totals(data.moment.trace, data.count))
 
-    def server_init(self, key, first: Totals, like, warm_start) -> Memory:
+    def server_init(self, key, first: Totals, like, warm_start) -> Server:
         """Return an empty memory and a first block: the warm start's, or random."""
         features, dtype = like.moment.dim, like.moment.trace.dtype
         if warm_start is None:
@@ -138,7 +138,7 @@ class BlockLanczos(Accelerated):
             block = warm_start.shared.astype(dtype)
         columns = self._blocks(features) * self.rank
         unknown = jnp.full((), jnp.nan, dtype)
-        return Memory(
+        return Server(
             basis=jnp.zeros((features, columns), dtype),
             projected=-jnp.eye(columns, dtype=dtype),
             used=jnp.zeros((), jnp.int32),
@@ -153,7 +153,7 @@ class BlockLanczos(Accelerated):
     def client_init(self, key, downlink: Frame, data: Member, warm_start) -> None:
         """Return None: clients keep no state."""
 
-    def downlink(self, server: Memory) -> Frame:
+    def downlink(self, server: Server) -> Frame:
         """Return the next block."""
         return server.block
 
@@ -164,7 +164,7 @@ class BlockLanczos(Accelerated):
         # The energy in the block costs nothing; the error would take another pass over the samples.
         return Sum(product), local, {"objective": jnp.sum(downlink * product)}
 
-    def server_step(self, key, server: Memory, uplink: Frame) -> tuple[Memory, Diagnostics]:
+    def server_step(self, key, server: Server, uplink: Frame) -> tuple[Server, Diagnostics]:
         """Add a block to the memory, and compute the next one."""
         # After convergence, more rounds would only add rounding errors, also to derivatives.
         new = lax.cond(
@@ -180,7 +180,7 @@ class BlockLanczos(Accelerated):
             "stopping_measure": measure,
         }
 
-    def _extended(self, key: RandomKey, server: Memory, uplink: Frame) -> Memory:
+    def _extended(self, key: RandomKey, server: Server, uplink: Frame) -> Server:
         basis, projected, used, _, block, before = server[:6]
         features, columns = basis.shape
         product = ratio(uplink, server.totals.energy)
@@ -199,13 +199,13 @@ class BlockLanczos(Accelerated):
         projected = lax.dynamic_update_slice_in_dim(projected, strip.T, used, axis=0)
 
         values, vectors = self._ritz(projected, used)
-        kkt = norm(rest @ lax.dynamic_slice_in_dim(vectors, used, self.rank))
+        kkt = frobenius_norm(rest @ lax.dynamic_slice_in_dim(vectors, used, self.rank))
         captured = jnp.sum(values)
         used = used + self.rank
         unit = jnp.finfo(basis.dtype).eps * captured
         still = jnp.abs(captured - before) <= CHANGE * unit  # False in the first round: NaN
         converged = (still & (kkt <= VIOLATION * unit)) | (used >= features)
-        return Memory(
+        return Server(
             basis=basis,
             projected=projected,
             used=used,
@@ -275,7 +275,7 @@ class BlockLanczos(Accelerated):
             block = orthonormalize((block - basis @ (basis.T @ block)) * some) * some
         return block
 
-    def shared_result(self, server: Memory) -> Frame:
+    def shared_result(self, server: Server) -> Frame:
         """Return the best components within the memory, Q V, improved by one more product."""
         values, vectors = top_eigenvectors(server.projected, self.rank)
         last = lax.dynamic_slice_in_dim(vectors, server.used - self.rank, self.rank)
