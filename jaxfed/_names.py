@@ -59,6 +59,9 @@ def public_names(module: str) -> Callable[[], list[str]]:
 def caller() -> int:
     """The `stacklevel` of a warning that points to the line that called this package."""
     level, frame, package = 1, sys._getframe(1), os.path.dirname(__file__)
+    # A type checker of this function stands between it and the function that warns.
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("jaxtyping"):
+        frame = frame.f_back
     # Skip context managers used as decorators, type checkers and wrappers of methods: they call
     # from their own modules.
     while frame.f_back is not None and (

@@ -31,21 +31,21 @@ from jaxtyping import Array, ArrayLike, Float, Key
 
 from jaxfed import _names
 from jaxfed._checks import check_count, refuse
-from jaxfed.core.clients.checks import checked_array
+from jaxfed.core.clients.checks import checked_floats
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
 from jaxfed.core.derivatives.adjoint import Adjoint, implicit
 from jaxfed.core.run.fit import fit
 from jaxfed.core.run.rollout import rollout
 
-Samples = Float[ArrayLike, "clients samples features"]
+SampleArray = Float[ArrayLike, "clients samples features"]
 Projected = Float[Array, "clients samples features"]
 _MOST = 100  # times a call's rounds, for a layer's first solve
 
 
 def personalized_projection(
     algorithm: Algorithm,
-    samples: Samples,
+    samples: SampleArray,
     *,
     rounds: int,
     key: Key[Array, ""],
@@ -168,7 +168,7 @@ class PersonalizedProjection(_Solver):
     def __init__(
         self,
         algorithm: Algorithm,
-        samples: Samples,
+        samples: SampleArray,
         *,
         rounds: int,
         key: Key[Array, ""],
@@ -191,7 +191,7 @@ class PersonalizedProjection(_Solver):
         """
         self._set_up(algorithm, _clients(samples), rounds, key, tol, adjoint)
 
-    def __call__(self, samples: Samples, state: eqx.nn.State) -> tuple[Projected, eqx.nn.State]:
+    def __call__(self, samples: SampleArray, state: eqx.nn.State) -> tuple[Projected, eqx.nn.State]:
         """The projected samples, and the state for the next call."""
         return self._solve(personalized_projection, samples, state)
 
@@ -236,8 +236,8 @@ class CommonRepresentation(_Solver):
         return self._solve(common_projection, views, state)
 
 
-def _clients(samples: Samples) -> Clients:
-    values = checked_array(samples, "samples")
+def _clients(samples: SampleArray) -> Clients:
+    values = checked_floats(samples, "samples")
     if values.ndim != 3 or not values.size:
         raise refuse("samples", "an array (clients, samples, features)", samples)
     return Clients.from_samples(values)

@@ -1,7 +1,7 @@
 """Checks the package's annotations while the tests run, by jaxtyping and beartype.
 
-Pytest's option `--jaxtyping-packages` in `pyproject.toml` lists the packages that are checked, and
-names `after_the_call` as their type checker.
+Pytest's option `--jaxtyping-packages` in `pyproject.toml` names the package that is checked, and
+`after_the_call` as its type checker.
 """
 
 from typing import Any

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import jaxfed as jf
-from jaxfed.core.clients.samples import Rows
+from jaxfed.core.clients.samples import SampleRows
 from jaxfed.core.round.rounds import begin
 from jaxfed.core.round.whole import WHOLE, prepared
 from jaxfed.core.run.arguments import problem_of
@@ -152,7 +152,7 @@ def test_channels(name):
 @every_example
 def test_sizes(name):
     algorithm = GOOD[name].make(CLIENTS)
-    refused = set() if isinstance(family(algorithm).draw().data, Rows) else set(SIZES)
+    refused = set() if isinstance(family(algorithm).draw().data, SampleRows) else set(SIZES)
     if isinstance(algorithm, jf.pca.HMF | jf.pca.TCMF):  # whose clients' states have their samples
         refused = {"buckets"}
     assert run_checks(name, SIZES).skipped.keys() == refused

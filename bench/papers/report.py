@@ -301,7 +301,7 @@ class Target:
 
 def text(report: Report) -> str:
     """The report as text: its table, how many cells were reproduced, its notes."""
-    parts = [report.title, _report.table(_printed(report))]
+    parts = [report.title, _report.text_table(_printed(report))]
     if verdicts := report.verdicts():
         good = sum(verdict.startswith("reproduced") for verdict in verdicts)
         bad = sum(verdict.startswith("differs") for verdict in verdicts)

@@ -24,7 +24,7 @@ import numpy as np
 
 import jaxfed as jf
 from jaxfed.deploy.app import write_app
-from jaxfed.deploy.local import Local, Options, family
+from jaxfed.deploy.local import FlowerOptions, LocalFederation, family
 
 CLIENTS, SAMPLES, FEATURES = 3, (40, 30, 25), 8
 LOSSLESS, CODED = "jf.channel.lossless()", "jf.channel.difference(jf.channel.quantize(3))"
@@ -108,7 +108,7 @@ class Cost(NamedTuple):
     processors: float  # of all processes together
 
 
-def secured(folder: Path, nodes: int = CLIENTS) -> Options:
+def secured(folder: Path, nodes: int = CLIENTS) -> FlowerOptions:
     """Make certificates and keys as the documentation does; the options that name them."""
     folder.mkdir()
     elliptic = "-newkey ec -pkeyopt ec_paramgen_curve:P-384 -nodes"
@@ -127,10 +127,10 @@ def secured(folder: Path, nodes: int = CLIENTS) -> Options:
     link += ("--ssl-keyfile", f"{server}.key", "--enable-supernode-auth")
     node = ("--root-certificates", authority, "--auth-supernode-private-key")
     keys = [(*node, str(folder / f"node-{i}")) for i in range(nodes)]
-    return Options(link, keys, f'root-certificates = "{authority}"')
+    return FlowerOptions(link, keys, f'root-certificates = "{authority}"')
 
 
-def start_secured(local: Local) -> None:
+def start_secured(local: LocalFederation) -> None:
     """Start everything, with the nodes' keys registered."""
     local.start_link()
     for *_, key in local.options.nodes:
@@ -148,7 +148,7 @@ def arrays() -> list[np.ndarray]:
     ]
 
 
-def used(local: Local) -> float:
+def used(local: LocalFederation) -> float:
     """Seconds of processors that all processes of a federation have had, with those that ended."""
     assert local.link is not None
     parents = [local.link.pid, *(node.pid for node in local.nodes.values())]
@@ -165,7 +165,7 @@ def used(local: Local) -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-def run(local: Local, app: Path, limit: float) -> Cost:
+def run(local: LocalFederation, app: Path, limit: float) -> Cost:
     """Run an app, and measure its rounds behind the first, which compiles."""
     number = local.begin(app, {"out": str(app / "out")})
     seen: dict[int, Cost] = {}
@@ -206,7 +206,7 @@ def source_of(name: str, rounds: int) -> str:
     )
 
 
-def costs(local: Local, folder: Path, rounds: int, limit: float) -> None:
+def costs(local: LocalFederation, folder: Path, rounds: int, limit: float) -> None:
     """Print what a round costs, and what Flower alone takes of it."""
     print("| client | seconds a round | of processors |\n| --- | --- | --- |", flush=True)
     unchanged = UNCHANGED.format(clients=CLIENTS, rounds=rounds)
@@ -221,7 +221,9 @@ def costs(local: Local, folder: Path, rounds: int, limit: float) -> None:
     print()
 
 
-def one(local: Local, folder: Path, name: str, rounds: int, limit: float) -> tuple[bool, Cost]:
+def one(
+    local: LocalFederation, folder: Path, name: str, rounds: int, limit: float
+) -> tuple[bool, Cost]:
     """Whether an algorithm's run is bit-equal to `fit`, and what a round took."""
     app = write(folder / name, source_of(name, rounds), rounds)
     cost = run(local, app, limit)
@@ -267,7 +269,9 @@ def main() -> None:
             configs.append({"partition-id": i, "data": path, "folder": str(folder / "nodes")})
         environment = os.environ | {"JAX_COMPILATION_CACHE_DIR": str(folder / "programs")}
         options = secured(folder / "keys")
-        local = Local(folder / "flower", configs, options=options, environment=environment)
+        local = LocalFederation(
+            folder / "flower", configs, options=options, environment=environment
+        )
         with local:
             start_secured(local)
             costs(local, folder, chosen.rounds, chosen.limit)

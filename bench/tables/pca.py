@@ -27,7 +27,7 @@ Row = dict[str, object]
 def variants(seed: int, rounds: int = 1000) -> list[Row]:
     """Per cent of the training energy that is left on the demo's digits, from one shot."""
     key = jax.random.key(seed)
-    clients = jf.Clients.from_samples(demo.load(key).train)
+    clients = jf.Clients.from_samples(demo.load_digits(key).train)
     ranks = demo.SHARED_RANK, demo.LOCAL_RANK
     start = jf.fit(jf.pca.OneShot(*ranks), clients, rounds=1, key=key)
     cases = {
@@ -181,7 +181,7 @@ def scales(seed: int, rounds: int = 3000) -> list[Row]:
     key = jax.random.key(seed)
     law = {"clients": 100, "features": 30, "shared_rank": 3, "local_rank": 5, "samples": 60}
     data = perpca_synthetic(key, **law, noise_variance=0.09, local="random", rotate=True)
-    digits = demo.load(key).train
+    digits = demo.load_digits(key).train
     rows: list[Row] = []
     for name, samples, ranks, truth, factors in (
         ("synthetic", data.samples, (3, 5), data.shared, (1, 10, 100)),

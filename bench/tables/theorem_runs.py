@@ -20,7 +20,7 @@ from jaxfed.core.round.problem import Problem
 from jaxfed.core.round.rounds import one_round
 from jaxfed.core.round.whole import WHOLE
 from jaxfed.core.run.arguments import problem_of
-from jaxfed.core.run.loop import prepare
+from jaxfed.core.run.loop import prepare_run
 from papers.synthetic import gcca_synthetic, spectrum_synthetic
 
 Schedule = Callable[[Problem, Array], Problem]
@@ -56,7 +56,7 @@ def states(
     problem, warm_start = problem_of(
         algorithm, clients, rounds, key, warm_start, wire, everybody, jf.backend.vmap()
     )
-    problem, first, _ = prepare(problem, warm_start, rounds)
+    problem, first, _ = prepare_run(problem, warm_start, rounds)
 
     def kept(state):
         return States(state.server, state.local, state.uplink.sender)

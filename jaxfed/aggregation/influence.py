@@ -16,8 +16,8 @@ from jaxfed.core.run.rollout import rollout
 from jaxfed.core.run.solution import Solution
 from jaxfed.linalg.precision import data_matmul
 
-Of = Callable[[Personalized], Float[Array, " numbers"]]
-Weights = Float[Array, " clients"]
+Quantity = Callable[[Personalized], Float[Array, " numbers"]]
+ClientWeights = Float[Array, " clients"]
 # Random directions for estimating a projector's change with a derivative.
 DIRECTIONS = 32
 
@@ -27,7 +27,7 @@ def client_influence(
     clients: Clients,
     *,
     key: Key[Array, ""],
-    of: Of | None = None,
+    of: Quantity | None = None,
     rounds: int | None = 10,
     adjoint: Adjoint | None = None,
 ) -> Float[Array, " clients"]:
@@ -94,7 +94,7 @@ def _weighted(
     algorithm: Algorithm,
     warm_start: Personalized | Solution,
     clients: Clients,
-    weights: Weights,
+    weights: ClientWeights,
     key: Key[Array, ""],
     **options,
 ) -> Personalized:
@@ -108,12 +108,12 @@ def _to_first_order(
     solution: Solution,
     clients: Clients,
     key: Key[Array, ""],
-    of: Of | None,
+    of: Quantity | None,
     adjoint: Adjoint,
-) -> Weights:
+) -> ClientWeights:
     by = _projected(key, solution.result.shared) if of is None else of
 
-    def numbers(weights: Weights) -> Float[Array, " numbers"]:
+    def numbers(weights: ClientWeights) -> Float[Array, " numbers"]:
         return by(
             _weighted(
                 solution.algorithm, solution, clients, weights, key, rounds=1, adjoint=adjoint
@@ -134,10 +134,10 @@ def _without_each(
     warm_start: Personalized,
     clients: Clients,
     key: Key[Array, ""],
-    of: Of | None,
+    of: Quantity | None,
     rounds: int,
-) -> Weights:
-    def result(weights: Weights) -> Personalized:
+) -> ClientWeights:
+    def result(weights: ClientWeights) -> Personalized:
         return _weighted(algorithm, warm_start, clients, weights, key, rounds=rounds)
 
     every = result(clients.weights)
@@ -161,7 +161,7 @@ def _distance(
     return jnp.sqrt(2 * jnp.sum(left**2))
 
 
-def _projected(key: Key[Array, ""], shared: Float[Array, "features rank"]) -> Of:
+def _projected(key: Key[Array, ""], shared: Float[Array, "features rank"]) -> Quantity:
     """Return numbers whose mean square change estimates that of the projector."""
     pairs = jax.random.normal(key, (2, DIRECTIONS, len(shared)), shared.dtype)
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from jaxfed.aggregation.rules import Rows, Rule, Shares, distances, weighted_quantile
+from jaxfed.aggregation.rules import GroupRows, Rule, Shares, smoothed_distances, weighted_quantile
 from jaxfed.core.contract.groups import Groups
 from jaxfed.core.contract.reduction import (
     Gram,
@@ -29,14 +29,14 @@ CURVATURE = 2.0
 LARGEST = 2**29
 
 
-Kind = Literal["mean", "sum", "max"]
+ReductionKind = Literal["mean", "sum", "max"]
 
 
 class _Grouped(eqx.Module):
     """A part of a message: what each group sends, and after reduction what all groups have sent."""
 
     value: Any
-    kind: Kind = eqx.field(static=True)
+    kind: ReductionKind = eqx.field(static=True)
     symmetric: bool = eqx.field(static=True, default=False)  # an upper triangle, row by row
 
 
@@ -44,7 +44,7 @@ def _is_grouped(node: object) -> bool:
     return isinstance(node, _Grouped)
 
 
-class Message(NamedTuple):
+class GroupMessage(NamedTuple):
     """A message whose means and sums are sent to the client's group."""
 
     parts: PyTree
@@ -106,12 +106,12 @@ class Sender(NamedTuple):
         counts = finite.astype(jnp.result_type(*jax.tree.leaves(plain(message))))
         weight = self._to_group("mean", counts, 1.0) if kinds & {"mean", "max"} else None
         participants = self._to_group("sum", counts, 1.0) if "sum" in kinds else None
-        return Message(parts, weight, participants)
+        return GroupMessage(parts, weight, participants)
 
-    def _grouped(self, kind: Kind, value: PyTree, symmetric: bool = False) -> PyTree:
+    def _grouped(self, kind: ReductionKind, value: PyTree, symmetric: bool = False) -> PyTree:
         return jax.tree.map(lambda x: _Grouped(self._to_group(kind, x), kind, symmetric), value)
 
-    def _to_group(self, kind: Kind, x: Array, limit: float | None = None) -> Part:
+    def _to_group(self, kind: ReductionKind, x: Array, limit: float | None = None) -> Part:
         weighted = kind != "sum"
         if not self.masked:
             return Groups(x, self.groups, weighted, limit)
@@ -130,7 +130,7 @@ class Sender(NamedTuple):
                 )
 
 
-def aggregated(received: Message, rule: Rule, groups: int) -> Received:
+def aggregated(received: GroupMessage, rule: Rule, groups: int) -> Received:
     """Replace the groups' sums by aggregates."""
     nodes, structure = jax.tree.flatten(received.parts, is_leaf=_is_grouped)
     grouped = [i for i, node in enumerate(nodes) if _is_grouped(node)]
@@ -141,7 +141,7 @@ def aggregated(received: Message, rule: Rule, groups: int) -> Received:
     there = total > 1e-3 * total.max()
     shares = jnp.where(there, total, 0) / jnp.where(there, total, 0).sum()
 
-    def means(node: Any) -> Rows:
+    def means(node: Any) -> GroupRows:
         mass: Any = received.participants if node.kind == "sum" else received.weight
         rows = node.value.reshape(groups, -1)
         # Mask both before dividing, so that derivatives of masked entries are zero.
@@ -150,7 +150,7 @@ def aggregated(received: Message, rule: Rule, groups: int) -> Received:
     def in_median(lengths: Shares) -> Shares:
         return lengths / weighted_quantile(lengths[:, None], shares, 0.5)
 
-    def one(rows: Rows, curvature: bool) -> tuple[Float[Array, " numbers"], Shares]:
+    def one(rows: GroupRows, curvature: bool) -> tuple[Float[Array, " numbers"], Shares]:
         """Return the aggregate of a part, and the groups' squared distances from it."""
         center, scale = _spread(rows, shares)
         if curvature:
@@ -161,7 +161,7 @@ def aggregated(received: Message, rule: Rule, groups: int) -> Received:
         scaled = jnp.clip((rows - center) / scale, -most, most)
         found = rule.aggregate(scaled, shares)
         # In units of the median distance, whatever the part's scale, and counted by its numbers.
-        squares = rows.shape[1] * in_median(distances(scaled, found)) ** 2
+        squares = rows.shape[1] * in_median(smoothed_distances(scaled, found)) ** 2
         return center + scale * found, squares
 
     # Parts of equal shape at once, so that a program holds the rule only once for all of them.
@@ -201,7 +201,7 @@ class _Spread(NamedTuple):
     scale: Float[Array, ""]
 
 
-def _spread(rows: Rows, shares: Shares) -> _Spread:
+def _spread(rows: GroupRows, shares: Shares) -> _Spread:
     """Return the coordinate-wise median of groups, and their median distance from it."""
     center = weighted_quantile(rows, shares, 0.5)
     squares = jnp.sum((rows - center) ** 2, axis=1)

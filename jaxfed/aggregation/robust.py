@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Int, PyTree
 
 from jaxfed._checks import check_count, check_flag, check_instance
-from jaxfed.aggregation.messages import Message, Received, Sender, aggregated
+from jaxfed.aggregation.messages import GroupMessage, Received, Sender, aggregated
 from jaxfed.aggregation.rules import Biweight, Rule, Shares
 from jaxfed.core.common.printing import is_known
 from jaxfed.core.contract import fixed_point
@@ -154,7 +154,7 @@ class Robust(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
     def server_init(self, key, first: PyTree, like: Member, warm_start) -> Server:
         """Return the algorithm's state, from the aggregate of the first messages."""
         received = Received(first, jnp.zeros(self.groups))
-        if isinstance(first, Message):
+        if isinstance(first, GroupMessage):
             received = aggregated(first, self.rule, self.groups)
         server = self.algorithm.server_init(key, received.message, like.data, warm_start)
         real = [x.dtype for x in jax.tree.leaves(server) if jnp.issubdtype(x.dtype, jnp.floating)]
@@ -177,7 +177,7 @@ class Robust(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
         sent = self._sent(uplink, data.group, finite)
         return sent, local, {**diagnostics, "not_finite": absent}
 
-    def server_step(self, key, server: Server, uplink: Message):
+    def server_step(self, key, server: Server, uplink: GroupMessage):
         """Take the algorithm's step with the aggregate."""
         # If the rounds send no messages, distances stay those of the first messages.
         received = Received(None, server.distances)

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 from jaxfed._checks import check_count, check_positive
 from jaxfed.linalg.division import ratio
 
-Rows = Float[Array, "groups numbers"]
+GroupRows = Float[Array, "groups numbers"]
 Shares = Float[Array, " groups"]
 # In parts of about this many numbers or fewer, groups count up to a larger multiple of the median
 # distance.
@@ -27,7 +27,7 @@ class Rule(eqx.Module):
     """Whether the aggregate rotates with the rows, apart from where its iterations start."""
 
     @abc.abstractmethod
-    def aggregate(self, rows: Rows, shares: Shares) -> Float[Array, " numbers"]:
+    def aggregate(self, rows: GroupRows, shares: Shares) -> Float[Array, " numbers"]:
         """Return the aggregate.
 
         Args:
@@ -57,7 +57,7 @@ class GeometricMedian(Rule):
         """Return iteratively reweighted means."""
 
         def step(center, _):
-            inverse = shares / distances(rows, center)
+            inverse = shares / smoothed_distances(rows, center)
             return (inverse / inverse.sum()) @ rows, None
 
         return jax.lax.scan(step, weighted_quantile(rows, shares, 0.5), length=self.steps)[0]
@@ -96,12 +96,12 @@ class Biweight(Rule):
     def aggregate(self, rows, shares):
         """Return reweighted means, with medians along principal directions."""
         start = GeometricMedian().aggregate(rows, shares)
-        typical = weighted_quantile(distances(rows, start)[:, None], shares, 0.5)
+        typical = weighted_quantile(smoothed_distances(rows, start)[:, None], shares, 0.5)
         # Distances of few numbers vary more around their median.
         reach = self.cutoff * (1 + FEW / rows.shape[1]) ** 0.5 * typical
 
         def weights(center):
-            left = jnp.maximum(0, 1 - (distances(rows, center) / reach) ** 2)
+            left = jnp.maximum(0, 1 - (smoothed_distances(rows, center) / reach) ** 2)
             found = shares * left**2
             return found / found.sum()
 
@@ -192,7 +192,7 @@ class CentredClipping(Rule):
         """Return means of clipped deviations."""
 
         def step(center, _):
-            lengths = distances(rows, center)
+            lengths = smoothed_distances(rows, center)
             radius = weighted_quantile(lengths[:, None], shares, 0.5)
             factors = jnp.minimum(1, radius / lengths)
             return center + (shares * factors) @ (rows - center), None
@@ -200,14 +200,14 @@ class CentredClipping(Rule):
         return jax.lax.scan(step, weighted_quantile(rows, shares, 0.5), length=self.steps)[0]
 
 
-def distances(rows: Rows, center: Float[Array, " numbers"]) -> Shares:
+def smoothed_distances(rows: GroupRows, center: Float[Array, " numbers"]) -> Shares:
     """Return distances from a point, smoothed at zero, where they have no derivative."""
     # The constant is absolute, because `aggregated` scales rows to a median distance of one.
     squares = jnp.sum((rows - center) ** 2, axis=1)
     return jnp.sqrt(squares + 1e-3 * jnp.finfo(rows.dtype).eps ** 0.5)
 
 
-def _principal_direction(rows: Rows, weights: Shares) -> Float[Array, " numbers"]:
+def _principal_direction(rows: GroupRows, weights: Shares) -> Float[Array, " numbers"]:
     """Return the unit vector along which the rows are largest; zero if all of them are zero.
 
     It uses a fixed number of power iterations, because eigenvectors have no derivatives if
@@ -225,14 +225,14 @@ def _principal_direction(rows: Rows, weights: Shares) -> Float[Array, " numbers"
     return jax.lax.scan(step, start, length=POWER_STEPS)[0]
 
 
-def _sorted(rows: Rows, shares: Shares) -> tuple[Rows, Rows, Rows]:
+def _sorted(rows: GroupRows, shares: Shares) -> tuple[GroupRows, GroupRows, GroupRows]:
     """Sort each number's values; also return their weights, and the weights before them."""
     order = jnp.argsort(rows, axis=0)
     weights = shares[order]
     return jnp.take_along_axis(rows, order, 0), weights, jnp.cumsum(weights, axis=0) - weights
 
 
-def weighted_quantile(rows: Rows, shares: Shares, level: float) -> Float[Array, " numbers"]:
+def weighted_quantile(rows: GroupRows, shares: Shares, level: float) -> Float[Array, " numbers"]:
     """Return each number's weighted quantile over the groups; the mean if between two values."""
     values, weights, before = _sorted(rows, shares)
     # Equal weights reach a level only up to rounding; then both neighbours count.

@@ -70,7 +70,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Parse the arguments and those of a `--config` file; imports only one command."""
     for place, word in enumerate(arguments):
         if word in SUMMARIES:
-            command = load(word)
+            command = load_command(word)
             rest = command.with_config(arguments[place + 1 :])
             _check_options(command, rest)
             return parser_of({word: command}).parse_args([*arguments[: place + 1], *rest])
@@ -107,7 +107,7 @@ def _check_name(known: Collection[str], arguments: Sequence[str]) -> None:
         raise ValueError(f"wanted one of {', '.join(known)}, got {given!r}{closest(given, known)}")
 
 
-def load(name: str) -> Command:
+def load_command(name: str) -> Command:
     """Import the description of a command."""
     return importlib.import_module(f"jaxfed.cli.{name}").command()
 

@@ -101,7 +101,7 @@ def descriptions(algorithm: Callable[..., Any]) -> dict[str, str]:
     }
 
 
-def summary(algorithm: Callable[..., Any]) -> str:
+def first_line(algorithm: Callable[..., Any]) -> str:
     """Return the first line of a docstring, without its markup."""
     return (inspect.getdoc(algorithm) or "").split("\n")[0].rstrip(".").replace("`", "")
 

@@ -59,7 +59,7 @@ def finish(
     print(f"Written to {folder.path}: {', '.join((*RESULT, *others))}.")
 
 
-def table(rows: Sequence[Mapping[str, Any]]) -> str:
+def text_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Format rows as text, with text columns left-aligned and number columns right-aligned.
 
     Args:
@@ -81,9 +81,9 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def show(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print a table: with rich if it is installed and this is a terminal, else with `table`."""
+    """Print a table: with rich if it is installed and this is a terminal, else as `text_table`."""
     if not (sys.stdout.isatty() and find_spec("rich")):
-        print(table(rows))
+        print(text_table(rows))
         return
     from rich import box
     from rich.console import Console

@@ -4,7 +4,7 @@ import argparse
 from contextlib import suppress
 
 from jaxfed._optional import require
-from jaxfed.cli import SUMMARIES, load, parser_of
+from jaxfed.cli import SUMMARIES, load_command, parser_of
 from jaxfed.cli._command import Command
 from jaxfed.cli._options import option
 
@@ -28,5 +28,5 @@ def run(arguments: argparse.Namespace) -> None:
     commands = {}
     for name in SUMMARIES:
         with suppress(ValueError):  # outside a checkout there is nothing to reproduce
-            commands[name] = load(name)
+            commands[name] = load_command(name)
     print(shtab.complete(parser_of(commands, shtab.FILE), arguments.shell))

@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> None:
     folder = Folder(arguments.out)
     folder.check([PICTURE], force=arguments.force)
     key = jax.random.key(arguments.seed)
-    digits = load(key)
+    digits = load_digits(key)
     sizes = [len(samples) for samples in digits.train]
     print(
         f"{len(sizes)} clients with one or two digits each and {min(sizes)} to {max(sizes)} images "
@@ -86,7 +86,7 @@ def run(arguments: argparse.Namespace) -> None:
     _report.finish(folder, arguments, arrays, summary, {PICTURE: figure})
 
 
-def load(key) -> Digits:
+def load_digits(key) -> Digits:
     """Split the digits over 50 clients: 30 with one class, 20 with two; hold 40 % of each out."""
     bundled = require("sklearn.datasets", extra="data").load_digits()
     pixels, labels = (bundled.data / 16).astype(np.float32), bundled.target

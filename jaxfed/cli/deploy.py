@@ -124,7 +124,7 @@ def _setting(text: str) -> tuple[str, Any]:
 
 def run_try(arguments: argparse.Namespace) -> None:
     """Run an app folder on this machine."""
-    from jaxfed.deploy.local import Local
+    from jaxfed.deploy.local import LocalFederation
 
     app = (arguments.app or Path()).absolute()
     if not (app / "pyproject.toml").exists():
@@ -152,7 +152,7 @@ def run_try(arguments: argparse.Namespace) -> None:
     ]
     with TemporaryDirectory(prefix="jaxfed-") as folder:
         print(f"starts a SuperLink and {len(configs)} SuperNodes", flush=True)
-        with Local(Path(folder), configs) as local:
+        with LocalFederation(Path(folder), configs) as local:
             local.start()
             run = local.begin(app, {"out": str(out)})
             rounds = _Rounds(out / "server")

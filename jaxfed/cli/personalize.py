@@ -11,7 +11,7 @@ from jaxfed.cli._command import Command
 from jaxfed.cli._common import COLUMN, EARLIER_RESULT, OUTPUT, SAMPLES, files, read_samples
 from jaxfed.cli._folder import Folder
 from jaxfed.cli._options import option
-from jaxfed.cli.transform import Fitted
+from jaxfed.cli.transform import FitResult
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.contract.algorithm import Personalized
 from jaxfed.core.store.saved import Saved, entries
@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> None:
     """Run the command."""
     folder = Folder(arguments.out)
     folder.check([], force=arguments.force)
-    fitted = Fitted.read(arguments.result)
+    fitted = FitResult.read(arguments.result)
     saved = fitted.saved
     rank = _rank(arguments.local_rank, saved)
     tables, names, _ = read_samples(arguments)

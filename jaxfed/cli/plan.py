@@ -6,7 +6,7 @@ from functools import partial
 from jaxfed import nmf
 from jaxfed.cli._command import Command
 from jaxfed.cli._common import BITS, channel_of, rounds
-from jaxfed.cli._options import call, option, options_of, summary
+from jaxfed.cli._options import call, first_line, option, options_of
 from jaxfed.cli.fit.pca import ALGORITHMS, Entry
 from jaxfed.planning.plan import plan, shapes_of
 
@@ -43,7 +43,7 @@ def _command(entry: Entry) -> Command:
         "algorithm": options_of(entry.algorithm),
         "where and how": MACHINE,
     }
-    return Command(summary(entry.algorithm), partial(run, entry=entry), options)
+    return Command(first_line(entry.algorithm), partial(run, entry=entry), options)
 
 
 def run(arguments: argparse.Namespace, *, entry: Entry) -> None:

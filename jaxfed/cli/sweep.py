@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 PICTURE = "sweep.png"
 
 
-class Source(NamedTuple):
+class SweepSource(NamedTuple):
     """Where clients come from, and how to measure the error of what they learn."""
 
     errors: Callable  # `errors(prior_variance, samples, clients, seed)`, by method name
@@ -125,7 +125,7 @@ def run(arguments: argparse.Namespace) -> None:
     _report.finish(folder, arguments, arrays, summary, {PICTURE: picture})
 
 
-def _axes(arguments: argparse.Namespace, source: Source) -> dict[str, Sequence[float]]:
+def _axes(arguments: argparse.Namespace, source: SweepSource) -> dict[str, Sequence[float]]:
     for variance in arguments.prior_variance:
         # Refuses values that are not positive, which the compiled function cannot do.
         pca.HierarchicalPCA(arguments.rank, arguments.noise_variance, variance)
@@ -179,7 +179,7 @@ def _learn(clients: Clients, key, prior_variance, *, rank, noise, rounds) -> Map
     return frames
 
 
-def _simulated(arguments: argparse.Namespace, learn: Callable) -> Source:
+def _simulated(arguments: argparse.Namespace, learn: Callable) -> SweepSource:
     # The largest sizes that are asked for. Smaller ones take the first samples and clients of the
     # same draw, so settings differ in nothing else.
     law = {
@@ -191,7 +191,7 @@ def _simulated(arguments: argparse.Namespace, learn: Callable) -> Source:
     }
     errors = Partial(_simulated_errors, learn, law=law)
     label = "error over that of the true components"
-    return Source(errors, law["samples"], law["clients"], label)
+    return SweepSource(errors, law["samples"], law["clients"], label)
 
 
 def _simulated_errors(learn, *, prior_variance, samples, clients, seed, law):
@@ -209,7 +209,7 @@ def _simulated_errors(learn, *, prior_variance, samples, clients, seed, law):
     return {name: error(frames) for name, frames in learn(subset, key, prior_variance).items()}
 
 
-def _read(arguments: argparse.Namespace, learn: Callable) -> Source:
+def _read(arguments: argparse.Namespace, learn: Callable) -> SweepSource:
     """Split the samples in the files as `jaxfed fit` does, once for each seed."""
     if arguments.held_out == 0:
         raise ValueError(
@@ -223,7 +223,7 @@ def _read(arguments: argparse.Namespace, learn: Callable) -> Source:
     )
     most = int(np.max(train.data.count))
     label = "residual of held-out samples (% of their energy)"
-    return Source(Partial(_held_out_errors, learn, train, held_out), most, len(train), label)
+    return SweepSource(Partial(_held_out_errors, learn, train, held_out), most, len(train), label)
 
 
 def _held_out_errors(learn, train, held_out, *, prior_variance, samples, clients, seed):

@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> None:
     """Run the command."""
     folder = Folder(arguments.out)
     folder.check([SCORES], force=arguments.force)
-    fitted = Fitted.read(arguments.result)
+    fitted = FitResult.read(arguments.result)
     incomplete = fitted.saved.imputation is not None
     tables, names, features = read_samples(arguments, incomplete=incomplete)
     rows, scores, anomalies = [], [], []
@@ -96,7 +96,7 @@ def _csv(arrays: dict[str, Any]) -> str:
 
 
 @dataclass(frozen=True)
-class Fitted:
+class FitResult:
     """A result of `jaxfed fit` of the PCA family."""
 
     saved: Saved  # the result itself
@@ -105,7 +105,7 @@ class Fitted:
     choices: list[str]  # `--center` and `--scale` of the fit
 
     @classmethod
-    def read(cls, path: Path) -> "Fitted":
+    def read(cls, path: Path) -> "FitResult":
         """Read a result.
 
         Raises:
@@ -161,7 +161,7 @@ class Fitted:
         return Standardization(mean, deviation)
 
 
-def _components(fitted: Fitted, name: str, table: np.ndarray) -> tuple[Any, int | None]:
+def _components(fitted: FitResult, name: str, table: np.ndarray) -> tuple[Any, int | None]:
     """Return components for a client's samples, and the client's index among them."""
     local = fitted.saved.result.local
     if local is None:

@@ -26,7 +26,7 @@ from jaxfed.data._files import (
 )
 from jaxfed.data.readers import read_idx
 
-Split = Literal["train", "test"]
+SplitName = Literal["train", "test"]
 
 
 class LabelledImages(NamedTuple):
@@ -56,7 +56,7 @@ class LabelledClients(NamedTuple):
 
 
 def read_mnist(
-    folder: StrPath, split: Split = "train", *, max_bytes: int = MAX_BYTES
+    folder: StrPath, split: SplitName = "train", *, max_bytes: int = MAX_BYTES
 ) -> LabelledImages:
     """Read MNIST, or a data set in the same format such as Fashion-MNIST or KMNIST.
 
@@ -110,7 +110,7 @@ _CIFAR_BYTES = 1 + 3 * 32 * 32
 
 
 def read_cifar10(
-    path: StrPath, split: Split = "train", *, max_bytes: int = MAX_BYTES
+    path: StrPath, split: SplitName = "train", *, max_bytes: int = MAX_BYTES
 ) -> LabelledImages:
     """Read the binary version of CIFAR-10.
 

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from jaxfed._checks import check_count, refuse
 from jaxfed.core.clients.clients import Clients
-from jaxfed.core.clients.samples import IncompleteSamples, Ragged, Rows, Samples
+from jaxfed.core.clients.samples import IncompleteSamples, Ragged, SampleRows, Samples
 from jaxfed.core.contract.calls import alike
 from jaxfed.deploy.exchange import RefusedError
 from jaxfed.gcca.views import SparseView, View
@@ -84,7 +84,7 @@ def clients_from(
     data = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct((len(counts), *x.shape), x.dtype), shapes_from(words)
     )
-    if isinstance(data, Rows) and None not in counts:
+    if isinstance(data, SampleRows) and None not in counts:
         known = np.asarray(counts, data.count.dtype)
         # Checks of algorithms may look at the numbers of samples, as in `fit`; everything else is a
         # shape.

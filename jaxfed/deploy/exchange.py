@@ -19,7 +19,7 @@ class RefusedError(ValueError):
 
 
 @contextmanager
-def reading(sender: str) -> Iterator[None]:
+def reading_from(sender: str) -> Iterator[None]:
     """Turn any exception while a message is read into an error that names its sender.
 
     Raises:
@@ -153,7 +153,7 @@ class Exchange:
             LOG.warning("client %d is lost: %s", client, reply.error.reason)
             self._lose(client)
             return None
-        with reading(f"client {client}"):
+        with reading_from(f"client {client}"):
             answer = packet_of(reply)
             if (other := answer.words["id"]) != client:
                 raise RefusedError(
@@ -198,7 +198,7 @@ class Exchange:
                     raise RefusedError(f"a node refuses: {reply.error.reason}")
                 self._client_of.pop(node, None)
                 continue
-            with reading(f"node {node}"):
+            with reading_from(f"node {node}"):
                 words = packet_of(reply).words
                 client = words["id"]
                 check_count("id", client, least=0)

@@ -42,7 +42,7 @@ class Settings(NamedTuple):
     out: Path
 
 
-class Member(NamedTuple):
+class RegisteredClient(NamedTuple):
     """A client, as the server knows it."""
 
     id: int
@@ -65,7 +65,9 @@ class Federation:
         shapes: of everything that is sent and saved.
     """
 
-    def __init__(self, settings: Settings, run: Run, dtype: str, members: Sequence[Member]):
+    def __init__(
+        self, settings: Settings, run: Run, dtype: str, members: Sequence[RegisteredClient]
+    ):
         """Create the run.
 
         Args:

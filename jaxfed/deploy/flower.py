@@ -40,7 +40,7 @@ from jaxfed.deploy.exchange import Exchange
 from jaxfed.deploy.federation import Settings
 from jaxfed.deploy.messages import Packet, packet_of, reply_of
 from jaxfed.deploy.node import Node
-from jaxfed.deploy.server import Server
+from jaxfed.deploy.server import RunServer
 from jaxfed.linalg.precision import precise
 
 Config = Mapping[str, Any]  # Flower's run or node configuration: strings and numbers by name
@@ -146,7 +146,7 @@ def server_app(
             patience=patience,
             out=Path(config.get("out", place)).absolute(),
         )
-        Server(settings, Exchange(grid)).solve()
+        RunServer(settings, Exchange(grid)).solve()
 
     return app
 

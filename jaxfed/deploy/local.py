@@ -20,7 +20,7 @@ STOPPING = 20.0  # seconds for a process to end when asked
 ANSWERING = 180.0  # seconds for one of Flower's commands
 
 
-class Options(NamedTuple):
+class FlowerOptions(NamedTuple):
     """Options of Flower's processes; by default neither encryption nor authentication."""
 
     link: Sequence[str] = ("--insecure",)  # options of the SuperLink
@@ -30,7 +30,7 @@ class Options(NamedTuple):
     connection: str = "insecure = true"
 
 
-class Local:
+class LocalFederation:
     """A SuperLink and SuperNodes on this machine's loopback interface.
 
     Use it in a `with` block. However the block ends, all processes and the nodes' workers are then
@@ -46,7 +46,7 @@ class Local:
         folder: Path,
         configs: Sequence[Mapping[str, Any]],
         *,
-        options: Options | None = None,
+        options: FlowerOptions | None = None,
         environment: Mapping[str, str] | None = None,
     ):
         """Prepare everything, but start nothing yet.
@@ -62,7 +62,7 @@ class Local:
         """
         require("flwr", extra="flower")
         self.folder, self.configs = folder.absolute(), configs
-        self.options = Options() if options is None else options
+        self.options = FlowerOptions() if options is None else options
         home = self.folder / "flwr"
         home.mkdir(parents=True, exist_ok=True)
         self.environment = dict(os.environ if environment is None else environment) | {

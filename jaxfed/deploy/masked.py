@@ -24,11 +24,11 @@ from jaxfed.core.contract.reduction import is_part
 from jaxfed.core.wire.channel import Channel
 from jaxfed.core.wire.masks import MaskedChannel
 from jaxfed.deploy import masks
-from jaxfed.deploy.exchange import RefusedError, reading
+from jaxfed.deploy.exchange import RefusedError, reading_from
 from jaxfed.deploy.messages import Packet
 from jaxfed.deploy.run import check_file_name
 
-Numbers = UInt32[np.ndarray, " n"]
+MaskedNumbers = UInt32[np.ndarray, " n"]
 
 
 class NodeMasks:
@@ -80,8 +80,8 @@ class NodeMasks:
         different = len({key for pair in publics for key in pair}) == 2 * len(members)
         if by_client.get(self.client) != own.public or not different:
             raise ValueError("masks: wanted a public key of each client, its own among them")
-        seeds = masks.split(own.seed, threshold, members)
-        keys = masks.split(own.masking, threshold, members)
+        seeds = masks.split_secret(own.seed, threshold, members)
+        keys = masks.split_secret(own.masking, threshold, members)
         self._save(
             threshold=threshold,
             publics={str(c): [key.hex() for key in pair] for c, pair in by_client.items()},
@@ -170,7 +170,7 @@ class MaskedSum(NamedTuple):
     """The survivors, the sum of their messages modulo 2^32, and whose are not finite."""
 
     survivors: list[int]
-    total: Numbers
+    total: MaskedNumbers
     not_finite: dict[int, bool]  # by survivor; once masked, a message shows nothing of it
 
 
@@ -178,7 +178,7 @@ def masked_sum(
     ask: Callable[[Mapping[int, Packet], str, int], dict[int, Packet]],
     question: Callable[..., Packet],
     questions: Mapping[int, Packet],
-    numbers_of: Callable[[bytes], Numbers],
+    numbers_of: Callable[[bytes], MaskedNumbers],
     *,
     run: str,
     group: str,
@@ -234,7 +234,7 @@ def masked_sum(
     answers = answers_to({c: asked[c] for c in givers}, group, least, 1)
     survivors, numbers, not_finite = list(answers), [], {}
     for client, answer in answers.items():
-        with reading(f"client {client}"):
+        with reading_from(f"client {client}"):
             numbers.append(numbers_of(answer.parts[0]))
             check_flag("broken", answer.words["broken"])
             not_finite[client] = answer.words["broken"]
@@ -244,11 +244,11 @@ def masked_sum(
     # sum is right.
     total = np.stack(numbers).sum(0, dtype=np.uint32)
     purpose, count = f"{run} {attempt}", len(total)
-    with reading(f"{group}: shares"):
+    with reading_from(f"{group}: shares"):
         for place, client in enumerate(givers):
             # Each survivor reveals in the order of `givers`, in which it has stored the shares.
             parts = [each.parts[place] for each in revealed.values()]
-            secret = masks.join(parts[:threshold])
+            secret = masks.join_shares(parts[:threshold])
             if client in survivors:
                 total = total - masks.own_mask(secret, purpose, count)
             else:

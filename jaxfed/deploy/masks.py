@@ -95,15 +95,15 @@ def pair_masks(
     return total
 
 
-def split(secret: bytes, threshold: int, clients: Sequence[int]) -> dict[int, bytes]:
+def split_secret(secret: bytes, threshold: int, clients: Sequence[int]) -> dict[int, bytes]:
     """Split a secret into one share per client, any `threshold` of which recover it."""
     shamir = _flower("flwr.common.secure_aggregation.crypto.shamir")
     shares = shamir.create_shares(secret, threshold, len(clients))
     return dict(zip(clients, shares, strict=True))
 
 
-def join(shares: Iterable[bytes]) -> bytes:
-    """Inverse of `split`, from at least `threshold` shares."""
+def join_shares(shares: Iterable[bytes]) -> bytes:
+    """Inverse of `split_secret`, from at least `threshold` shares."""
     shamir = _flower("flwr.common.secure_aggregation.crypto.shamir")
     return shamir.combine_shares(list(shares))
 

@@ -17,7 +17,7 @@ from jaxtyping import Array, Key, PyTree
 
 from jaxfed._versions import versions
 from jaxfed.core.clients.clients import Clients
-from jaxfed.core.clients.samples import Rows
+from jaxfed.core.clients.samples import SampleRows
 from jaxfed.core.common.files import replacing
 from jaxfed.core.common.printing import in_bytes
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
@@ -25,8 +25,8 @@ from jaxfed.core.round import client
 from jaxfed.core.round.problem import (
     Broadcast,
     ClientState,
-    Member,
     Problem,
+    RunMember,
     before_rounds,
     for_round,
 )
@@ -127,7 +127,7 @@ class _NodeRun:
         self.problem: Problem = self.server.for_client
         client_id = jnp.asarray(node.id, jnp.int32)
         prepare = self.programs(client.prepare, static_argnums=(3,))
-        self.member = Member(
+        self.member = RunMember(
             data=prepare(self.problem, data, client_id, run.rounds),
             id=client_id,
             weight=jnp.asarray(words["weight"], node.weights.dtype),
@@ -333,7 +333,7 @@ def _secret_key(folder: Path, history: str) -> Key[Array, ""]:
 
 
 def _number_of_samples(data: PyTree) -> int | None:
-    return int(data.count) if isinstance(data, Rows) else None
+    return int(data.count) if isinstance(data, SampleRows) else None
 
 
 def _digest(*texts: str) -> str:

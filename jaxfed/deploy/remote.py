@@ -12,7 +12,7 @@ from jaxtyping import PyTree
 
 from jaxfed._checks import check_flag
 from jaxfed.core.round import server
-from jaxfed.core.round.messages import Message
+from jaxfed.core.round.messages import ClientMessage
 from jaxfed.core.round.problem import ClientState, State, zeros_of
 from jaxfed.core.round.rounds import Collected, Turnout
 from jaxfed.core.run.runner import FromHost
@@ -20,8 +20,8 @@ from jaxfed.core.run.separate import in_rows, received, received_first
 from jaxfed.core.wire import channel
 from jaxfed.core.wire.masks import MaskedChannel
 from jaxfed.deploy.data import common
-from jaxfed.deploy.exchange import Exchange, RefusedError, reading
-from jaxfed.deploy.federation import Federation, Member, Settings, enlarged
+from jaxfed.deploy.exchange import Exchange, RefusedError, reading_from
+from jaxfed.deploy.federation import Federation, RegisteredClient, Settings, enlarged
 from jaxfed.deploy.masked import MaskedSum, OverSurvivors, masked_sum, means_of
 from jaxfed.deploy.messages import Packet
 
@@ -50,11 +50,11 @@ class Remote(FromHost):
     def __init__(self, settings: Settings, exchange: Exchange):
         """Ask over this exchange; `use` sets the members."""
         self.settings, self.exchange = settings, exchange
-        self.members: list[Member] = []
+        self.members: list[RegisteredClient] = []
         self.payloads: dict[int, bytes] = {}
         self.present: list[list[int]] = []
 
-    def use(self, federation: Federation, members: list[Member]) -> None:
+    def use(self, federation: Federation, members: list[RegisteredClient]) -> None:
         """Continue with these members."""
         self.federation, self.members = federation, members
         self.problem, self.programs = federation.problem, federation.programs
@@ -79,7 +79,7 @@ class Remote(FromHost):
         """The messages of all members, unless the algorithm sends none."""
         del warm_start
         like = self.federation.shapes.first
-        messages = [Message(like, jnp.asarray(False))] * len(self.members)
+        messages = [ClientMessage(like, jnp.asarray(False))] * len(self.members)
         if jax.tree.leaves(like):
             questions = {m.id: self._question(i, "first") for i, m in enumerate(self.members)}
             found = self._messages(questions, len(questions), 0)
@@ -161,14 +161,14 @@ class Remote(FromHost):
         answers = self._ask(questions, "results", 0 if self.settings.deadline else len(questions))
         return [member.id for member in self.members if member.id not in answers]
 
-    def new_members(self, clients: Sequence[int], *, late: bool) -> list[Member]:
+    def new_members(self, clients: Sequence[int], *, late: bool) -> list[RegisteredClient]:
         """These clients as new members, which follow the present ones.
 
         Raises:
             RefusedError: if weights are numbers of samples and a client has no samples.
         """
         return [
-            Member(c, self._raw_weight(c, i), late, 0, self.exchange.hello[c]["samples"])
+            RegisteredClient(c, self._raw_weight(c, i), late, 0, self.exchange.hello[c]["samples"])
             for i, c in enumerate(clients, len(self.members))
         ]
 
@@ -204,7 +204,9 @@ class Remote(FromHost):
         LOG.info("clients %s join", new)
         return state
 
-    def _broadcasts(self, state: State, member: Member, *, for_state: bool = False) -> Broadcasts:
+    def _broadcasts(
+        self, state: State, member: RegisteredClient, *, for_state: bool = False
+    ) -> Broadcasts:
         """The broadcasts that a client needs to have the current downlink.
 
         Args:
@@ -263,7 +265,7 @@ class Remote(FromHost):
 
     def _messages(
         self, questions: Mapping[int, Packet], least: int, number: int
-    ) -> dict[int, Message]:
+    ) -> dict[int, ClientMessage]:
         """The messages by client; under masks, the first has the sum and the others are zero.
 
         Args:
@@ -276,7 +278,7 @@ class Remote(FromHost):
         if number:
             way, like, diagnostics = wire.up, shapes.up, shapes.diagnostics
         group = f"round {number}" if number else "first messages"
-        nothing = Message(zeros_of(like), jnp.asarray(False), zeros_of(diagnostics))
+        nothing = ClientMessage(zeros_of(like), jnp.asarray(False), zeros_of(diagnostics))
         if isinstance(way, MaskedChannel):
             survivors, total, not_finite = self._masked_sum(questions, way, like, group, least)
             found = {
@@ -294,10 +296,10 @@ class Remote(FromHost):
                     f"client {client}: wanted its answer of round {number}, got that of round "
                     f"{answered}"
                 )
-            with reading(f"client {client}"):
+            with reading_from(f"client {client}"):
                 payload, *rest = answer.parts
                 check_flag("broken", answer.words["broken"])
-                messages[client] = Message(
+                messages[client] = ClientMessage(
                     channel.from_bytes(payload, like),
                     jnp.asarray(answer.words["broken"]),
                     # If messages are hidden, nothing else is sent with them.
@@ -325,7 +327,7 @@ class Remote(FromHost):
             everybody=everybody,
         )
 
-    def _message_shapes(self) -> Message:
+    def _message_shapes(self) -> ClientMessage:
         shapes = self.federation.shapes
         not_finite = jax.eval_shape(lambda: jnp.asarray(False))
-        return Message(shapes.up, not_finite, shapes.diagnostics)
+        return ClientMessage(shapes.up, not_finite, shapes.diagnostics)

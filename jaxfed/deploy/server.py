@@ -18,16 +18,16 @@ from jaxfed.core.run.solution import DivergenceError, Solution
 from jaxfed.core.store.saved import Saved, write
 from jaxfed.deploy.data import common, shapes_from
 from jaxfed.deploy.exchange import Exchange, RefusedError
-from jaxfed.deploy.federation import Federation, Member, Settings
-from jaxfed.deploy.progress import Progress
+from jaxfed.deploy.federation import Federation, RegisteredClient, Settings
 from jaxfed.deploy.remote import Remote
 from jaxfed.deploy.run import Run, description
+from jaxfed.deploy.snapshot import Snapshot
 from jaxfed.deploy.store import states
 
 LOG = logging.getLogger("jaxfed.deploy")
 
 
-class Server:
+class RunServer:
     """One run's server."""
 
     def __init__(self, settings: Settings, exchange: Exchange):
@@ -129,7 +129,7 @@ class Server:
     def _resume(self) -> HostLoop | None:
         """The loop at its last save; None if nothing was saved."""
         remote = self.remote
-        found = Progress.load(self.store, self._description(), self._state_shapes)
+        found = Snapshot.load(self.store, self._description(), self._state_shapes)
         if found is None:
             return None
         remote.payloads, remote.present = found.payloads, found.present
@@ -138,7 +138,7 @@ class Server:
         saver = _ToStore(self, found.costs)
         return HostLoop(remote, found.costs, self.requests, progress, found.history, saver)
 
-    def _state_shapes(self, run: Run, dtype: str, members: list[Member]) -> State:
+    def _state_shapes(self, run: Run, dtype: str, members: list[RegisteredClient]) -> State:
         self.remote.use(Federation(self.settings, run, dtype, members), members)
         return self.remote.federation.shapes.state
 
@@ -185,13 +185,13 @@ class Server:
 class _ToStore(Saver):
     every = 1
 
-    def __init__(self, server: Server, costs: Costs):
+    def __init__(self, server: RunServer, costs: Costs):
         self._server, self._costs = server, costs
 
     def save(self, progress: host_loop.Progress, history: Mapping[str, np.ndarray]) -> None:
         """Write everything that the server resumes from."""
         remote = self._server.remote
-        saved = Progress(
+        saved = Snapshot(
             run=remote.federation.run,
             dtype=remote.federation.dtype,
             members=remote.members,

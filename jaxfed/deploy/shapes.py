@@ -8,12 +8,12 @@ from jaxtyping import PyTree
 from jaxfed.core.contract import calls, reduction
 from jaxfed.core.contract.algorithm import Personalized
 from jaxfed.core.round import client, server
-from jaxfed.core.round.messages import Contribution, Message, payload_shapes
+from jaxfed.core.round.messages import ClientMessage, Contribution, payload_shapes
 from jaxfed.core.round.problem import (
     Broadcast,
     ClientState,
-    Member,
     Problem,
+    RunMember,
     State,
     before_rounds,
 )
@@ -58,7 +58,7 @@ def run_shapes(problem: Problem, kind: Kind, warm_start: Personalized | None) ->
     first = jax.eval_shape(client.first_message, run, broadcast, member)
     everybody = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct((problem.size, *x.shape), x.dtype),
-        Message(first.payload, first.not_finite),
+        ClientMessage(first.payload, first.not_finite),
     )
     received, _ = jax.eval_shape(server.reduce_first, problem, everybody)
     opening = jax.eval_shape(_opened, problem, received, kind, warm_start)
@@ -91,7 +91,7 @@ def _opened(
     return _Opened(opening.state, opening.payload)
 
 
-def _uplink(run: Problem, broadcast: Broadcast, member: Member) -> PyTree:
+def _uplink(run: Problem, broadcast: Broadcast, member: RunMember) -> PyTree:
     assert member.state is not None
     algorithm, local = run.algorithm.at_round(broadcast.round), member.state.local
     arguments = run.key, broadcast.downlink, local, member.data

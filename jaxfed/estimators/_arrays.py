@@ -21,7 +21,7 @@ def checked_samples(estimator: Any, given: Any, incomplete: bool, **wanted: Any)
     return check(estimator, given, dtype=types, ensure_all_finite=finite, **wanted)
 
 
-def checked_labels(groups: Any, X: Any) -> np.ndarray:
+def client_labels(groups: Any, X: Any) -> np.ndarray:
     """Return the client of each row, all numbers or all names."""
     # From a mixed list, NumPy would convert numbers to strings.
     given: Any = groups if hasattr(groups, "dtype") else np.asarray(groups, object)

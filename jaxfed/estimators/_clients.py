@@ -17,11 +17,19 @@ from jaxfed.core.clients.clients import Clients
 from jaxfed.core.contract.algorithm import Algorithm
 from jaxfed.core.run.fit import fit
 from jaxfed.core.run.solution import Solution
-from jaxfed.estimators._arrays import checked, checked_labels, checked_samples
+from jaxfed.estimators._arrays import checked, checked_samples, client_labels
 from jaxfed.estimators._completion import Completion, check_impute
-from jaxfed.estimators._groups import Group, Known, Parted, groups_of, other_type, warn, warn_of_new
+from jaxfed.estimators._groups import (
+    Group,
+    KnownClients,
+    Parted,
+    groups_of,
+    other_type,
+    warn,
+    warn_of_new,
+)
 from jaxfed.estimators._normal import Learned, Normal, noise_outside, principal
-from jaxfed.estimators._stream import check_forgetting, summary, taken_in
+from jaxfed.estimators._stream import check_forgetting, summary_of, taken_in
 from jaxfed.preprocess import Impute
 
 # Whatever scikit-learn converts: arrays, lists, data frames.
@@ -194,7 +202,7 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         found = np.zeros((len(X), self.n_features_in_), X.dtype)
         for rows, law in self._groups_of(X, groups):
             if law is None:
-                (label, *_) = checked_labels(groups, X)[rows]
+                (label, *_) = client_labels(groups, X)[rows]
                 raise ValueError(
                     f"groups: {label!r} was not in fit; learn its components by "
                     "personalize(X, groups)"
@@ -265,7 +273,7 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
             ValueError: if samples or groups are invalid.
         """
         check_is_fitted(self)
-        labels = checked_labels(groups, X)
+        labels = client_labels(groups, X)
         if fault := other_type(self.groups_, labels):
             raise ValueError(fault)
         _, X, parts = self._parted(X, groups)
@@ -298,7 +306,7 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         X = checked_samples(self, X, incomplete, reset=first, **wanted)
         if groups is None:
             warn("got none, so all samples are treated as one client's", method)
-        return X, np.zeros(len(X), int) if groups is None else checked_labels(groups, X)
+        return X, np.zeros(len(X), int) if groups is None else client_labels(groups, X)
 
     def _go_on(self, X: Table, labels: np.ndarray) -> None:
         """Learn components from moments of new and earlier samples."""
@@ -306,7 +314,7 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
             impute = self._aggregated(Impute(*self.impute), len(np.unique(labels)))
             self._completion = Completion.learned(X, labels, impute, self.center, self._key())
         seen = taken_in(self._seen, X, labels, self.forgetting, self.center, self._completion)
-        now = summary(seen, self.center)
+        now = summary_of(seen, self.center)
         solution = self._run(now.clients, self._solution)
         self.groups_, self.mean_ = now.labels, now.mean
         self._seen, self._solution = seen, solution
@@ -384,13 +392,13 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         X = checked_samples(self, X, self._completion is not None, reset=False)
         completed, mean = X, self.mean_.astype(X.dtype)
         if self._completion is not None:
-            labels = None if groups is None else checked_labels(groups, X)
+            labels = None if groups is None else client_labels(groups, X)
             completed = self._completion.completed(X, labels)
         return Parted(X - mean, completed - mean, self._groups_of(X, groups))
 
     def _groups_of(self, X: Table, groups: ArrayOrFrame | None) -> list[Group]:
         has_own = self.local_components_.shape[1] > 0
-        return groups_of(X, groups, Known(self.groups_, self._laws, self._law, has_own))
+        return groups_of(X, groups, KnownClients(self.groups_, self._laws, self._law, has_own))
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from jaxfed._names import caller
-from jaxfed.estimators._arrays import checked_labels
+from jaxfed.estimators._arrays import client_labels
 from jaxfed.estimators._normal import Normal
 
 LISTED = 5  # clients in a warning
@@ -29,7 +29,7 @@ class Parted(NamedTuple):
     groups: list[Group]
 
 
-class Known(NamedTuple):
+class KnownClients(NamedTuple):
     """The clients that were in `fit` or `personalize`."""
 
     labels: np.ndarray
@@ -38,7 +38,7 @@ class Known(NamedTuple):
     has_own: bool  # whether clients have local components
 
 
-def groups_of(X: np.ndarray, groups: Any, known: Known) -> list[Group]:
+def groups_of(X: np.ndarray, groups: Any, known: KnownClients) -> list[Group]:
     """Return the rows of each client; warn if clients are not given or all unknown."""
     if groups is None:
         if len(known.labels) > 1 and known.has_own:
@@ -48,7 +48,7 @@ def groups_of(X: np.ndarray, groups: Any, known: Known) -> list[Group]:
             )
             warn(text, "transform", "score")
         return [Group(np.arange(len(X)), known.anybody)]
-    labels, places = np.unique(checked_labels(groups, X), return_inverse=True)
+    labels, places = np.unique(client_labels(groups, X), return_inverse=True)
     if fault := other_type(known.labels, labels):
         message = f"{fault}, so all samples belong to clients that were not in fit"
         warnings.warn(message, stacklevel=caller())

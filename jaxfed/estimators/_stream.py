@@ -83,7 +83,7 @@ def taken_in(
     return Seen(origin, known, rule.update(None if seen is None else seen.moments, newer))
 
 
-def summary(seen: Seen, center: bool) -> Summary:
+def summary_of(seen: Seen, center: bool) -> Summary:
     """Return the clients' moments, about the mean of all samples if `center`."""
     order = np.argsort(seen.labels[np.asarray(seen.moments.ids)])
     clients = seen.moments.take(order)

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, DTypeLike, Float, Key, PyTree
 
+from jaxfed.core.common.returned import described
 from jaxfed.gcca.views import Scores, View
 
 Maker = Callable[..., Any]  # network(features, *, mask, key)
@@ -26,7 +27,7 @@ def frame_of(network: Maker, features: int, dtype: DTypeLike) -> tuple[PyTree, P
     return jax.eval_shape(lambda tree: _cast(tree, dtype), shapes), frame
 
 
-def arrays_of(
+def initial_arrays(
     network: Maker, key: Key[Array, ""], mask: Float[Array, " features"], dtype: DTypeLike
 ) -> PyTree:
     """Create the arrays of a new network."""
@@ -44,7 +45,7 @@ def check_network(network: Maker, view: View, batch: int, rank: int) -> PyTree:
     features, dtype = view.shape[-1], view.values.dtype
     try:
         arrays, frame = frame_of(network, features, dtype)
-        parameters = jax.tree.leaves(split(eqx.combine(arrays, frame))[0])
+        parameters = jax.tree.leaves(partition(eqx.combine(arrays, frame))[0])
         entities = jax.ShapeDtypeStruct((batch, features), dtype)
         outputs, _ = eqx.filter_eval_shape(
             lambda arrays, x: _in_training(eqx.combine(arrays, frame), x), arrays, entities
@@ -64,7 +65,7 @@ def check_network(network: Maker, view: View, batch: int, rank: int) -> PyTree:
     return arrays
 
 
-def split(network: Any) -> tuple[PyTree, PyTree]:
+def partition(network: Any) -> tuple[PyTree, PyTree]:
     """Return a network's parameters, and the rest of the network."""
     trained = jax.tree_util.tree_map_with_path(
         lambda path, leaf: _inexact(leaf) and not _is_statistic(path), network
@@ -99,11 +100,6 @@ def loss(
     # A sum of squares, as in (8a) of Shrestha & Fu. The authors' programs minimize the norm itself,
     # over all views stacked, which couples the views' gradients.
     return jnp.sum((outputs - targets) ** 2) / (2 * len(batch)), statistics
-
-
-def described(tree: PyTree) -> str:
-    """Print a tree in one line, with arrays as type and shape."""
-    return " ".join(eqx.tree_pformat(tree).split())
 
 
 def _in_training(network: Any, batch: Float[Array, "b features"]) -> tuple[Array, PyTree]:

@@ -37,7 +37,7 @@ def signal_of(view: View, ranks: Ranks, client_id: Int[Array, ""]) -> Signal:
     return Signal(left, singular[:width] * kept, right, threshold, rounding)
 
 
-def side_by_side(
+def concatenated(
     bases: Float[Array, "views entities width"],
 ) -> Float[Array, "entities columns"]:
     """Concatenate all views' bases to one matrix."""

@@ -29,8 +29,8 @@ from jaxfed.gcca._signal import (
     Ranks,
     check_fit,
     checked_ranks,
+    concatenated,
     rank_of,
-    side_by_side,
     signal_of,
     widest,
 )
@@ -200,7 +200,7 @@ class AJIVE(Algorithm, DifferentiatedThrough, HasRemarks):
         self, key, first: Float[Array, "views entities width"], like, warm_start
     ) -> Joint:
         """Return the directions nearest to all views' signals."""
-        bases = side_by_side(first)
+        bases = concatenated(first)
         left, singular, _ = svd(bases)
         # A direction that only one view has gets the value 1. If several have it, the decomposition
         # may return mixtures in which every view has a part, so no client would miss them.

@@ -30,6 +30,7 @@ from jaxfed.contract import (
     without_batches,
 )
 from jaxfed.core.common.processes import finite
+from jaxfed.core.common.returned import described
 from jaxfed.gcca import _networks as networks
 from jaxfed.gcca._networks import Maker
 from jaxfed.gcca.views import RandomKey, Scores, View, Views, check_shape, check_views
@@ -166,7 +167,7 @@ class DeepMaxVar(Algorithm, DifferentiatedThrough):
         if warm_start.local is not None and local != wanted:
             raise ValueError(
                 f"warm_start: wanted as local part the arrays of {len(values)} networks, "
-                f"{networks.described(wanted)}, got {networks.described(local)}"
+                f"{described(wanted)}, got {described(local)}"
             )
         for leaf in jax.tree.leaves((warm_start.shared, warm_start.local)):
             # On the host, since JAX would trace it within a traced function.
@@ -189,7 +190,7 @@ class DeepMaxVar(Algorithm, DifferentiatedThrough):
         if self.batch_size is not None:
             entities = jnp.arange(len(scores), dtype=jnp.int32)
             order = jax.random.permutation(jax.random.split(key)[1], entities)
-        state = self.optimizer.init(networks.split(network)[0])
+        state = self.optimizer.init(networks.partition(network)[0])
         return Learner(eqx.filter(network, eqx.is_array), state, order, scores)
 
     def _first(
@@ -197,7 +198,9 @@ class DeepMaxVar(Algorithm, DifferentiatedThrough):
     ) -> tuple[Any, Scores]:
         features, dtype = data.shape[-1], data.values.dtype
         if warm_start is None or warm_start.local is None:
-            arrays = networks.arrays_of(self.network, jax.random.split(key)[0], data.mask, dtype)
+            arrays = networks.initial_arrays(
+                self.network, jax.random.split(key)[0], data.mask, dtype
+            )
         else:
             arrays = eqx.filter(warm_start.local, eqx.is_array)
         network = eqx.combine(arrays, networks.frame_of(self.network, features, dtype)[1])
@@ -218,7 +221,7 @@ class DeepMaxVar(Algorithm, DifferentiatedThrough):
         def step(carry, batch):
             arrays, state = carry
             network = eqx.combine(arrays, frame)
-            parameters, rest = networks.split(network)
+            parameters, rest = networks.partition(network)
             gradient, statistics = jax.grad(networks.loss, has_aux=True)(parameters, rest, *batch)
             updates, state = self.optimizer.update(gradient, state, parameters)
             # The optimizer is static; this factor makes its step size a traced one.

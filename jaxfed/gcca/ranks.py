@@ -16,8 +16,8 @@ from jaxfed.gcca._signal import (
     Signal,
     check_fit,
     checked_ranks,
+    concatenated,
     rank_of,
-    side_by_side,
     signal_of,
 )
 from jaxfed.gcca.views import View, check_views
@@ -105,7 +105,7 @@ def _bounds(
 ) -> _Bounds:
     of_views, of_bases = jax.random.split(key)
     signals = jax.vmap(lambda view, i: signal_of(view, ranks, i))(views, ids)
-    squares = svd(side_by_side(signals.left))[1] ** 2
+    squares = svd(concatenated(signals.left))[1] ** 2
 
     def wedin(key):
         # By id, so that a view's draws do not depend on the other views.
@@ -115,7 +115,7 @@ def _bounds(
     def of_unrelated(key):
         drawn = jax.random.normal(key, signals.left.shape, squares.dtype)
         bases = jax.vmap(lambda x, i: _basis(x, rank_of(ranks, i)))(drawn, ids)
-        return _norm(side_by_side(bases)) ** 2
+        return _norm(concatenated(bases)) ** 2
 
     return _Bounds(
         squares,

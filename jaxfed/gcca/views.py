@@ -14,7 +14,7 @@ from jaxtyping import Array, ArrayLike, Float, Int, Key
 
 from jaxfed._checks import check_list
 from jaxfed.contract import ClientsLike, Personalized, check_flag, check_instance
-from jaxfed.core.clients.checks import check_tables, checked_array
+from jaxfed.core.clients.checks import check_tables, checked_floats
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.samples import Ragged, padded, widened
 from jaxfed.core.common.printing import is_known
@@ -26,7 +26,7 @@ from jaxfed.linalg.sparse import checked_rows
 RandomKey = Key[Array, ""]
 Scores = Float[Array, "rows rank"]
 Weights = Float[Array, "features rank"]
-Rows = Int[Array, " rows"] | None  # None: all
+RowNumbers = Int[Array, " rows"] | None  # None: all
 
 MATRICES = "(entities, features) matrices, one per view"
 
@@ -66,11 +66,11 @@ class View(Ragged):
         """Set the rows of unseen entities of ONE view to zero."""
         return type(self)(seen_rows(self.observed, self.values), self.count, self.observed)
 
-    def mv(self, weights: Weights, rows: Rows = None) -> Scores:
+    def mv(self, weights: Weights, rows: RowNumbers = None) -> Scores:
         """Return the product `X Q` of ONE view, or these rows of it."""
         return matmul(self.values if rows is None else self.values[rows], weights)
 
-    def rmv(self, scores: Scores, rows: Rows = None) -> Weights:
+    def rmv(self, scores: Scores, rows: RowNumbers = None) -> Weights:
         """Return the product `X' Y` of ONE view, or of these rows, of which the scores are."""
         return transposed_product(self.values if rows is None else self.values[rows], scores)
 
@@ -117,7 +117,7 @@ class SparseView(Ragged):
         """Return the view itself: its lists have no values of unseen entities."""
         return self
 
-    def mv(self, weights: Weights, rows: Rows = None) -> Scores:
+    def mv(self, weights: Weights, rows: RowNumbers = None) -> Scores:
         """Return the product `X Q` of ONE view, or these rows of it."""
         # As fast as products of BCOO arrays, but needs no second list of values for X'.
         terms = self.values[:, None] * weights[self.columns]
@@ -126,7 +126,7 @@ class SparseView(Ragged):
         products = seen_rows(self.observed, products - matmul(self.mean, weights))
         return products if rows is None else products[rows]
 
-    def rmv(self, scores: Scores, rows: Rows = None) -> Weights:
+    def rmv(self, scores: Scores, rows: RowNumbers = None) -> Weights:
         """Return the product `X' Y` of ONE view, or of these rows, of which the scores are."""
         if rows is not None:
             # A list of values has no rows to pick, and its products cost little.
@@ -180,7 +180,7 @@ class Views(Clients):
         """
         check_list("arrays", arrays, MATRICES)
         check_flag("center", center)
-        views = [checked_array(array, f"arrays[{j}]") for j, array in enumerate(arrays)]
+        views = [checked_floats(array, f"arrays[{j}]") for j, array in enumerate(arrays)]
         _check_aligned("arrays", views, alignment)
         if center:
             views = [view - view.mean(0) for view in views]
@@ -304,7 +304,7 @@ def _as_list(matrix: Any, name: str) -> Any:
         rows = checked_rows(_from_jax(matrix) if from_jax else matrix)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
-    values = np.asarray(checked_array(rows.data, f"{name}, its non-zero values"))
+    values = np.asarray(checked_floats(rows.data, f"{name}, its non-zero values"))
     return scipy.sparse.csr_array((values, rows.indices, rows.indptr), rows.shape).tocoo()
 
 

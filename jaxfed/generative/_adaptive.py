@@ -22,7 +22,7 @@ from jaxfed.generative._prior import (
     scaled_to_norm,
     spread_gradient,
 )
-from jaxfed.generative._training import Training, descend, parameters_of, plus
+from jaxfed.generative._training import Training, optimizer_step, parameters_of, plus
 
 Preset = Literal["text", "published"]
 PriorStep = Literal["gradient", "proximal"]
@@ -112,7 +112,9 @@ class Adaptive(Training):
             if not self._proximal:
                 gradient = plus(gradient, weight, pull(personal, mean, precision))
             gradient = self._clipped(gradient, self.clip)
-            personal, state = descend(self.optimizer, self.step_size, gradient, state, personal)
+            personal, state = optimizer_step(
+                self.optimizer, self.step_size, gradient, state, personal
+            )
             if self._proximal:
                 # Both models step towards each other outside of the optimizer.
                 personal = proximal_map(personal, mean, precision, self.step_size * weight)
@@ -121,7 +123,7 @@ class Adaptive(Training):
             else:
                 # The global model moves in every local step, too (Section 5.1), with the new θ_i.
                 slope = self._clipped(self._global_gradient(personal, mean, precision), self.clip)
-                mean, global_state = descend(
+                mean, global_state = optimizer_step(
                     self.global_optimizer, self.global_step_size, slope, global_state, mean
                 )
             return (personal, state, mean, global_state, collected), loss

@@ -159,7 +159,7 @@ class Training(Algorithm, DifferentiatedThrough):
         return eqx.combine(parameters, self.arrays)
 
 
-def descend(
+def optimizer_step(
     optimizer: optax.GradientTransformation,
     step_size: Array,
     gradient: PyTree,

@@ -20,7 +20,7 @@ from jaxfed.core.clients.samples import Samples
 from jaxfed.generative._training import (
     Loss,
     Training,
-    descend,
+    optimizer_step,
     parameters_of,
     plus,
     split_model,
@@ -161,7 +161,9 @@ class FedAvg(Training):
             value, gradient = jax.value_and_grad(self.loss_of)(parameters, data, rows, key)
             # The gradient of FedProx's term, zero for FedAvg.
             gradient = plus(gradient, self.proximal, jax.tree.map(jnp.subtract, parameters, shared))
-            moved = descend(self.client_optimizer, self.step_size, gradient, state, parameters)
+            moved = optimizer_step(
+                self.client_optimizer, self.step_size, gradient, state, parameters
+            )
             return moved, value
 
         start = shared, self.client_optimizer.init(shared)

@@ -11,7 +11,7 @@ from jaxtyping import Array, ArrayLike, Float, Key
 from jaxfed._checks import check_instance, check_number, checked_array, refuse
 from jaxfed.contract import Personalized
 from jaxfed.core.clients.clients import Clients
-from jaxfed.core.clients.samples import check_samples
+from jaxfed.core.clients.samples import check_complete_samples
 from jaxfed.core.run.solution import Solution
 from jaxfed.inference.bootstrap import Bootstrap, Interval, bootstrap
 from jaxfed.linalg import polar
@@ -174,7 +174,7 @@ def confidence(
     if shared is None or local is None:
         raise refuse("solution", "shared components with local ones orthogonal to them", solution)
     check_instance("clients", clients, Clients, "the jaxfed.Clients of the solution")
-    check_samples(clients, "confidence")
+    check_complete_samples(clients, "confidence")
     statistic = jax.tree_util.Partial(_components, solution.result.shared)
     found = bootstrap(solution, clients, statistic, key=key, **options)
     return _confidence(found, level)

@@ -16,7 +16,7 @@ from jaxtyping import Array, Float
 
 from jaxfed._checks import check_count, check_instance, check_name, check_number, refuse
 from jaxfed.core.clients.clients import Clients
-from jaxfed.core.clients.samples import Samples, check_samples
+from jaxfed.core.clients.samples import Samples, check_complete_samples
 from jaxfed.linalg.division import ratio
 from jaxfed.pca.fitted import Fitted, side_by_side
 
@@ -170,7 +170,7 @@ def membership(
     shared, local = side_by_side(solution)
     if shared is None or local is None:
         raise refuse("solution", "shared components with local ones orthogonal to them", solution)
-    check_samples(clients, "membership")
+    check_complete_samples(clients, "membership")
     m, d, r2 = local.shape
     if m < 2 or len(clients) != m or clients.features != d:
         wanted = f"{m} clients of {d} features" if m > 1 else "at least 2 clients"

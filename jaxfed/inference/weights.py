@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Int, Key, PyTree
 
 from jaxfed._checks import refuse
-from jaxfed.core.clients.samples import Rows, other_data
+from jaxfed.core.clients.samples import SampleRows, other_data
 from jaxfed.core.common.printing import is_known
 from jaxfed.gcca.views import View
 
@@ -81,7 +81,7 @@ def check_resampled(data: PyTree) -> None:
     Raises:
         ValueError: names the data.
     """
-    if not isinstance(data, Rows | View):
+    if not isinstance(data, SampleRows | View):
         raise other_data("samples or dense views, whose rows can be weighted", data)
 
 

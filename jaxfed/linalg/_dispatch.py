@@ -13,7 +13,7 @@ from jax import lax
 from jaxfed_kernels import LARGEST_RANK, inverse_sqrt, second_moment, second_moment_reads_less
 from jaxtyping import Array, Float
 
-from jaxfed.linalg.platforms import Maps, in_one_row, per_platform, sizes_of, with_all_axes
+from jaxfed.linalg.platforms import Maps, in_one_row, mapped_sizes, per_platform, with_all_axes
 from jaxfed.linalg.precision import chosen_precision, client_matmul
 
 # With at least this many features, `(X W)ᵀ X` takes a CPU a third of the time of `Xᵀ (X W)`, whose
@@ -56,7 +56,7 @@ def _two_products(
 def _in_one_pass(
     maps: Maps, x: Float[Array, "*clients n d"], w: Array, *, wide: bool, precision: lax.Precision
 ) -> Array | None:
-    sizes = sizes_of(maps, (x, w))
+    sizes = mapped_sizes(maps, (x, w))
     # Axes lie outermost first, `maps` innermost first.
     mapped = [which[0] for which in reversed(maps)]
     clients = [place for place, has in enumerate(mapped) if has]

@@ -10,10 +10,10 @@ from jax import lax
 from jaxtyping import Array, ArrayLike, Bool, Float
 
 from jaxfed._checks import check_name, checked_array
-from jaxfed.linalg.platforms import Maps, in_one_row, per_platform, sizes_of
+from jaxfed.linalg.platforms import Maps, in_one_row, mapped_sizes, per_platform
 from jaxfed.linalg.precision import client_matmul
 
-Factors = tuple[Float[Array, "m n"], Float[Array, "r r"]]
+Factorization = tuple[Float[Array, "m n"], Float[Array, "r r"]]
 
 # Always in full precision, even if the user has chosen less for products with data
 # (`jaxfed.linalg.precision`), or QᵀQ = I would not hold.
@@ -85,7 +85,7 @@ def _as_it_lies(
     xs, ys = in_one_row(maps, [x, y])
     # Without the barrier the compiler would transpose the product back.
     product = lax.optimization_barrier(matmul(ys.mT, xs)).mT
-    return product.reshape(*sizes_of(maps, [x, y]), *product.shape[1:])
+    return product.reshape(*mapped_sizes(maps, [x, y]), *product.shape[1:])
 
 
 _product_of_transposed = per_platform(_as_written, kernels={"cpu": _as_it_lies})
@@ -96,7 +96,7 @@ def is_wide(w: Float[Array, "m n"]) -> bool:
     return w.shape[0] <= w.shape[1]
 
 
-def inner(q: Float[Array, "m n"], w: Float[Array, "m n"]) -> Float[Array, "r r"]:
+def smaller_product(q: Float[Array, "m n"], w: Float[Array, "m n"]) -> Float[Array, "r r"]:
     """The smaller of the two products of Q and W: QᵀW, or WQᵀ if they are wide."""
     return client_matmul(w, q.T) if is_wide(q) else cross(q, w)
 
@@ -106,7 +106,7 @@ def times(w: Float[Array, "m n"], x: Float[Array, "r r"]) -> Float[Array, "m n"]
     return client_matmul(x, w, once=True) if is_wide(w) else thin_product(w, x)
 
 
-def normalized(w: Float[Array, "d 1"]) -> Factors:
+def normalized(w: Float[Array, "d 1"]) -> Factorization:
     """The polar and QR factors of one column, which coincide: w / |w| and 1 / |w|, for any |w|."""
     # Divide by the largest entry first, so that squares neither overflow nor vanish. A column of
     # zeros becomes the first coordinate axis, with derivative zero.
@@ -198,7 +198,7 @@ def checked_method(method: str | None, methods: tuple[str, ...]) -> str:
     return method
 
 
-def factor_alone(factors: Callable[..., Factors]) -> Callable[[Array, str], Array]:
+def factor_alone(factors: Callable[..., Factorization]) -> Callable[[Array, str], Array]:
     """The first factor only, in the type of the matrix; half precisions are computed in single.
 
     It is compiled separately, so that a program that uses it in several places traces it once.

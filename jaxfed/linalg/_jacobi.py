@@ -36,7 +36,7 @@ def product(a: Float[Array, "m k"], b: Float[Array, "k n"]) -> Float[Array, "m n
     return jnp.matmul(a, b, precision=lax.Precision.HIGHEST)
 
 
-def first_of(holds: Bool[Array, "n ..."]) -> Bool[Array, "n ..."]:
+def first_true(holds: Bool[Array, "n ..."]) -> Bool[Array, "n ..."]:
     """Keep only the first True along the leading axis.
 
     XLA implements `argmax` by reducing pairs, which can take a minute to compile for a TPU.
@@ -81,7 +81,7 @@ def gram_schmidt(
         q, t = state
         place = _places(x) == i  # a mask, which is faster for batches than an index
         taken = jnp.sum(q * q, axis=0)
-        axis = first_of(taken == jnp.min(taken, axis=0))
+        axis = first_true(taken == jnp.min(taken, axis=0))
 
         def project(number, state):
             row, made_of, length = state

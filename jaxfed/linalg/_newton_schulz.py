@@ -51,7 +51,7 @@ def _iteration(
         q, inverse, _, count = state
         transposed = lax.optimization_barrier(q.T)
         e = eye - (product(q, transposed) if is_wide(q) else product(transposed, q))
-        t = _series(product, padded(e))[:r, :r]
+        t = _series(product, padded_for_speed(e))[:r, :r]
         q, size = times(q, t), squared_norm(e)
         # The norm to the ninth power; `size` is its square. A large norm says nothing.
         error = jnp.where(size > 0.01, jnp.inf, size**4.5)
@@ -84,8 +84,8 @@ def _inverse_sqrt(
     eps = jnp.finfo(gram.dtype).eps
     eye = jnp.eye(r, dtype=gram.dtype)
 
-    scale, size = scale_of(gram)
-    e = padded(eye - gram / scale)
+    scale, size = gram_scale(gram)
+    e = padded_for_speed(eye - gram / scale)
 
     def step(state):
         z, t, e, size, _ = state
@@ -118,7 +118,7 @@ iterated = by_platform(_iteration)
 newton_schulz = by_platform(_inverse_sqrt)
 
 
-def scale_of(gram: Float[Array, "r r"]) -> tuple[Float[Array, ""], Float[Array, ""]]:
+def gram_scale(gram: Float[Array, "r r"]) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """The number c by which to divide a Gram matrix G, and ‖I - G / c‖².
 
     The iterations need eigenvalues of G / c below 2 and are fastest if they are 1: c is the mean of
@@ -164,7 +164,7 @@ def _degree_eight() -> tuple[float, ...]:
 _SERIES = _degree_eight()
 
 
-def padded(x: Float[Array, "r r"]) -> Float[Array, "s s"]:
+def padded_for_speed(x: Float[Array, "r r"]) -> Float[Array, "s s"]:
     """Append zero rows and columns if that makes a CPU's products faster."""
     padding = -len(x) % 8 if len(x) in _SLOW_RANKS else 0
     return jnp.pad(x, ((0, padding), (0, padding)))

@@ -7,7 +7,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from jaxfed.linalg._factor import matmul, repeated, squared_norm
-from jaxfed.linalg._newton_schulz import Product, by_platform, padded
+from jaxfed.linalg._newton_schulz import Product, by_platform, padded_for_speed
 from jaxfed.linalg.eigen import eigh
 
 
@@ -24,7 +24,7 @@ def rotation(
     r = len(m)
     mean = jnp.trace(inverse) / r
     scaled = inverse / jnp.where(mean > 0, mean, 1)
-    d, b = padded(scaled - jnp.eye(r, dtype=m.dtype)), padded(m - m.T)
+    d, b = padded_for_speed(scaled - jnp.eye(r, dtype=m.dtype)), padded_for_speed(m - m.T)
     # The solver wants numbers of order one. Omega is linear in B, so the size cancels and needs no
     # derivative.
     size = lax.stop_gradient(jnp.max(jnp.abs(b)))
@@ -64,7 +64,7 @@ def _antisymmetric_solution(
     r = len(s)
     eps = jnp.finfo(s.dtype).eps
     tolerance = (32 * eps) ** 2
-    wide, b = padded(s), padded(right)
+    wide, b = padded_for_speed(s), padded_for_speed(right)
 
     def image(x):
         product = multiply(wide, x)

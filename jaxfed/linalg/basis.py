@@ -10,7 +10,7 @@ from jaxtyping import Array, ArrayLike, Float
 from jaxfed._checks import refuse
 from jaxfed.linalg import _jacobi
 from jaxfed.linalg._factor import (
-    Factors,
+    Factorization,
     checked_matrix,
     checked_method,
     factor_alone,
@@ -85,12 +85,12 @@ def orthonormal_rows(w: Float[Array, "r d"]) -> Float[Array, "r d"]:
     return lax.fori_loop(0, len(w), step, w)
 
 
-def _values(w: Float[Array, "d r"], method: str) -> Factors:
+def _values(w: Float[Array, "d r"], method: str) -> Factorization:
     """The factor and R^{-1}, without a derivative."""
     return normalized(w) if w.shape[1] == 1 else _METHODS[method](w)
 
 
-def _by_cholesky(w: Float[Array, "d r"]) -> Factors:
+def _by_cholesky(w: Float[Array, "d r"]) -> Factorization:
     """The factors from the Gram matrix, or by reflections if that is not accurate enough."""
     eps = jnp.finfo(w.dtype).eps
 
@@ -134,7 +134,7 @@ def _inverse_cholesky(gram: Float[Array, "r r"]) -> tuple[Float[Array, "r r"]]:
 
 
 @partial(one_by_one, cuda=_jacobi.orthonormalized)
-def _by_householder(w: Float[Array, "d r"]) -> Factors:
+def _by_householder(w: Float[Array, "d r"]) -> Factorization:
     """The factors by reflections, for any rank; dependent columns get zeros in R^{-1}."""
     q, r = jnp.linalg.qr(w)
     # LAPACK leaves the signs of R's diagonal open.

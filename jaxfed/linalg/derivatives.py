@@ -17,10 +17,10 @@ DECOMPOSITION = "decomposition"
 """The `checkpoint_name` of the most expensive results, for `jax.checkpoint` to store."""
 
 # (value, operands, changes of the operands) -> (value, its change)
-Rule = Callable[[PyTree, PyTree, PyTree], tuple[PyTree, PyTree]]
+DerivativeRule = Callable[[PyTree, PyTree, PyTree], tuple[PyTree, PyTree]]
 
 
-def with_rule(value: PyTree, operands: PyTree, rule: Rule) -> PyTree:
+def with_rule(value: PyTree, operands: PyTree, rule: DerivativeRule) -> PyTree:
     """The value, with a derivative with respect to the operands only.
 
     Unlike with `jax.custom_jvp`, the rule survives loops that are differentiated in reverse mode:

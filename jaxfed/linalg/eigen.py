@@ -87,7 +87,7 @@ def descending(matrix: Float[Array, "d d"]) -> tuple[Float[Array, " d"], Float[A
 def with_sign(vectors: Float[Array, "d r"]) -> Float[Array, "d r"]:
     """Make the entry of largest magnitude of every column positive."""
     sizes = jnp.abs(vectors)
-    first = _jacobi.first_of(sizes == jnp.max(sizes, axis=0))
+    first = _jacobi.first_true(sizes == jnp.max(sizes, axis=0))
     largest = jnp.sum(jnp.where(first, vectors, 0), axis=0)
     return vectors * jnp.where(largest < 0, -1, 1).astype(vectors.dtype)
 

@@ -74,7 +74,7 @@ def per_platform(
                 found = function(*jax.tree.unflatten(tree, arrays), **dict(static))
                 return jax.tree.leaves(found)
 
-            sizes = sizes_of(maps, arrays)
+            sizes = mapped_sizes(maps, arrays)
             if one_map := len(maps) > 2 and len(set(maps)) == 1:
                 # XLA (of jaxlib 0.10 at least) does not compile some loops over three mapped axes.
                 arrays = [
@@ -117,7 +117,7 @@ def per_platform(
         # Each map has put one axis in front of the arrays that it maps.
         fronts = [sum(which[i] for which in maps) for i in range(len(arrays))]
         unmapped = tuple((x.shape[n:], x.dtype) for x, n in zip(arrays, fronts, strict=True))
-        sizes, results = sizes_of(maps, arrays), result_of(tree, static, unmapped)[0]
+        sizes, results = mapped_sizes(maps, arrays), result_of(tree, static, unmapped)[0]
         return [ShapedArray((*sizes, *x.shape), x.dtype) for x in results]
 
     def jvp(primals, tangents, *, tree, maps, static):
@@ -210,7 +210,7 @@ def _unless_partitioned(kernel: Callable, by_default: Callable) -> Callable:
 # --- for kernels ----------------------------------------------------------------------------------
 
 
-def sizes_of(maps: Maps, arrays: Sequence[Array | ShapedArray]) -> tuple[int, ...]:
+def mapped_sizes(maps: Maps, arrays: Sequence[Array | ShapedArray]) -> tuple[int, ...]:
     """The sizes of the mapped axes, outermost map first."""
     sizes, fronts = [], [0] * len(arrays)
     for which in reversed(maps):
@@ -230,7 +230,7 @@ def with_all_axes(maps: Maps, arrays: Sequence[Array]) -> list[Array]:
 
 def in_one_row(maps: Maps, arrays: Sequence[Array]) -> list[Array]:
     """The arrays with one leading axis for all maps, repeated if they are not mapped."""
-    sizes = sizes_of(maps, arrays)
+    sizes = mapped_sizes(maps, arrays)
 
     def row(x):
         unmapped = x.shape[len(sizes) :]

@@ -16,22 +16,22 @@ from jaxtyping import Array, Bool, Float
 
 from jaxfed.linalg._dispatch import inverse_sqrt_of_many
 from jaxfed.linalg._factor import (
-    Factors,
+    Factorization,
     by_sums,
     checked_matrix,
     checked_method,
     factor_alone,
     for_derivatives,
     gram,
-    inner,
     is_wide,
     matmul,
     normalized,
     repeated,
+    smaller_product,
     squared_norm,
     times,
 )
-from jaxfed.linalg._newton_schulz import iterated, newton_schulz, scale_of
+from jaxfed.linalg._newton_schulz import gram_scale, iterated, newton_schulz
 from jaxfed.linalg._sylvester import differentiable_sylvester, rotation, sylvester
 from jaxfed.linalg.eigen import eigh
 from jaxfed.linalg.platforms import per_platform
@@ -92,7 +92,7 @@ def _gram(w: Float[Array, "m n"]) -> Float[Array, "r r"]:
     return client_matmul(w, w.T) if is_wide(w) else gram(w)
 
 
-def _values(w: Float[Array, "m n"], method: str) -> Factors:
+def _values(w: Float[Array, "m n"], method: str) -> Factorization:
     """The polar factor and P^{-1}, without a derivative."""
     r = min(w.shape)
     eps = jnp.finfo(w.dtype).eps
@@ -105,7 +105,7 @@ def _values(w: Float[Array, "m n"], method: str) -> Factors:
     tolerance = float(32 * eps * r)
     eye = jnp.eye(r, dtype=w.dtype)
     gram = _gram(w)
-    length = jnp.sqrt(scale_of(gram)[0])
+    length = jnp.sqrt(gram_scale(gram)[0])
     unknown = jnp.full_like(length, jnp.inf)
     if method == "newton_schulz" and w.shape[0] == w.shape[1]:
         # The Gram matrix is as large as W, so it saves nothing.
@@ -131,7 +131,7 @@ def _values(w: Float[Array, "m n"], method: str) -> Factors:
     return repeated(~(error <= tolerance), decompose, (q, inverse))
 
 
-def _by_svd(w: Float[Array, "m n"], wanted: Bool[Array, ""] | None = None) -> Factors:
+def _by_svd(w: Float[Array, "m n"], wanted: Bool[Array, ""] | None = None) -> Factorization:
     """The polar factor by a singular value decomposition, for any rank and scale."""
     scale = jnp.max(jnp.abs(w))
     scale = jnp.where(scale == 0, 1, scale)
@@ -169,7 +169,7 @@ def _rule(primals, tangents, method):
     q, inverse = _factor(w, method=method)
     bounded = for_derivatives(inverse)
     moved = _tangent(q, bounded, change)
-    turned = inner(q, moved) - inner(q, times(change, bounded))
+    turned = smaller_product(q, moved) - smaller_product(q, times(change, bounded))
     inverse_change = matmul(turned, bounded) if is_wide(q) else matmul(bounded, turned)
     return (q, inverse), (moved, inverse_change)
 
@@ -190,7 +190,7 @@ def _tangent(
     """
 
     def derivative(change, solve):
-        m = inner(q, change)
+        m = smaller_product(q, change)
         n = matmul(inverse, m) if is_wide(q) else matmul(m, inverse)
         factors = inverse, rotation(inverse, m, solve) - n
         if not is_wide(q) and by_sums(*q.shape):

@@ -15,7 +15,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from jaxfed.linalg import _jacobi
-from jaxfed.linalg.platforms import Maps, in_one_row, per_platform, sizes_of
+from jaxfed.linalg.platforms import Maps, in_one_row, mapped_sizes, per_platform
 
 
 def _chosen() -> str | None:
@@ -84,7 +84,7 @@ def _by_outer_products(
 ) -> Float[Array, "... m n"] | None:
     if not maps or not all(any(which) for which in zip(*maps, strict=True)):
         return None  # if clients share one side, one large product is faster
-    sizes = sizes_of(maps, [a, b])
+    sizes = mapped_sizes(maps, [a, b])
     a, b = in_one_row(maps, [a, b])
     first, *rest = (a[:, :, i : i + 1] * b[:, i : i + 1] for i in range(a.shape[2]))
     return sum(rest, first).reshape(*sizes, a.shape[1], b.shape[2])

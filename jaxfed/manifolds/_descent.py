@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PyTree
 
 from jaxfed.manifolds._line_search import Trial, search
-from jaxfed.manifolds._space import Space, chosen, combined, inner, norm, scaled
+from jaxfed.manifolds._space import Space, chosen, inner, linear_combination, norm, scaled
 from jaxfed.manifolds._surface import Place, Surface, Walk, unfinished
 
 PAIRS = 10
@@ -22,7 +22,7 @@ class _Memory(NamedTuple):
     kept: PyTree  # state of the rule that chooses directions
 
 
-class Kind(NamedTuple):
+class DirectionRule(NamedTuple):
     """A solver's rule for choosing directions."""
 
     flatness: float  # of the line search
@@ -32,7 +32,9 @@ class Kind(NamedTuple):
     turn: Callable[[Space, Place, PyTree, Trial, PyTree], tuple[PyTree, Any, PyTree]]
 
 
-def descend(surface: Surface, start: PyTree, kind: Kind, tol: float, max_steps: int) -> Walk:
+def line_search_descent(
+    surface: Surface, start: PyTree, kind: DirectionRule, tol: float, max_steps: int
+) -> Walk:
     """Descend until the gradient is small.
 
     If a search finds nothing lower, the next direction is that of steepest descent; if the search
@@ -96,15 +98,15 @@ def _conjugate(
     carried = space.project(there.point, trial.velocity)
     longer = norm(carried) / norm(direction)
     carried = scaled(1 / jnp.maximum(longer, 1), carried)
-    change = combined(1, there.gradient, -1, space.project(there.point, before.gradient))
+    change = linear_combination(1, there.gradient, -1, space.project(there.point, before.gradient))
     rise = inner(there.gradient, carried) - inner(before.gradient, direction)
     hestenes_stiefel = inner(there.gradient, change) / rise
     dai_yuan = inner(there.gradient, there.gradient) / rise
     share = jnp.maximum(0, jnp.minimum(hestenes_stiefel, dai_yuan))
-    return combined(-1, there.gradient, share, carried), None, kept
+    return linear_combination(-1, there.gradient, share, carried), None, kept
 
 
-CONJUGATE_GRADIENTS = Kind(0.1, lambda here: None, _conjugate)
+CONJUGATE_GRADIENTS = DirectionRule(0.1, lambda here: None, _conjugate)
 
 
 # --- L-BFGS --------------------------------------------------------------------------------------
@@ -134,7 +136,7 @@ def _quasi_newton(
     there = trial.place
     carry = partial(space.project, there.point)
     step = carry(scaled(trial.length, trial.velocity))
-    change = combined(1, there.gradient, -1, carry(before.gradient))
+    change = linear_combination(1, there.gradient, -1, carry(before.gradient))
     product = inner(step, change)
     # A pair without positive curvature would make the estimate indefinite: keep the old ones.
     sound = product > 1e-10 * norm(step) * norm(change)
@@ -153,11 +155,11 @@ def _quasi_newton(
     def back(vector, pair):
         step, change, weight = pair
         share = weight * inner(step, vector)
-        return combined(1, vector, -share, change), share
+        return linear_combination(1, vector, -share, change), share
 
     def forth(vector, pair):
         (step, change, weight), share = pair
-        return combined(1, vector, share - weight * inner(change, vector), step), None
+        return linear_combination(1, vector, share - weight * inner(change, vector), step), None
 
     vector, shares = jax.lax.scan(back, there.gradient, pairs, reverse=True)
     last = jax.tree.map(lambda x: x[-1], (pairs.changes, pairs.weights))
@@ -169,4 +171,4 @@ def _quasi_newton(
     return carry(scaled(-1, vector)), jnp.ones_like(product), pairs
 
 
-LBFGS = Kind(0.9, _no_pairs, _quasi_newton)
+LBFGS = DirectionRule(0.9, _no_pairs, _quasi_newton)

@@ -10,7 +10,7 @@ from jaxtyping import Array, PyTree
 from jaxfed._checks import check_flag, check_instance
 from jaxfed.manifolds._space import (
     broadcast,
-    check_names,
+    check_manifold_names,
     check_points,
     over_points,
     project,
@@ -82,7 +82,7 @@ def riemannian(
     """
     optimizer = optax.GradientTransformation
     check_instance("transformation", transformation, optimizer, "an optax.GradientTransformation")
-    check_names(manifold)
+    check_manifold_names(manifold)
     for answer in jax.tree.leaves(mask):
         check_flag("mask", answer)
     retract = retraction_named(retraction)

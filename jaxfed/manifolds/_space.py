@@ -60,7 +60,7 @@ def broadcast(argument: str, prefix: PyTree, params: PyTree) -> PyTree:
         ) from None
 
 
-def check_names(manifold: PyTree[str]) -> None:
+def check_manifold_names(manifold: PyTree[str]) -> None:
     """Raise a `ValueError` for anything but a tree of manifold names."""
     for name in jax.tree.leaves(manifold, is_leaf=lambda node: node is None) or [manifold]:
         check_name("manifold", name, CHOICES)
@@ -123,7 +123,7 @@ def norm(u: PyTree) -> Float[Array, ""]:
     return jnp.sqrt(inner(u, u))
 
 
-def combined(a: ArrayLike, u: PyTree, b: ArrayLike, v: PyTree) -> PyTree:
+def linear_combination(a: ArrayLike, u: PyTree, b: ArrayLike, v: PyTree) -> PyTree:
     """A u + b v, in the types of u."""
     return jax.tree.map(lambda x, y: (a * x + b * y).astype(x.dtype), u, v)
 

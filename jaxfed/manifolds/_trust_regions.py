@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from jaxfed.manifolds._space import chosen, combined, inner, norm, scaled
+from jaxfed.manifolds._space import chosen, inner, linear_combination, norm, scaled
 from jaxfed.manifolds._surface import Surface, Walk, unfinished
 
 LEAST_SHARE = 0.1  # of the decrease that the model predicts, for a step to be accepted
@@ -92,7 +92,7 @@ def _truncated(
         image = hessian(direction)
         bend, size = inner(direction, image), inner(rest, rest)
         length = size / bend
-        ahead = combined(1, state.step, length, direction)
+        ahead = linear_combination(1, state.step, length, direction)
         # Along a direction without curvature the model falls without end, so its lowest point is at
         # the edge.
         leaves = (bend <= 0) | (norm(ahead) >= radius)
@@ -103,12 +103,12 @@ def _truncated(
         to_edge = c / (b + jnp.sqrt(jnp.maximum(b**2 + a * c, 0)))
         length = jnp.where(leaves, to_edge, length)
         # Sums of tangent vectors leave the tangent space by rounding.
-        rest = project(combined(1, rest, length, image))
+        rest = project(linear_combination(1, rest, length, image))
         return _Inner(
-            combined(1, state.step, length, direction),
-            combined(1, state.image, length, image),
+            linear_combination(1, state.step, length, direction),
+            linear_combination(1, state.image, length, image),
             rest,
-            combined(-1, rest, inner(rest, rest) / size, direction),
+            linear_combination(-1, rest, inner(rest, rest) / size, direction),
             leaves,
             state.products + 1,
         )

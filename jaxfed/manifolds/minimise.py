@@ -14,9 +14,9 @@ from jaxfed.manifolds import _descent, _trust_regions
 from jaxfed.manifolds._space import (
     Space,
     broadcast,
-    check_names,
+    check_manifold_names,
     check_points,
-    combined,
+    linear_combination,
     norm,
 )
 from jaxfed.manifolds._stationary import stationary
@@ -24,8 +24,8 @@ from jaxfed.manifolds._surface import Ended, Surface, met
 from jaxfed.manifolds.stiefel import RETRACTIONS
 
 SOLVERS: dict[str, Callable[..., Any]] = {
-    "conjugate_gradients": partial(_descent.descend, kind=_descent.CONJUGATE_GRADIENTS),
-    "lbfgs": partial(_descent.descend, kind=_descent.LBFGS),
+    "conjugate_gradients": partial(_descent.line_search_descent, kind=_descent.CONJUGATE_GRADIENTS),
+    "lbfgs": partial(_descent.line_search_descent, kind=_descent.LBFGS),
     "trust_regions": _trust_regions.walk,
 }
 
@@ -100,7 +100,7 @@ def minimise(
     optimization; Absil, Baker & Gallivan (2007), Trust-region methods on Riemannian manifolds.
     """
     check_callable("function", function)
-    check_names(manifold)
+    check_manifold_names(manifold)
     check_name("solver", solver, sorted(SOLVERS))
     check_name("retraction", retraction, sorted(RETRACTIONS))
     check_positive("tol", tol, optional=True, single=True)
@@ -144,11 +144,11 @@ def _slope(
     identity along normals.
     """
     closed, converged = parameters
-    move = combined(1, point, -1, base)
+    move = linear_combination(1, point, -1, base)
     tangent = space.project(base, move)
     surface = Surface(lambda x: pure(x, *closed), space)
-    gradient = space.project(base, surface.gradient(combined(1, base, 1, tangent)))
-    slope = combined(1, gradient, 1, combined(1, move, -1, tangent))
+    gradient = space.project(base, surface.gradient(linear_combination(1, base, 1, tangent)))
+    slope = linear_combination(1, gradient, 1, linear_combination(1, move, -1, tangent))
     # Multiply by a factor, since the derivatives of `jnp.where` would be zero instead of NaN.
     return jax.tree.map(lambda x: x * jnp.where(converged, 1, jnp.nan).astype(x.dtype), slope)
 

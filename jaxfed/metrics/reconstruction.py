@@ -22,7 +22,7 @@ from jaxtyping import Array, ArrayLike, Float, Real
 
 from jaxfed._checks import checked_array, is_list, refuse
 from jaxfed.linalg import Moment
-from jaxfed.metrics.subspaces import components
+from jaxfed.metrics.subspaces import checked_components
 
 Data: TypeAlias = Real[ArrayLike, "m n d"] | Sequence[Real[ArrayLike, "_n d"]] | Moment
 
@@ -271,7 +271,7 @@ def _mean(values: Float[Array, " m"], per_client: bool) -> Float[Array, "..."]:
 def _checked(
     samples: Data, counts: ArrayLike | None, shared: ArrayLike | None, local: ArrayLike | None
 ) -> _Decomposed:
-    shared, local = components(shared, local)
+    shared, local = checked_components(shared, local)
     data = moments(samples, counts)
     m, d = data.count.shape[0], data.dim
     if local is not None and (m, d) != local.shape[:2]:

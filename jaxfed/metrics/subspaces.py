@@ -64,8 +64,8 @@ def subspace_error(
     Raises:
         ValueError: if shapes do not match.
     """
-    shared, local = components(shared, local)
-    true_shared, true_local = components(true_shared, true_local, prefix="true_")
+    shared, local = checked_components(shared, local)
+    true_shared, true_local = checked_components(true_shared, true_local, prefix="true_")
     if local is not None and true_local is not None and len(local) != len(true_local):
         raise ValueError(
             f"local, true_local: wanted as many clients, got {len(local)} and {len(true_local)}"
@@ -144,7 +144,7 @@ def client_distances(local: Real[ArrayLike, "m d r"]) -> Float[Array, "m m"]:
     return (outside + outside.T) / jnp.maximum(mean_rank, 0.5)
 
 
-def components(
+def checked_components(
     shared: Real[ArrayLike, "d r1"] | None,
     local: Real[ArrayLike, "m d r2"] | None,
     *,

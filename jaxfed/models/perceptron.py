@@ -14,7 +14,7 @@ from jaxfed._checks import check_count, check_number, checked_array, is_list, re
 EPS = 1e-5  # added to variances
 
 
-class Moments(NamedTuple):
+class RunningStatistics(NamedTuple):
     """Running statistics of one layer's units."""
 
     mean: Float[Array, " units"]
@@ -40,7 +40,7 @@ class Perceptron(eqx.Module):
     biases: tuple[Float[Array, " units"], ...]
     scales: tuple[Float[Array, " units"], ...]
     shifts: tuple[Float[Array, " units"], ...]
-    statistics: tuple[Moments, ...]
+    statistics: tuple[RunningStatistics, ...]
     momentum: float = eqx.field(static=True)
 
     def __init__(
@@ -92,7 +92,8 @@ class Perceptron(eqx.Module):
         self.scales = tuple(jnp.ones(units, used.dtype) for units in hidden)
         self.shifts = tuple(jnp.zeros(units, used.dtype) for units in hidden)
         self.statistics = tuple(
-            Moments(jnp.zeros(units, used.dtype), jnp.ones(units, used.dtype)) for units in hidden
+            RunningStatistics(jnp.zeros(units, used.dtype), jnp.ones(units, used.dtype))
+            for units in hidden
         )
         self.momentum = momentum
 
@@ -105,7 +106,7 @@ class Perceptron(eqx.Module):
 
     def in_training(
         self, batch: Float[ArrayLike, "b features"]
-    ) -> tuple[Float[Array, "b outputs"], tuple[Moments, ...]]:
+    ) -> tuple[Float[Array, "b outputs"], tuple[RunningStatistics, ...]]:
         """The outputs of a batch, using its own statistics, and the new running statistics.
 
         The running variance is the unbiased estimate, while outputs use the biased one.
@@ -121,17 +122,17 @@ class Perceptron(eqx.Module):
             values = self._linear(i, values)
             mean = values.mean(0)
             variance = jnp.mean((values - mean) ** 2, axis=0)
-            values = self._normalized(i, values, Moments(mean, variance))
+            values = self._normalized(i, values, RunningStatistics(mean, variance))
             unbiased = variance * (len(batch) / (len(batch) - 1))
             statistics.append(
-                Moments(self._moved(old.mean, mean), self._moved(old.variance, unbiased))
+                RunningStatistics(self._moved(old.mean, mean), self._moved(old.variance, unbiased))
             )
         return self._linear(len(self.statistics), values), tuple(statistics)
 
     def _linear(self, layer: int, values: Array) -> Array:
         return values @ self.weights[layer] + self.biases[layer]
 
-    def _normalized(self, layer: int, values: Array, moments: Moments) -> Array:
+    def _normalized(self, layer: int, values: Array, moments: RunningStatistics) -> Array:
         factor = self.scales[layer] / jnp.sqrt(moments.variance + EPS)
         return jax.nn.relu((values - moments.mean) * factor + self.shifts[layer])
 

@@ -62,7 +62,7 @@ def loadings_of(
     return Loadings(found, jnp.sum(found * product, axis=1))
 
 
-def descend(
+def hals_sweep(
     factor: Float[Array, "rank ..."],
     gram: Float[Array, "rank rank"],
     product: Float[Array, "rank ..."],
@@ -105,7 +105,7 @@ def nonnegative_least_squares(
 
     def test(state):
         found, _, _, count = state
-        found = jax.lax.fori_loop(0, SWEEPS, lambda _, h: descend(h, gram, product), found)
+        found = jax.lax.fori_loop(0, SWEEPS, lambda _, h: hals_sweep(h, gram, product), found)
         exact = _solve(gram, product, found > 0)
         return found, exact, _is_optimal(gram, product, exact, found > 0), count + 1
 

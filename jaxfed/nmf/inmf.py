@@ -31,7 +31,7 @@ from jaxfed.core.clients import samples
 from jaxfed.core.common.printing import is_known
 from jaxfed.linalg.division import ratio
 from jaxfed.linalg.precision import client_matmul, data_matmul
-from jaxfed.nmf._nonnegative import descend, loadings_of
+from jaxfed.nmf._nonnegative import hals_sweep, loadings_of
 
 Rows = Float[Array, "rank features"]
 Columns = Float[Array, "features rank"]
@@ -138,9 +138,9 @@ class INMF(Algorithm, DifferentiatedThrough):
             known = np.asarray(part.values) if is_known(part.values) else np.zeros(1)
             if negative := known[known < 0].tolist():
                 raise refuse("clients", "samples without negative numbers", negative[0])
-        check_warm_start(warm_start, clients, self.rank)
+        check_warm_start_shapes(warm_start, clients, self.rank)
 
-    def prepare(self, data: samples.Rows, client_id, rounds) -> Member:
+    def prepare(self, data: samples.SampleRows, client_id, rounds) -> Member:
         """Replace missing entries by zeros."""
         if isinstance(data, samples.Samples):
             return Member(data.values, None, data.count)
@@ -204,7 +204,7 @@ class INMF(Algorithm, DifferentiatedThrough):
 
     def server_step(self, key, server: Rows, uplink: Products):
         """Update the shared parts."""
-        return descend(server, uplink.gram, uplink.samples), {}
+        return hals_sweep(server, uplink.gram, uplink.samples), {}
 
     def client_result(self, downlink: Rows, local: Local, data: Member) -> Columns:
         """Return the own parts, updated to the last shared ones, in units of their lengths."""
@@ -251,7 +251,7 @@ class INMF(Algorithm, DifferentiatedThrough):
         # Given H and W, ‖X - H (W + V)‖² + λ ‖H V‖² is least where (1 + λ) HᵀH V = HᵀX - HᵀH W.
         weight = (1 + self.penalty).astype(gram.dtype)
         rest = product - client_matmul(gram, shared)
-        found = descend(local.components, weight * gram, rest)
+        found = hals_sweep(local.components, weight * gram, rest)
         found = jnp.where(jnp.diagonal(gram)[:, None] > 0, found, 0)
         # Before the client's first round there are no products to fit.
         return jnp.where(local.rounds > 0, found, local.components)
@@ -304,7 +304,7 @@ def _together(local: Local) -> Products:
     return jax.tree.map(jnp.add, local.products, local.earlier)
 
 
-def check_warm_start(warm_start, clients, rank: int) -> None:
+def check_warm_start_shapes(warm_start, clients, rank: int) -> None:
     """Refuse a warm start of other shapes.
 
     Raises:

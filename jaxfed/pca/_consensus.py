@@ -135,7 +135,7 @@ class Measured(Eigensolver):
             return {"captured": captured, "stopping_measure": change}
         # Scaled as in Section 5.2. The paper does not stop by it because that takes extra messages
         # (Remark 9); subspace iteration has A Aᵀ Z from its own sum.
-        violation = norm(ratio(deflate(product, server.shared), server.energy))
+        violation = frobenius_norm(ratio(deflate(product, server.shared), server.energy))
         if exact is not None:
             violation = jnp.where(exact, violation, jnp.inf)
         return {"captured": captured, "kkt_violation": violation, "stopping_measure": violation}
@@ -170,7 +170,7 @@ def positive(x: Array) -> Array:
     return jnp.where(x > 0, x, 1)
 
 
-def norm(x: Array) -> Float[Array, ""]:
+def frobenius_norm(x: Array) -> Float[Array, ""]:
     """Return the Frobenius norm, with derivative zero at zero."""
     # Both branches of `where` are differentiated. Without `positive`, the one not taken would
     # contribute 0 times infinity at zero, which is NaN.

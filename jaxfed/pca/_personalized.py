@@ -149,7 +149,7 @@ class PersonalizedPCA(Algorithm, DifferentiatedThrough, HasBases):
         return (
             shared_of(downlink)
             if from_shared
-            else likelihood.first_local(self.rank, key, data, warm_start)
+            else likelihood.initial_local(self.rank, key, data, warm_start)
         )
 
     @final

@@ -88,7 +88,7 @@ class Evaluation(NamedTuple):
     curvature: Scalar | None = None  # upper bound of F's curvature; by default the product's norm
 
 
-def begin(
+def initial_memory(
     frame: Frame,
     numbers: Numbers | None = None,
     curvatures: Numbers | None = None,
@@ -163,7 +163,7 @@ def climb(
     slopes = jnp.where(beyond, 0, slopes) / weights
     at_trial = _joined(deflate(found.product, trial.frame), slopes)
     eps = jnp.finfo(at_trial.dtype).eps
-    bound = norm(found.product) if found.curvature is None else found.curvature
+    bound = frobenius_norm(found.product) if found.curvature is None else found.curvature
     curvature_bound = _positive(bound)
 
     before = memory.base
@@ -183,8 +183,8 @@ def climb(
     # the tangent space where the next step starts.
     move = _carried(moved, base.frame)
     change = _carried(memory.gradient, base.frame) - _carried(at_trial, base.frame)
-    size, curvature = norm(move), jnp.vdot(move, change)
-    useful = ~first & same & (curvature > CAUTION * norm(at_trial) * size**2)
+    size, curvature = frobenius_norm(move), jnp.vdot(move, change)
+    useful = ~first & same & (curvature > CAUTION * frobenius_norm(at_trial) * size**2)
     useful = useful & (curvature > NOISE * eps * curvature_bound * size)
     moves = _updated(memory.moves, base.frame, move, useful)
     changes = _updated(memory.changes, base.frame, change, useful)
@@ -200,7 +200,9 @@ def climb(
     turn = accepted | useful
     direction = jnp.where(turn, uphill, memory.direction)
     by_frame, by_numbers = _parts(direction, base.frame)
-    excess = jnp.max(jnp.append(jnp.abs(by_numbers) / weights / LEAP, norm(by_frame) / REACH))
+    excess = jnp.max(
+        jnp.append(jnp.abs(by_numbers) / weights / LEAP, frobenius_norm(by_frame) / REACH)
+    )
     top = ratio(predicted, 2 * (predicted - gain))
     shorter = jnp.clip(top, SHORTEST, LONGEST) * memory.step
     changed = memory.changed + ~comparable
@@ -307,7 +309,7 @@ def _newton(moves: Pairs, changes: Pairs, gradient: Vector, curvature_bound: Sca
     return jax.lax.scan(from_oldest, inverse * vector, pairs, reverse=True)[0]
 
 
-def norm(x: Array) -> Scalar:
+def frobenius_norm(x: Array) -> Scalar:
     """Return the Frobenius norm, with derivative zero at zero."""
     square = jnp.vdot(x, x)
     return jnp.where(square > 0, jnp.sqrt(_positive(square)), 0)

@@ -34,7 +34,7 @@ class Levels(NamedTuple):
     variance: Float[Array, "*clients levels"]
 
 
-class Known(NamedTuple):
+class SampleFacts(NamedTuple):
     """ONE client's number of samples, largest rounding error, and whether its mean is zero."""
 
     samples: Float[Array, "*clients"]
@@ -120,7 +120,7 @@ def _against_noise(rows, counts, basis, key, levels: int, draws: int) -> Levels:
     norms = jnp.sqrt(jnp.sum(rows**2, axis=(1, 2)))
     # Noise of samples whose mean was subtracted has mean zero, too.
     means = jnp.sqrt(jnp.sum(jnp.sum(rows, axis=1) ** 2, axis=1) / counts)
-    known = Known(counts, eps * norms, means <= jnp.sqrt(eps) * norms)
+    known = SampleFacts(counts, eps * norms, means <= jnp.sqrt(eps) * norms)
     # Each bit of a word is the sign of an entry in another draw; the first word is for matching.
     words = len(rows), 1 + math.ceil(draws / 32), *rows.shape[1:]
     bits = jax.random.bits(key, words, jnp.uint32)
@@ -133,7 +133,7 @@ def _against_noise(rows, counts, basis, key, levels: int, draws: int) -> Levels:
     return Levels(scores.T, variance.T)
 
 
-def _next_score(rows, known: Known, triples, bits, *, basis, larger, draws: int):
+def _next_score(rows, known: SampleFacts, triples, bits, *, basis, larger, draws: int):
     """Return the score of ONE client's next singular value, and the variance of its noise."""
     left, singular, right = triples
     count, mean = known.samples, known.centred / known.samples

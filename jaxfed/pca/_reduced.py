@@ -23,7 +23,7 @@ from jaxfed.pca.components import Frame, best_local, deflate, uncaptured
 Active = Float[Array, " local_rank"] | None
 
 
-class Evaluation(NamedTuple):
+class Uplink(NamedTuple):
     """Uplink: a client's part of the gradient and of the objective."""
 
     product: Frame  # (I - V Vᵀ) S U
@@ -32,7 +32,7 @@ class Evaluation(NamedTuple):
 
 def evaluate(
     moment: Moment, shared: Frame, rank: int, active: Active = None
-) -> tuple[Evaluation, Float[Array, ""]]:
+) -> tuple[Uplink, Float[Array, ""]]:
     """Return ONE client's part of gradient and objective at U, and the variance it leaves."""
     # By the envelope theorem the derivative by U is S U minus V times VᵀS U, the multiplier of the
     # constraint VᵀU = 0; how V changes with U does not count.
@@ -40,7 +40,7 @@ def evaluate(
     product = moment.mv(jnp.concatenate([shared, local], axis=1))
     by_shared, by_local = jnp.split(product, [shared.shape[1]], axis=1)
     captured = jnp.vdot(shared, by_shared) + jnp.vdot(local, by_local)
-    return Evaluation(deflate(by_shared, local), captured / 2), uncaptured(moment, captured)
+    return Uplink(deflate(by_shared, local), captured / 2), uncaptured(moment, captured)
 
 
 class Reduced(Algorithm, HasBases):

@@ -21,7 +21,7 @@ Scalar = Float[Array, ""]
 Tensors = Float[Array, "samples ..."]
 Factor = Float[Array, "size rank"]
 LocalFactor = Float[Array, "size local_rank"]
-Factors = tuple[Float[Array, "_ _"], ...]  # (size, rank) of each mode, with orthonormal columns
+ModeFactors = tuple[Float[Array, "_ _"], ...]  # (size, rank) of each mode, with orthonormal columns
 Second = Float[Array, "size size"]  # second moment of a mode
 
 
@@ -35,14 +35,14 @@ class Member(NamedTuple):
 class Pair(NamedTuple):
     """Factors of both parts, orthogonal to each other in the orthogonal modes."""
 
-    shared: Factors
-    local: Factors
+    shared: ModeFactors
+    local: ModeFactors
 
 
 class Updated(NamedTuple):
     """A client's local factors after an update, and the energy of their products with samples."""
 
-    local: Factors
+    local: ModeFactors
     captured: Scalar
 
 
@@ -68,7 +68,7 @@ class Updates(Algorithm):
         """The modes, counted from 0."""
         return range(len(self.shape))
 
-    def aligned(self, shared: Factors, local: Factors) -> Pair:
+    def aligned(self, shared: ModeFactors, local: ModeFactors) -> Pair:
         """Make factors orthonormal, and local ones orthogonal to shared ones in orthogonal modes.
 
         A lossy channel changes shared factors, and a client may have missed updates.
@@ -86,10 +86,10 @@ class Updates(Algorithm):
 
     def shared_moment(self, k: int, data: Member, pair: Pair) -> Second:
         """Return a client's second moment in a mode, whose energy the shared factor captures."""
-        rest = multiplied(data.values, pair.shared, but=k)
+        rest = mode_products(data.values, pair.shared, but=k)
         if self.orthogonal_modes == (k,):
             # In all other cases the local part is orthogonal to other modes' shared factors.
-            own = multiplied(data.values, pair.local)
+            own = mode_products(data.values, pair.local)
             for m, (shared, local) in enumerate(zip(*pair, strict=True)):
                 own = _times(own, local.T if m == k else matmul(local.T, shared), m)
             rest = rest - own
@@ -99,7 +99,7 @@ class Updates(Algorithm):
         """Return the best shared factor of a mode, near the one before."""
         return top_eigenvectors(moment + self._proximal(before), self.shared_ranks[k])[1]
 
-    def first_local(self, shared: Factors, data: Member) -> Factors:
+    def first_local(self, shared: ModeFactors, data: Member) -> ModeFactors:
         """Return the best local factors of each mode by itself, beside the shared part."""
         rest = data.values
         for k in self.orthogonal_modes:
@@ -111,11 +111,13 @@ class Updates(Algorithm):
         """Replace the local factor of a mode by the best one, near the one before."""
         # The shared part has no influence: it is orthogonal to the local factor of another mode,
         # or projected out in this one.
-        moment = second(multiplied(data.values, pair.local, but=k), k)
+        moment = second(mode_products(data.values, pair.local, but=k), k)
         factor = self._best_local(k, moment + self._proximal(before), pair.shared[k])
         return Updated(replaced(pair.local, k, factor), energy(moment, factor))
 
-    def update_all_local(self, shared: Factors, local: Factors, data: Member) -> Factors:
+    def update_all_local(
+        self, shared: ModeFactors, local: ModeFactors, data: Member
+    ) -> ModeFactors:
         """Update a client's local factors of all modes in turn."""
         pair = self.aligned(shared, local)
         for k in self.modes:
@@ -133,12 +135,12 @@ class Updates(Algorithm):
         return 2 * self.proximal.astype(before.dtype) * matmul(before, before.T)
 
 
-def components(factors: Factors) -> Frame:
+def kronecker_product(factors: ModeFactors) -> Frame:
     """Return the Kronecker product of factors: components of features in row-major order."""
     return reduce(jnp.kron, factors)
 
 
-def factors_of(components: Frame, shape: tuple[int, ...], ranks: tuple[int, ...]) -> Factors:
+def factors_of(components: Frame, shape: tuple[int, ...], ranks: tuple[int, ...]) -> ModeFactors:
     """Return the best factor of each mode: exact for Kronecker products, up to rotations."""
     tensors = components.T.reshape(-1, *shape)
     return tuple(top_eigenvectors(second(tensors, k), rank)[1] for k, rank in enumerate(ranks))
@@ -149,7 +151,7 @@ def nearest(basis: Frame, other: Frame) -> Frame:
     return matmul(basis, polar(matmul(basis.T, other)))
 
 
-def multiplied(values: Tensors, factors: Factors, but: int | None = None) -> Tensors:
+def mode_products(values: Tensors, factors: ModeFactors, but: int | None = None) -> Tensors:
     """Multiply all modes of each tensor, but one, by factors."""
     for k, factor in enumerate(factors):
         if k != but:
@@ -168,7 +170,7 @@ def energy(moment: Second, factor: Factor) -> Scalar:
     return jnp.vdot(factor, matmul(moment, factor))
 
 
-def replaced(factors: Factors, mode: int, factor: Float[Array, "_ _"]) -> Factors:
+def replaced(factors: ModeFactors, mode: int, factor: Float[Array, "_ _"]) -> ModeFactors:
     """Replace the factor of a mode."""
     return (*factors[:mode], factor, *factors[mode + 1 :])
 

@@ -14,13 +14,13 @@ from jaxtyping import Array, Float, PyTree
 
 from jaxfed.contract import Algorithm, Diagnostics, check_name, check_positive, hyperparameter
 from jaxfed.pca._personalized import SOLVERS, PersonalizedPCA
-from jaxfed.pca._quasi_newton import Evaluation, Memory, begin, climb, refuse_implicit
+from jaxfed.pca._quasi_newton import Evaluation, Memory, climb, initial_memory, refuse_implicit
 from jaxfed.pca.components import Rows, check_warm_start
 from jaxfed.pca.likelihood import (
     Member,
     Scalar,
     check_proper_rank,
-    first_shared,
+    initial_shared,
     pooled_message,
     precision,
     squared_distance,
@@ -178,7 +178,7 @@ class AdaptivePCA(PersonalizedPCA):
 
     def server_init(self, key, first: dict[str, PyTree], like, warm_start) -> Server:
         """Return the first shared components, the first variance and the hyperprior."""
-        shared = first_shared(self.rank, key, first, like, warm_start)
+        shared = initial_shared(self.rank, key, first, like, warm_start)
         hyper_prior = self.hyper_prior
         if hyper_prior is None:
             # With the sampling variance v = 1/c, 2ξ/D is v/3. In the Gaussian model of ADEPT,
@@ -188,7 +188,7 @@ class AdaptivePCA(PersonalizedPCA):
         if self.solver == "quasi_newton":
             # The hyperprior's curvature is D/2 along log σ², that of the distances 1/σ² along V.
             curvature = self._dimension(shared.shape[1]) / 2 * variance
-            memory = begin(shared.T, jnp.log(variance)[None], curvature[None])
+            memory = initial_memory(shared.T, jnp.log(variance)[None], curvature[None])
         return Server(shared, variance, hyper_prior.astype(shared.dtype), memory)
 
     def downlink(self, server: Server) -> Message:

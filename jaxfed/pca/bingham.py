@@ -19,10 +19,12 @@ from jaxtyping import Array, DTypeLike, Float
 
 from jaxfed.linalg.division import ratio
 
-Numbers = float | Float[Array, "*batch"]
+Concentrations = float | Float[Array, "*batch"]
 
 
-def log_normalizer(concentration: Numbers, features: int, rank: int) -> Float[Array, "*batch"]:
+def log_normalizer(
+    concentration: Concentrations, features: int, rank: int
+) -> Float[Array, "*batch"]:
     r"""Logarithm of the mean of exp(-κ/2 ‖U - VVᵀU‖²) over subspaces, C(κ VVᵀ) e^(-κr/2).
 
     Args:
@@ -40,7 +42,9 @@ def log_normalizer(concentration: Numbers, features: int, rank: int) -> Float[Ar
     return rank * exponent - pairs * jnp.log(curvature)
 
 
-def prior_distance(concentration: Numbers, features: int, rank: int) -> Float[Array, "*batch"]:
+def prior_distance(
+    concentration: Concentrations, features: int, rank: int
+) -> Float[Array, "*batch"]:
     """Expected ‖U - VVᵀU‖² for A = κ VVᵀ: from r(d - r)/d at κ = 0 down to about r(d - r)/κ.
 
     This is -2 times the derivative of `log_normalizer`, written out; that of the exponent is 1 - y
@@ -53,7 +57,7 @@ def prior_distance(concentration: Numbers, features: int, rank: int) -> Float[Ar
     return rank * outside + rank * (rank + 1) / 2 * turn
 
 
-def _saddle(concentration: Numbers, features: int, rank: int) -> tuple[Array, Array]:
+def _saddle(concentration: Concentrations, features: int, rank: int) -> tuple[Array, Array]:
     """Return the solution y of the saddle point equation and 1 - y, both to full precision.
 
     For large κ the printed y = (x - b + ((x - b)² + 4ax)^½) / 2x with x = κ/2 rounds to one. Here

@@ -16,8 +16,7 @@ from jaxtyping import Array, Float, Key
 from jaxfed._names import caller
 from jaxfed.contract import ClientsLike, Personalized, check_instance
 from jaxfed.core.clients.clients import Clients
-from jaxfed.core.clients.samples import Rows as SampleRows
-from jaxfed.core.clients.samples import Samples, other_data
+from jaxfed.core.clients.samples import SampleRows, Samples, other_data
 from jaxfed.core.common.printing import is_known
 from jaxfed.core.common.processes import finite
 from jaxfed.core.contract.reduction import Gram, Symmetric, unfolded

@@ -38,7 +38,7 @@ from jaxfed.core.clients.samples import Samples
 from jaxfed.linalg import Moment, polar
 from jaxfed.linalg.division import ratio
 from jaxfed.pca import bingham
-from jaxfed.pca._quasi_newton import Evaluation, Memory, begin, climb, refuse_implicit
+from jaxfed.pca._quasi_newton import Evaluation, Memory, climb, initial_memory, refuse_implicit
 from jaxfed.pca.components import (
     Frame,
     change_within,
@@ -177,7 +177,7 @@ class EmpiricalBayesPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
             # An expected distance of about r(d - r)/κ has the curvature r(d - r)/(2κ) along log κ;
             # the posterior has κ along V.
             curvature = self.rank * (like.dim - self.rank) / (2 * weight)
-            memory = begin(top, place[None], curvature[None])
+            memory = initial_memory(top, place[None], curvature[None])
         return Server(top, weight, jnp.stack([place, jnp.zeros_like(place)]), most, memory)
 
     def downlink(self, server: Server) -> Downlink:

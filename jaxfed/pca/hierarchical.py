@@ -20,9 +20,9 @@ from jaxtyping import Array, PyTree
 
 from jaxfed.contract import Algorithm, Diagnostics
 from jaxfed.pca._personalized import SOLVERS, PersonalizedPCA, shared_of
-from jaxfed.pca._quasi_newton import Evaluation, Memory, begin, climb
+from jaxfed.pca._quasi_newton import Evaluation, Memory, climb, initial_memory
 from jaxfed.pca.components import Rows, check_warm_start
-from jaxfed.pca.likelihood import Member, Scalar, check_proper_rank, first_shared, pooled_message
+from jaxfed.pca.likelihood import Member, Scalar, check_proper_rank, initial_shared, pooled_message
 
 
 class Message(NamedTuple):
@@ -111,8 +111,8 @@ class HierarchicalPCA(PersonalizedPCA):
 
     def server_init(self, key, first: dict[str, PyTree], like, warm_start) -> Rows | Memory:
         """Return the shared components."""
-        shared = first_shared(self.rank, key, first, like, warm_start)
-        return begin(shared.T) if self.solver == "quasi_newton" else shared
+        shared = initial_shared(self.rank, key, first, like, warm_start)
+        return initial_memory(shared.T) if self.solver == "quasi_newton" else shared
 
     def downlink(self, server: Rows | Memory) -> Rows:
         """Return the shared components."""

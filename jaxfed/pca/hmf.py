@@ -161,7 +161,7 @@ class HMF(Algorithm, HasBases, HasRemarks):
         warn_of_few(self.local_rank, clients)
         check_warm_start(warm_start, clients, self.shared_rank, self.local_rank)
 
-    def prepare(self, data: samples.Rows, client_id, rounds) -> Member:
+    def prepare(self, data: samples.SampleRows, client_id, rounds) -> Member:
         """Replace missing entries by zeros, and compute the largest eigenvalue."""
         observed = data.observed
         values = jnp.where(observed, data.values, 0).astype(data.count.dtype)

@@ -28,7 +28,7 @@ from jaxfed.contract import Diagnostics, check_count
 from jaxfed.core.contract.reduction import Sum
 from jaxfed.linalg import orthonormalize, top_eigenvectors
 from jaxfed.linalg.division import ratio
-from jaxfed.pca._consensus import Member, norm, positive, relative_change
+from jaxfed.pca._consensus import Member, frobenius_norm, positive, relative_change
 from jaxfed.pca.components import Frame, RandomKey
 from jaxfed.pca.subspace_iteration import Accelerated
 
@@ -48,7 +48,7 @@ class Totals(NamedTuple):
     size: Float[Array, ""]  # number of samples
 
 
-class Memory(NamedTuple):
+class Server(NamedTuple):
     """The server's state, in units in which |A|_F² is one."""
 
     basis: Float[Array, "features columns"]  # Q: the blocks sent, or Ritz vectors of earlier ones
@@ -131,7 +131,7 @@ class BlockLanczos(Accelerated):
         # per sample.
         return Sum(Totals(data.moment.trace, data.size))
 
-    def server_init(self, key, first: Totals, like, warm_start) -> Memory:
+    def server_init(self, key, first: Totals, like, warm_start) -> Server:
         """Return an empty memory and a first block: the warm start's, or random."""
         features, dtype = like.moment.dim, like.moment.trace.dtype
         if warm_start is None:
@@ -140,7 +140,7 @@ class BlockLanczos(Accelerated):
             block = warm_start.shared.astype(dtype)
         columns = self._blocks(features) * self.rank
         unknown = jnp.full((), jnp.nan, dtype)
-        return Memory(
+        return Server(
             basis=jnp.zeros((features, columns), dtype),
             # A Aᵀ has no negative eigenvalue, so -1 puts unused columns behind all Ritz vectors.
             projected=-jnp.eye(columns, dtype=dtype),
@@ -156,7 +156,7 @@ class BlockLanczos(Accelerated):
     def client_init(self, key, downlink: Frame, data: Member, warm_start) -> None:
         """Return None: clients keep no state."""
 
-    def downlink(self, server: Memory) -> Frame:
+    def downlink(self, server: Server) -> Frame:
         """Return the next block."""
         return server.block
 
@@ -167,7 +167,7 @@ class BlockLanczos(Accelerated):
         # The energy in the block costs nothing; the error would take another pass over the samples.
         return Sum(product), local, {"objective": jnp.sum(downlink * product)}
 
-    def server_step(self, key, server: Memory, uplink: Frame) -> tuple[Memory, Diagnostics]:
+    def server_step(self, key, server: Server, uplink: Frame) -> tuple[Server, Diagnostics]:
         """Add a block to the memory, and compute the next one."""
         # After convergence, more rounds would only add rounding errors, also to derivatives.
         new = lax.cond(
@@ -183,7 +183,7 @@ class BlockLanczos(Accelerated):
             "stopping_measure": measure,
         }
 
-    def _extended(self, key: RandomKey, server: Memory, uplink: Frame) -> Memory:
+    def _extended(self, key: RandomKey, server: Server, uplink: Frame) -> Server:
         basis, projected, used, _, block, before = server[:6]
         features, columns = basis.shape
         # In these units eigenvalues add up to at most one, whatever the scale of the data.
@@ -207,13 +207,13 @@ class BlockLanczos(Accelerated):
         projected = lax.dynamic_update_slice_in_dim(projected, strip.T, used, axis=0)
 
         values, vectors = self._ritz(projected, used)
-        kkt = norm(rest @ lax.dynamic_slice_in_dim(vectors, used, self.rank))
+        kkt = frobenius_norm(rest @ lax.dynamic_slice_in_dim(vectors, used, self.rank))
         captured = jnp.sum(values)
         used = used + self.rank
         unit = jnp.finfo(basis.dtype).eps * captured
         still = jnp.abs(captured - before) <= CHANGE * unit  # False in the first round: NaN
         converged = (still & (kkt <= VIOLATION * unit)) | (used >= features)
-        return Memory(
+        return Server(
             basis=basis,
             projected=projected,
             used=used,
@@ -283,7 +283,7 @@ class BlockLanczos(Accelerated):
             block = orthonormalize((block - basis @ (basis.T @ block)) * some) * some
         return block
 
-    def shared_result(self, server: Memory) -> Frame:
+    def shared_result(self, server: Server) -> Frame:
         """Return the best components within the memory, Q V, improved by one more product."""
         values, vectors = top_eigenvectors(server.projected, self.rank)
         last = lax.dynamic_slice_in_dim(vectors, server.used - self.rank, self.rank)

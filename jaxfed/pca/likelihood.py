@@ -166,7 +166,7 @@ def pooled_message(data: Member, rule: str, warm_start: Personalized | None) -> 
     return {"moment": moment_message(data.moment, data.precision)} if pooled else {}
 
 
-def first_shared(
+def initial_shared(
     rank: int,
     key: RandomKey,
     first: dict[str, PyTree],
@@ -181,7 +181,7 @@ def first_shared(
     return stiefel.random(key, like.moment.dim, rank, like.moment.trace.dtype).T
 
 
-def first_local(rank: int, key: RandomKey, data: Member, warm_start: Personalized | None) -> Rows:
+def initial_local(rank: int, key: RandomKey, data: Member, warm_start: Personalized | None) -> Rows:
     """Return a client's first components: the warm start's, or random."""
     if warm_start is not None and warm_start.local is not None:
         return warm_start.local.T

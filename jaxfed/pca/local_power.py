@@ -19,7 +19,7 @@ from jaxfed.pca.components import Frame
 from jaxfed.pca.subspace_iteration import Accelerated
 
 
-class Broadcast(NamedTuple):
+class Downlink(NamedTuple):
     """Downlink."""
 
     shared: Frame
@@ -96,14 +96,14 @@ class LocalPower(Accelerated, Measured):
         steps = jnp.asarray(self.local_steps, jnp.int32)
         return PowerServer(self._first(key, first, like, warm_start), steps)
 
-    def client_init(self, key, downlink: Broadcast, data: Member, warm_start) -> None:
+    def client_init(self, key, downlink: Downlink, data: Member, warm_start) -> None:
         """Return None: clients keep no state."""
 
-    def downlink(self, server: PowerServer) -> Broadcast:
+    def downlink(self, server: PowerServer) -> Downlink:
         """Return the components and the number of products to make."""
-        return Broadcast(server.common.shared, server.steps)
+        return Downlink(server.common.shared, server.steps)
 
-    def client_step(self, key, downlink: Broadcast, local: None, data: Member):
+    def client_step(self, key, downlink: Downlink, local: None, data: Member):
         """Make as many products with the client's matrix as the server asks for."""
         z, steps = downlink
         first = data.moment.mv(z)

@@ -81,7 +81,7 @@ class LocalProbabilisticPCA(_Descent):
 
     def client_init(self, key, downlink: None, data: Member, warm_start) -> Rows:
         """Return the warm start's components, or random ones."""
-        return likelihood.first_local(self.rank, key, data, warm_start)
+        return likelihood.initial_local(self.rank, key, data, warm_start)
 
     def client_step(self, key, downlink: None, local: Rows, data: Member):
         """Take a gradient step."""
@@ -164,7 +164,7 @@ class GlobalProbabilisticPCA(_Descent):
 
     def server_init(self, key, first: dict[str, PyTree], like, warm_start) -> Server:
         """Return the components, and the curvature if the step size is automatic."""
-        shared, curvature = likelihood.first_shared(self.rank, key, first, like, warm_start), None
+        shared, curvature = likelihood.initial_shared(self.rank, key, first, like, warm_start), None
         if self.step_size is None:
             # The mean of largest eigenvalues bounds that of the mean, which a pooled start knows.
             curvature = first.get("curvature")

@@ -24,7 +24,7 @@ from jaxtyping import Array, Float, Int, Key
 from jaxfed._checks import check_number, checked_key
 from jaxfed.contract import check_count, check_instance
 from jaxfed.core.clients.clients import Clients
-from jaxfed.core.clients.samples import check_samples
+from jaxfed.core.clients.samples import check_complete_samples
 from jaxfed.pca._rank_evidence import evidence_of, last_above
 
 # A number of components is certain if the last one's score is at least that many thresholds, and
@@ -172,7 +172,7 @@ def suggest_ranks(
         (2, 2)
     """
     check_instance("clients", clients, Clients, "jaxfed.Clients")
-    check_samples(clients, "suggest_ranks")
+    check_complete_samples(clients, "suggest_ranks")
     for name, count, least in (
         ("most_shared", most_shared, 1),
         ("most_local", most_local, 1),

@@ -37,14 +37,14 @@ from jaxfed.core.clients.samples import Samples, other_data
 from jaxfed.core.contract.reduction import Gram, Symmetric
 from jaxfed.linalg import Moment, matmul
 from jaxfed.pca._tucker import (
-    Factors,
     Member,
+    ModeFactors,
     Pair,
     Scalar,
     Updates,
-    components,
     energy,
     factors_of,
+    kronecker_product,
     nearest,
     replaced,
     second,
@@ -65,7 +65,7 @@ LocalFrame = Float[Array, "features local_rank"]
 class Server(NamedTuple):
     """The server's state."""
 
-    factors: Factors
+    factors: ModeFactors
     turns: Float[Array, " modes"]  # how far the last update turned each factor, from 0 to 1
 
 
@@ -190,11 +190,11 @@ class PerTucker(Updates, DifferentiatedThrough, HasRemarks):
             factors = factors_of(warm_start.shared, self.shape, self.shared_ranks)
         return Server(factors, jnp.ones(len(self.shape), factors[0].dtype))
 
-    def downlink(self, server: Server) -> Factors:
+    def downlink(self, server: Server) -> ModeFactors:
         """Return the shared factors."""
         return server.factors
 
-    def client_init(self, key, downlink: Factors, data: Member, warm_start) -> Factors:
+    def client_init(self, key, downlink: ModeFactors, data: Member, warm_start) -> ModeFactors:
         """Return the warm start's local factors, or the best ones of each mode by itself."""
         if warm_start is None or warm_start.local is None:
             return self.first_local(downlink, data)
@@ -202,11 +202,11 @@ class PerTucker(Updates, DifferentiatedThrough, HasRemarks):
             downlink, factors_of(warm_start.local, self.shape, self.local_ranks)
         ).local
 
-    def client_step(self, key, downlink: Factors, local: Factors, data: Member):
+    def client_step(self, key, downlink: ModeFactors, local: ModeFactors, data: Member):
         """Update the local factor of the last round's mode, and send the moment of this round's."""
         pair = self.aligned(downlink, local)
 
-        def step(k: int) -> tuple[Array, Factors, Scalar]:
+        def step(k: int) -> tuple[Array, ModeFactors, Scalar]:
             # The server has updated the last round's mode since, so its local factors follow first;
             # `aligned` has only projected them.
             last = (k - 1) % len(self.shape)
@@ -234,13 +234,13 @@ class PerTucker(Updates, DifferentiatedThrough, HasRemarks):
         server = self._in_mode(step)
         return server, {"stopping_measure": jnp.max(server.turns)}
 
-    def client_result(self, downlink: Factors, local: Factors, data: Member) -> Frame:
+    def client_result(self, downlink: ModeFactors, local: ModeFactors, data: Member) -> Frame:
         """Update all local factors once more, and return their products."""
-        return components(self.update_all_local(downlink, local, data))
+        return kronecker_product(self.update_all_local(downlink, local, data))
 
     def shared_result(self, server: Server) -> Frame:
         """Return the products of the shared factors."""
-        return components(server.factors)
+        return kronecker_product(server.factors)
 
     @property
     def energy_weighted(self) -> bool:
@@ -298,14 +298,14 @@ class AllModes(Updates, HasBases):
         uplink = tuple(Symmetric(triangle(x)) for x in moments)
         rest = data.energy - energy(moments[0], shared[0])
         # Eigenvectors may change signs or turn from round to round, and a fixed point must not.
-        return uplink, nearest(components(own), local), {"objective": rest}
+        return uplink, nearest(kronecker_product(own), local), {"objective": rest}
 
     def server_step(self, key, server: Frame, uplink):
         """Update all shared factors."""
         before = factors_of(server, self.shape, self.shared_ranks)
         each = enumerate(zip(uplink, before, strict=True))
         updated = [self.update_shared(k, moment_received(x).matrix(), u) for k, (x, u) in each]
-        return nearest(components(tuple(updated)), server), {}
+        return nearest(kronecker_product(tuple(updated)), server), {}
 
     def bases(self, server: Frame, local: LocalFrame) -> Bases:
         """Return the shared components and a client's local ones."""

@@ -25,7 +25,7 @@ from jaxfed.core.clients.samples import Samples
 from jaxfed.core.contract.reduction import Gram, Mean, Symmetric
 from jaxfed.linalg import Moment
 from jaxfed.linalg.division import ratio
-from jaxfed.pca._quasi_newton import Evaluation, Memory, begin, climb, norm
+from jaxfed.pca._quasi_newton import Evaluation, Memory, climb, frobenius_norm, initial_memory
 from jaxfed.pca._reduced import evaluate
 from jaxfed.pca.components import (
     Frame,
@@ -168,7 +168,7 @@ class VarProPerPCA(Algorithm, DifferentiatedThrough, HasRemarks):
         model = self._model.server_init(key, {"moment": first}, like.prepared, warm_start)
         shared = model.shared.T
         one = jnp.ones((), shared.dtype)
-        return Server(begin(shared, pairs=self.memory), jnp.nan * one, one)
+        return Server(initial_memory(shared, pairs=self.memory), jnp.nan * one, one)
 
     def downlink(self, server: Server) -> Frame:
         """Return the trial point, which as a result is one step beyond the last accepted point."""
@@ -185,7 +185,7 @@ class VarProPerPCA(Algorithm, DifferentiatedThrough, HasRemarks):
         return (
             Uplink(
                 deflate(part.product, downlink),
-                unit * norm(part.product / unit),
+                unit * frobenius_norm(part.product / unit),
                 part.captured,
                 Mean(data.fingerprint),
             ),

@@ -17,7 +17,7 @@ from jaxfed.core.clients.clients import Clients
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
 from jaxfed.core.run.arguments import LOSSLESS, checked_warm_start, problem_of
 from jaxfed.core.run.compiling import compiler_options
-from jaxfed.core.run.loop import Options, prepare
+from jaxfed.core.run.loop import Options, prepare_run
 from jaxfed.core.run.runner import programs, whole_run
 from jaxfed.core.run.solution import Solution
 from jaxfed.core.wire.wire import Wire
@@ -27,7 +27,7 @@ _SMALLEST = 64  # clients; smaller blocks are not tried
 _UNITS = {"T": 2**40, "G": GIB, "M": 2**20, "K": 2**10, "": 1}
 
 
-class Memory(NamedTuple):
+class MemoryUse(NamedTuple):
     """Bytes on one device, by the compiler's own analysis."""
 
     arguments: int
@@ -71,7 +71,7 @@ class Plan(NamedTuple):
     clients: int
     fits: bool | None
     chunk_size: int | None
-    memory: Memory | None
+    memory: MemoryUse | None
     needed: int
     available: int | None
     bytes_up: float
@@ -240,7 +240,9 @@ def _attempt(place: Target, run: _Run, mapped: Backend, size: int | None) -> _At
     # Shapes stand in for arrays, so that nothing is computed or stored here.
     key = jax.eval_shape(lambda: jax.random.key(0))
     problem, start = jax.eval_shape(made, run.algorithm, run.clients, key, run.warm_start)
-    costs = jax.eval_shape(lambda *both: prepare(both[0], both[1], run.rounds)[2], problem, start)
+    costs = jax.eval_shape(
+        lambda *both: prepare_run(both[0], both[1], run.rounds)[2], problem, start
+    )
     spread = jax.sharding.NamedSharding(place.mesh(), jax.sharding.PartitionSpec(AXIS))
 
     def along(tree: PyTree) -> PyTree:
@@ -279,9 +281,9 @@ def _used(message: str) -> int | None:
     return None if match is None else round(float(match[1]) * _UNITS[match[2]])
 
 
-def _memory(found: Compiled) -> Memory:
+def _memory(found: Compiled) -> MemoryUse:
     analysis = found.program.memory_analysis()
-    return Memory(
+    return MemoryUse(
         arguments=analysis.argument_size_in_bytes,
         outputs=analysis.output_size_in_bytes - analysis.alias_size_in_bytes,
         temporaries=analysis.temp_size_in_bytes,

@@ -96,7 +96,7 @@ def confusion(
 
 
 def _heat_map(
-    target: drawing.Target, values: Float[np.ndarray, "rows columns"], **options: Any
+    target: drawing.DrawingTarget, values: Float[np.ndarray, "rows columns"], **options: Any
 ) -> None:
     image = target.axes.imshow(values, cmap="viridis", vmin=0, vmax=1, **options)
     drawing.bare(target.axes)

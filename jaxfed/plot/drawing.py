@@ -17,7 +17,7 @@ GREY = "#6b7280"
 MOST_FEATURES = 60  # with more features, their names are not written
 
 
-class Target(NamedTuple):
+class DrawingTarget(NamedTuple):
     """Axes to draw into, and what the plotting function returns: a new figure or given axes."""
 
     axes: Any
@@ -38,13 +38,13 @@ def canvas(figure: Any, width: float, height: float) -> Any:
     return new
 
 
-def one_axes(figure: Any, ax: Any, width: float, height: float) -> Target:
+def one_axes(figure: Any, ax: Any, width: float, height: float) -> DrawingTarget:
     """Axes for a single plot: the given ones, or those of a figure of this size in inches."""
     _check_place(figure, ax)
     if ax is not None:
-        return Target(ax, ax)
+        return DrawingTarget(ax, ax)
     figure = canvas(figure, width, height)
-    return Target(figure.subplots(), figure)
+    return DrawingTarget(figure.subplots(), figure)
 
 
 def within(figure: Any, ax: Any) -> Any:

@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float
 
 from jaxfed.contract import Algorithm, Bases, HasBases, check_count
 from jaxfed.core.clients.imputation import Imputation
-from jaxfed.core.clients.samples import Rows, check_rows
+from jaxfed.core.clients.samples import SampleRows, check_rows
 from jaxfed.core.common.printing import is_known
 from jaxfed.linalg.division import ratio
 
@@ -27,7 +27,7 @@ TYPICAL_WEIGHT = 0.2
 Row = Float[Array, " features"]
 
 
-class Spread(NamedTuple):
+class ClientVariances(NamedTuple):
     """How much clients differ in each feature: the variances of their local parts."""
 
     mean: Row
@@ -40,7 +40,7 @@ class Model(NamedTuple):
     mean: Row
     loadings: Float[Array, "features shared_rank"]
     noise: Row  # variances
-    spread: Spread
+    spread: ClientVariances
 
 
 class Server(NamedTuple):
@@ -79,7 +79,7 @@ class Uplink(NamedTuple):
     gradient: Float[Array, "features shared_rank"]  # of the squared error by the loadings
     curvature: Float[Array, ""]  # of the squared error by a feature's loadings; an upper bound
     error: Row  # expected squared error of the observed entries
-    spread: Spread
+    spread: ClientVariances
 
 
 @final
@@ -156,7 +156,7 @@ class Impute(Algorithm, HasBases):
                     f"warm_start: wanted models of Impute with loadings {wanted}, got {got}"
                 )
 
-    def prepare(self, data: Rows, client_id, rounds) -> Member:
+    def prepare(self, data: SampleRows, client_id, rounds) -> Member:
         """Replace missing entries by zeros, and remember where they are."""
         observed = data.observed
         values = jnp.where(observed, data.values, 0).astype(data.count.dtype)
@@ -187,7 +187,7 @@ class Impute(Algorithm, HasBases):
             )
         noise = jnp.maximum(variance, LEAST_NOISE * typical) / 2
         spread = FIRST_SPREAD * jnp.maximum(variance, jnp.finfo(mean.dtype).eps * typical)
-        return Server(Model(mean, loadings, noise, Spread(spread, spread)), observed)
+        return Server(Model(mean, loadings, noise, ClientVariances(spread, spread)), observed)
 
     def downlink(self, server: Server) -> Model:
         """Return the common part of the model."""
@@ -248,7 +248,7 @@ class Impute(Algorithm, HasBases):
             (product - fitted)[:, :shared_rank] / data.size,
             _norm(second[:, :shared_rank, :shared_rank].sum(axis=0) / data.size),
             error / data.size,
-            Spread(squares[:, -1], squares[:, :-1].mean(axis=1)),
+            ClientVariances(squares[:, -1], squares[:, :-1].mean(axis=1)),
         )
         return uplink, local, {"objective": jnp.sum(error) / jnp.sum(observed)}
 
@@ -290,7 +290,7 @@ class Impute(Algorithm, HasBases):
         self, model: Model, local: Local, observed: Float[Array, "samples features"]
     ) -> Imputation:
         information = observed.sum(axis=0) / model.noise
-        variances = Spread(*(1 / (information + 1 / prior) for prior in model.spread))
+        variances = ClientVariances(*(1 / (information + 1 / prior) for prior in model.spread))
         zeros = jnp.zeros_like(model.loadings)
         own = jnp.broadcast_to(variances.loadings[:, None], local.loadings.shape)
         return Imputation(
@@ -309,7 +309,7 @@ class Impute(Algorithm, HasBases):
         return jnp.concatenate([many, mean[:, None]], axis=1)
 
 
-def _times_observed(data: Rows) -> np.ndarray:
+def _times_observed(data: SampleRows) -> np.ndarray:
     """Count how often each feature was observed, with NumPy: `jit` may close over the data."""
     values, count = np.asarray(data.values), np.asarray(data.count)
     real = np.arange(values.shape[1]) < count[:, None]

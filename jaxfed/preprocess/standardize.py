@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from jaxfed.contract import Algorithm, check_flag, check_name
-from jaxfed.core.clients.samples import IncompleteSamples, Rows, check_rows
+from jaxfed.core.clients.samples import IncompleteSamples, SampleRows, check_rows
 from jaxfed.core.clients.standardization import Standardization
 from jaxfed.reduction import Gather, Sum
 
@@ -194,7 +194,7 @@ class Standardize(Algorithm):
         return Moments(*jax.tree.map(mean, (sums.first, sums.second)))
 
 
-def _sums(data: Rows, about: Row | float) -> _Sums:
+def _sums(data: SampleRows, about: Row | float) -> _Sums:
     """Return ONE client's sums of deviations from a reference."""
     observed = data.observed
     apart = jnp.where(observed, data.values.astype(data.count.dtype) - about, 0)
@@ -215,7 +215,7 @@ def _over(total: Array, count: Array) -> Array:
     return total / jnp.maximum(count, 1)
 
 
-def _own(data: Rows) -> Moments:
+def _own(data: SampleRows) -> Moments:
     """Compute ONE client's mean and variance in two passes, the first a rough one."""
     rough = _sums(data, 0.0)
     about = _over(rough.first, rough.counts)

@@ -52,7 +52,7 @@ def paragraph(text: str, *, note: bool = False) -> str:
 def facts(rows: Mapping[str, Any]) -> str:
     """A table of names and values."""
     cells = (
-        f'<tr><th scope="row">{escape(k)}</th><td>{escape(shown(v))}</td></tr>'
+        f'<tr><th scope="row">{escape(k)}</th><td>{escape(cell_text(v))}</td></tr>'
         for k, v in rows.items()
     )
     return _scrolled(f"<tbody>{''.join(cells)}</tbody>")
@@ -66,7 +66,7 @@ def table(rows: Sequence[Mapping[str, Any]], *, marked: int | None = None) -> st
     head = "".join(f'<th scope="col"{looks[name]}>{escape(name)}</th>' for name in names)
     body = ""
     for place, row in enumerate(rows):
-        cells = "".join(f"<td{looks[name]}>{escape(shown(row[name]))}</td>" for name in names)
+        cells = "".join(f"<td{looks[name]}>{escape(cell_text(row[name]))}</td>" for name in names)
         body += f'<tr class="marked">{cells}</tr>' if place == marked else f"<tr>{cells}</tr>"
     return _scrolled(f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>")
 
@@ -106,7 +106,7 @@ def figure(drawn: Any, caption: str, number: int) -> str:
     return f"<figure>{text}<figcaption>{escape(caption)}</figcaption></figure>"
 
 
-def shown(value: Any) -> str:
+def cell_text(value: Any) -> str:
     """A value as text in a table."""
     if value is None:
         return ""

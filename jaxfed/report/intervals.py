@@ -9,14 +9,14 @@ from jaxfed import plot
 from jaxfed.inference import Confidence, Interval
 from jaxfed.report._page import Section, folded, paragraph, table
 
-Row = dict[str, Any]
+TableRow = dict[str, Any]
 AGAIN = {
     "samples": "each client's samples: what would other samples of these clients give?",
     "clients": "the clients: what would other clients of the same kind give?",
 }
 
 
-def shared_rows(confidence: Confidence) -> list[Row]:
+def shared_rows(confidence: Confidence) -> list[TableRow]:
     """Return what holds for all clients together; angles have upper bounds only."""
     rows = [_bound("angle of the shared subspace (degrees)", confidence.angle)]
     for group, angle in zip(confidence.groups, confidence.group_angles.tolist(), strict=True):
@@ -31,7 +31,7 @@ def shared_rows(confidence: Confidence) -> list[Row]:
     return rows
 
 
-def client_rows(confidence: Confidence, names: Sequence[str]) -> list[Row]:
+def client_rows(confidence: Confidence, names: Sequence[str]) -> list[TableRow]:
     """Return what holds for each client."""
     return [
         _row(f"energy of {name} outside the shared subspace (%)", Interval(*parts), 100)
@@ -84,11 +84,11 @@ def section(
     )
 
 
-def _bound(quantity: str, radians: float) -> Row:
+def _bound(quantity: str, radians: float) -> TableRow:
     degrees = float(np.degrees(radians))
     return {"quantity": quantity, "estimate": None, "lower": 0.0, "upper": degrees}
 
 
-def _row(quantity: str, interval: Interval, scale: float = 1) -> Row:
+def _row(quantity: str, interval: Interval, scale: float = 1) -> TableRow:
     parts = zip(interval._fields, interval, strict=True)
     return {"quantity": quantity} | {name: scale * float(value) for name, value in parts}

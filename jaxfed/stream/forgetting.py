@@ -20,7 +20,7 @@ from jaxfed.linalg.derivatives import zero_with_derivative
 from jaxfed.linalg.division import ratio
 from jaxfed.linalg.precision import precise
 
-Rows = Float[Array, "rows features"]
+MomentRows = Float[Array, "rows features"]
 
 
 class _Union(NamedTuple):
@@ -207,7 +207,7 @@ def _merged_of_one(
     return _sketched(jnp.concatenate(rows), count, trace, rank)
 
 
-def _root(moment: Moment) -> Rows:
+def _root(moment: Moment) -> MomentRows:
     """Return rows F with `S = Fᵀ F`.
 
     Raises:
@@ -218,7 +218,9 @@ def _root(moment: Moment) -> Rows:
     return moment.samples.astype(moment.count.dtype) / jnp.sqrt(jnp.maximum(moment.count, 1))
 
 
-def _sketched(rows: Rows, count: Float[Array, ""], trace: Float[Array, ""], rank: int) -> Moment:
+def _sketched(
+    rows: MomentRows, count: Float[Array, ""], trace: Float[Array, ""], rank: int
+) -> Moment:
     """Sketch rows F by `rank` rows, by frequent directions."""
     if len(rows) <= rank:
         kept = jnp.pad(rows, ((0, rank - len(rows)), (0, 0)))

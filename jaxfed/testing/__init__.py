@@ -134,10 +134,10 @@ def check_algorithm(
             data = jax.tree.map(lambda x: jnp.roll(x, 1, axis=0), clients.data)
             others = eqx.tree_at(lambda c: c.data, clients, data)
         case = _case.Case(
-            algorithm=_compare.cast(algorithm, np.float64),
-            clients=_compare.cast(clients, np.float64),
-            others=_compare.cast(others, np.float64),
-            wider=_compare.cast(algorithm if wider is None else wider, np.float64),
+            algorithm=_compare.floats_as(algorithm, np.float64),
+            clients=_compare.floats_as(clients, np.float64),
+            others=_compare.floats_as(others, np.float64),
+            wider=_compare.floats_as(algorithm if wider is None else wider, np.float64),
             key=jax.random.key(0) if key is None else key,
             rounds=rounds,
             essence=essence or (lambda result: result),

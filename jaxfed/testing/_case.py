@@ -106,7 +106,7 @@ class Case:
         """One client's first message, a downlink and an uplink, filled with random numbers."""
 
         def made(algorithm, clients, key):
-            problem, state = before_rounds(algorithm, clients, key, self.rounds, None)
+            problem, state = problem_and_state(algorithm, clients, key, self.rounds, None)
             data, local = first_of((problem.clients.data, state.local))
             first = contract.first_message(algorithm, key, data, None)
             downlink = state.downlink.receiver
@@ -132,7 +132,7 @@ def _run(algorithm, clients, key, channel=None, participation=None, backend=None
 _solve = jax.jit(_run, static_argnames="rounds")
 
 
-def before_rounds(algorithm, clients, key, rounds, participants):
+def problem_and_state(algorithm, clients, key, rounds, participants):
     """Return the problem, and the state before the first round."""
     problem, start = problem_of(
         algorithm, clients, rounds, key, None, channel.lossless(), participants, backend.vmap()
@@ -145,7 +145,7 @@ def chunk(case: Case) -> int:
     return max(1, case.rounds // 2)
 
 
-def chunked(
+def fit_in_chunks(
     case: Case, algorithm: Algorithm, clients: Clients, key: Key[Array, ""], **options: Any
 ) -> Solution:
     """Run `fit` in two or three chunks."""
@@ -179,7 +179,7 @@ class Foreign(eqx.Module):
     unknown: Array
 
 
-def scaled(algorithm: Algorithm, factor: float) -> Algorithm:
+def with_scaled_hyperparameters(algorithm: Algorithm, factor: float) -> Algorithm:
     """Multiply all hyperparameters of an algorithm by a factor."""
     return jax.tree.map(lambda x: factor * x if eqx.is_inexact_array(x) else x, algorithm)
 

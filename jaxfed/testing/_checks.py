@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxfed.core.clients.samples import Rows, Samples
+from jaxfed.core.clients.samples import SampleRows, Samples
 from jaxfed.core.run.rollout import rollout
 from jaxfed.core.sweeps.sweep import stack
 from jaxfed.gcca.views import View
@@ -16,17 +16,17 @@ from jaxfed.testing._case import (
     Case,
     Foreign,
     Skipped,
-    chunked,
     combination,
+    fit_in_chunks,
     more_rows,
-    scaled,
+    with_scaled_hyperparameters,
 )
 from jaxfed.testing._compare import (
-    alike,
-    cast,
+    check_finite,
+    check_same_shapes,
     compilations,
-    finite,
     floating,
+    floats_as,
     measured,
     refused,
     unpadded,
@@ -37,7 +37,7 @@ def check_structure(case: Case) -> None:
     one, three = (case.shapes(case.algorithm, case.clients, rounds) for rounds in (1, 3))
     for name in ("state", "result"):
         sentence = f"the {name} has the same shapes and types after one round and after three"
-        alike(getattr(three, name), getattr(one, name), sentence)
+        check_same_shapes(getattr(three, name), getattr(one, name), sentence)
     first, downlink, uplink = case.messages
     everything = {"first message": first, "downlink": downlink, "uplink": uplink}
     everything |= {"server": one.server, "local": one.local, "result": one.result}
@@ -61,7 +61,7 @@ def check_structure(case: Case) -> None:
                 f"the history has one number per round: got shape {leaf.shape} of {name} after 3"
             )
     solution = case.solve()
-    finite(case.says(solution), "the result and the objective are finite")
+    check_finite(case.says(solution), "the result and the objective are finite")
     if case.constraint is not None:
         case.constraint(solution.result)
 
@@ -69,7 +69,7 @@ def check_structure(case: Case) -> None:
 def check_types(case: Case) -> None:
     for bits, dtype in ((False, np.float32), (True, np.float64), (True, np.float32)):
         with jax.enable_x64(bits):
-            algorithm, clients = cast(case.algorithm, dtype), cast(case.clients, dtype)
+            algorithm, clients = floats_as(case.algorithm, dtype), floats_as(case.clients, dtype)
             solution = case.shapes(algorithm, clients, 2)
         history = {k: x for k, x in solution.history.items() if not k.startswith("bits")}
         trees = {"result": solution.result, "server": solution.server, "local": solution.local}
@@ -83,17 +83,17 @@ def check_types(case: Case) -> None:
                 )
     if case.constraint is not None:
         with jax.enable_x64(False):
-            single = cast(case.algorithm, np.float32), cast(case.clients, np.float32)
+            single = floats_as(case.algorithm, np.float32), floats_as(case.clients, np.float32)
             case.constraint(case.solve(*single).result)
 
 
 def check_compilation(case: Case) -> None:
     def runs(algorithm, clients, key):
         case.solve(algorithm, clients, key)
-        chunked(case, algorithm, clients, key)
+        fit_in_chunks(case, algorithm, clients, key)
 
     another = jax.random.fold_in(case.key, 1)
-    second = scaled(case.algorithm, 0.9)
+    second = with_scaled_hyperparameters(case.algorithm, 0.9)
     runs(case.algorithm, case.clients, case.key)
     with compilations() as compiled:
         runs(second, case.others, another)
@@ -106,17 +106,17 @@ def check_compilation(case: Case) -> None:
 
 def check_host(case: Case) -> None:
     traced = case.solve()
-    driven = chunked(case, case.algorithm, case.clients, case.key)
+    driven = fit_in_chunks(case, case.algorithm, case.clients, case.key)
     sentence = "fit gives what rollout gives"
     if driven.rounds != int(traced.rounds):
         raise AssertionError(f"{sentence}: {driven.rounds} rounds and {int(traced.rounds)}")
-    alike(driven.result, traced.result, sentence)
+    check_same_shapes(driven.result, traced.result, sentence)
     case.same(case.says(driven), case.says(traced), sentence)
     case.same(dict(driven.history), dict(traced.history), sentence)
 
 
 def check_vmap(case: Case) -> None:
-    algorithms = [case.algorithm, scaled(case.algorithm, 0.8)]
+    algorithms = [case.algorithm, with_scaled_hyperparameters(case.algorithm, 0.8)]
     clients, keys = [case.clients, case.others], jax.random.split(case.key)
     several = jax.jit(jax.vmap(lambda *given: case.says(case.solve(*given))))(
         stack(algorithms), stack(clients), keys
@@ -144,7 +144,7 @@ def check_gradients(case: Case) -> None:
     at = jax.tree.map(lambda x: jnp.asarray(np.asarray(x)), (numbers, values))
     function = jax.jit(jax.value_and_grad(loss))
     result, gradient = function(at)
-    finite(gradient, "derivatives by hyperparameters and data are finite")
+    check_finite(gradient, "derivatives by hyperparameters and data are finite")
     # Missing numbers, which are NaN, stay NaN and do not count.
     changes = jax.tree.map(lambda x, g: float(jnp.nanmax(jnp.abs(x * g))), values, gradient[1])
     if not max(jax.tree.leaves(changes), default=0) > 1e-6 * abs(float(result)):
@@ -185,7 +185,7 @@ def check_order(case: Case) -> None:
 def check_padding(case: Case) -> None:
     count = len(case.clients)
     pad = case.pad
-    if pad is None and isinstance(case.clients.data, Rows):
+    if pad is None and isinstance(case.clients.data, SampleRows):
         pad = more_rows
     if pad is None:
         case.skipped["padding of the data"] = "pad= was not given"

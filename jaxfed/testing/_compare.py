@@ -30,7 +30,7 @@ def measured(x: Any) -> bool:
     return eqx.is_inexact_array(x) and bool((np.asarray(x) % 1 != 0).any())
 
 
-def cast(tree: PyTree, dtype: Any) -> PyTree:
+def floats_as(tree: PyTree, dtype: Any) -> PyTree:
     """Convert floating-point numbers to a type; weakly typed scalars stay weakly typed."""
 
     def cast(x):
@@ -43,7 +43,7 @@ def cast(tree: PyTree, dtype: Any) -> PyTree:
     return jax.tree.map(cast, tree)
 
 
-def alike(given: PyTree, wanted: PyTree, sentence: str) -> None:
+def check_same_shapes(given: PyTree, wanted: PyTree, sentence: str) -> None:
     """Check that both have the same structure, shapes and types."""
     if jax.tree.structure(given) != jax.tree.structure(wanted):
         raise AssertionError(
@@ -81,7 +81,7 @@ def same(given: PyTree, wanted: PyTree, sentence: str, rtol: float, atol: float)
             )
 
 
-def finite(tree: PyTree, sentence: str) -> None:
+def check_finite(tree: PyTree, sentence: str) -> None:
     for path, x in jax.tree_util.tree_leaves_with_path(tree):
         bad = ~np.isfinite(numbers(x).astype(float))
         if bad.any():
@@ -101,7 +101,7 @@ def unpadded(x: Array, like: Array, sentence: str) -> np.ndarray:
     return np.asarray(x)[inside]
 
 
-def length(payload: PyTree) -> int:
+def checked_length(payload: PyTree) -> int:
     """Return the length of a payload in bytes, and check that it equals its counted bits."""
     length, bits = len(channel.to_bytes(payload)), int(channel.bits(payload))
     if 8 * length != bits:

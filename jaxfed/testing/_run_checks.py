@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxfed import backend, channel, participation
 from jaxfed.core.clients.clients import Clients
-from jaxfed.core.clients.samples import IncompleteSamples, Rows
+from jaxfed.core.clients.samples import IncompleteSamples, SampleRows
 from jaxfed.core.common.buckets import Buckets
 from jaxfed.core.contract.reduction import is_summed
 from jaxfed.core.round.rounds import one_round
@@ -26,13 +26,13 @@ from jaxfed.core.wire.wire import Wire, checked_wire
 from jaxfed.testing._case import (
     Case,
     Skipped,
-    before_rounds,
     chunk,
-    chunked,
     every_backend,
     every_channel,
+    fit_in_chunks,
+    problem_and_state,
 )
-from jaxfed.testing._compare import alike, finite, length, refused, same
+from jaxfed.testing._compare import check_finite, check_same_shapes, checked_length, refused, same
 
 
 def check_backends(case: Case) -> None:
@@ -46,7 +46,7 @@ def check_backends(case: Case) -> None:
 
 def check_buckets(case: Case) -> None:
     data = case.clients.data
-    if not isinstance(data, Rows):
+    if not isinstance(data, SampleRows):
         raise Skipped("buckets are of samples")
     # Two buckets, each padded to its own longest client.
     order = np.argsort(-np.asarray(data.count), kind="stable")
@@ -78,7 +78,7 @@ def unless_refused(what: str) -> Iterator[None]:
 
 def check_source(case: Case) -> None:
     data = case.clients.data
-    if not isinstance(data, Rows):
+    if not isinstance(data, SampleRows):
         raise Skipped("sources are of samples")
     counts = np.asarray(data.count).astype(int)
     values = [np.asarray(x[:n]) for x, n in zip(data.values, counts, strict=True)]
@@ -102,7 +102,7 @@ def check_participation(case: Case) -> None:
     chosen = participation.mask(present[None])
 
     def step(algorithm, clients, key):
-        problem, state = before_rounds(algorithm, clients, key, case.rounds, chosen)
+        problem, state = problem_and_state(algorithm, clients, key, case.rounds, chosen)
         return state.local, one_round(problem, state, WHOLE)[0].local
 
     given = case.algorithm, case.clients, case.key
@@ -128,7 +128,7 @@ def check_channels(case: Case) -> None:
     for message, through in zip(case.messages, sent(case.key, case.messages), strict=True):
         for payload, decoded in through:
             same(decoded, message, "a channel that loses nothing changes no bit", 0, 0)
-            length(payload)
+            checked_length(payload)
     if case.channels is None:
         through = case.solve(channel=Wire(exact, exact, exact))
         sentence = "a channel that loses nothing changes no number"
@@ -150,7 +150,7 @@ def check_channels(case: Case) -> None:
             case.skipped[f"channel {name}"] = str(refusal)
             continue
         bits = {k: x for k, x in solution.history.items() if k.startswith("bits")}
-        finite(
+        check_finite(
             (case.essence(solution.result), bits),
             f"a run through a channel has finite numbers: {name}",
         )
@@ -162,7 +162,7 @@ def check_channels(case: Case) -> None:
 
 
 def check_bits(case: Case) -> None:
-    first, downlink, uplink = map(length, case.messages)
+    first, downlink, uplink = map(checked_length, case.messages)
     history = case.solve().history
     number = np.arange(1, case.rounds + 1)
     wanted = {"bits_up": 8 * (first + uplink * number), "bits_down": 8 * downlink * number}
@@ -173,8 +173,10 @@ def check_bits(case: Case) -> None:
 def check_newcomers(case: Case) -> None:
     solution = case.solve()
     models = personalize(case.algorithm, solution, case.others, rounds=2, key=case.key)
-    alike(models.local, solution.result.local, "new clients' models are like the others'")
-    finite(case.essence(models), "new clients' models are finite")
+    check_same_shapes(
+        models.local, solution.result.local, "new clients' models are like the others'"
+    )
+    check_finite(case.essence(models), "new clients' models are finite")
     order = np.arange(len(case.clients))[::-1]
     reversed_clients = case.clients.take(order)
     options = channel.lossless(), None, backend.vmap()
@@ -192,7 +194,7 @@ class _Interruption(Exception):
 
 def check_checkpoint(case: Case) -> None:
     given = case.algorithm, case.clients, case.key
-    wanted = chunked(case, *given)
+    wanted = fit_in_chunks(case, *given)
     with tempfile.TemporaryDirectory() as folder:
         saved = Checkpoint(folder, every=chunk(case))
 
@@ -201,8 +203,8 @@ def check_checkpoint(case: Case) -> None:
             raise _Interruption
 
         with mock.patch.object(saved, "save", save_and_stop), contextlib.suppress(_Interruption):
-            chunked(case, *given, checkpoint=saved)
-        resumed = chunked(case, *given, checkpoint=saved)
+            fit_in_chunks(case, *given, checkpoint=saved)
+        resumed = fit_in_chunks(case, *given, checkpoint=saved)
     for name in ("result", "server", "local", "history", "state"):
         sentence = f"an interrupted run ends bit for bit like one that was not: {name}"
         same(getattr(resumed, name), getattr(wanted, name), sentence, 0, 0)

@@ -86,7 +86,7 @@ def test_components_that_move_all_at_once_differ(fresh, monkeypatch):
         return jnp.maximum(factor + jnp.nan_to_num(step), 0)
 
     jax.clear_caches()
-    monkeypatch.setattr(inmf_code, "descend", at_once)
+    monkeypatch.setattr(inmf_code, "hals_sweep", at_once)
     assert (5.0, 7, inmf.OBJECTIVE) in differing(run())
 
 

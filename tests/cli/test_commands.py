@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import jaxfed as jf
-from jaxfed.cli import SUMMARIES, _report, load, main, parse
+from jaxfed.cli import SUMMARIES, _report, load_command, main, parse
 from jaxfed.cli._options import descriptions
 from jaxfed.cli.fit import GROUPS, pca
 from jaxfed.core.common.files import locked
@@ -394,7 +394,7 @@ def leaves(command, words=()):
 def described():
     found = {}
     for name in SUMMARIES:
-        found |= leaves(load(name), (name,))
+        found |= leaves(load_command(name), (name,))
     return found
 
 
@@ -472,11 +472,11 @@ def test_a_terminal_gets_a_table_by_rich_and_a_pipe_plain_text(monkeypatch):
         _report.show(rows)
         return file.getvalue()
 
-    assert printed(False) == _report.table(rows) + "\n"
+    assert printed(False) == _report.text_table(rows) + "\n"
     drawn = printed(True)
     assert "─" in drawn and "[red]a[/red]" in drawn and re.search(r"12\.5", drawn)
     monkeypatch.setattr(_report, "find_spec", lambda name: None)
-    assert printed(True) == _report.table(rows) + "\n"
+    assert printed(True) == _report.text_table(rows) + "\n"
 
 
 def test_help_is_there_at_once():
@@ -556,7 +556,7 @@ def test_reproduce_is_a_command(capsys):
 
 def test_tables_are_aligned():
     rows = [{"method": "Local", "error": 1234.5678}, {"method": "Pooled", "error": None}]
-    assert _report.table(rows).splitlines() == [
+    assert _report.text_table(rows).splitlines() == [
         "method  error",
         "------  -----",
         "Local    1235",
@@ -566,7 +566,7 @@ def test_tables_are_aligned():
 
 def test_tables_move_no_cursor():
     rows = [{"client\x1b[2J": "a\nb", "error": 1.0}]
-    assert _report.table(rows).splitlines()[::2] == [
+    assert _report.text_table(rows).splitlines()[::2] == [
         r"client\x1b[2J  error",
         "a\\nb               1",
     ]

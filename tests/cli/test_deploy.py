@@ -107,7 +107,7 @@ def app(tmp_path, capsys, monkeypatch):
         for name in [name for name in sys.modules if name.split(".")[0] == "federation"]:
             del sys.modules[name]
 
-    monkeypatch.setattr(local, "Local", start)
+    monkeypatch.setattr(local, "LocalFederation", start)
     folder = tmp_path / "app"
     main(["deploy", "new", str(folder), "--algorithm", "pooled", "--set", "rank=2"])
     np.save(tmp_path / "own.npy", np.ones((4, 6), np.float32))

@@ -21,7 +21,7 @@ from tests.helpers import ROOT, blocks
 pytest.importorskip("flwr")
 from jaxfed.deploy import worker
 from jaxfed.deploy.app import write_app
-from jaxfed.deploy.local import Local, family, kill
+from jaxfed.deploy.local import LocalFederation, family, kill
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 CLIENTS = 3
@@ -82,7 +82,9 @@ def test_tls_and_node_authentication(tmp_path, environment, clients):
     nodes[1]["worker"] = False  # its messages' processes answer themselves
     environment |= {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "programs")}
     options = secured(tmp_path / "keys")
-    with Local(tmp_path / "flower", nodes, options=options, environment=environment) as local:
+    with LocalFederation(
+        tmp_path / "flower", nodes, options=options, environment=environment
+    ) as local:
         start_secured(local)
         run = local.begin(app, {"out": str(app / "out")})
         saved = finish(local, run, app / "out", 240)
@@ -120,7 +122,9 @@ def test_a_killed_node_and_a_killed_server(tmp_path, environment, clients):
     code.write_text(text.replace("key=0,", "key=0, deadline=150,"))
     environment |= {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "programs")}
     states = app / "out" / "server"
-    with Local(tmp_path / "flower", configs(tmp_path, clients), environment=environment) as local:
+    with LocalFederation(
+        tmp_path / "flower", configs(tmp_path, clients), environment=environment
+    ) as local:
         local.start()
         local.begin(app, {"out": str(app / "out")})
         wait_for(states / "00000001.npz", 200)
@@ -158,7 +162,9 @@ def test_a_killed_superlink(tmp_path, environment, clients):
     database = ("--database", str(tmp_path / "superlink.db"))
     options = options._replace(link=(*options.link, *database))
     states = app / "out" / "server"
-    with Local(tmp_path / "flower", nodes, options=options, environment=environment) as local:
+    with LocalFederation(
+        tmp_path / "flower", nodes, options=options, environment=environment
+    ) as local:
         start_secured(local)
         first = local.begin(app, {"out": str(app / "out")})
         wait_for(states / "00000001.npz", 300)

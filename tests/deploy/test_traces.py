@@ -12,7 +12,7 @@ from tests.examples import draw_samples
 
 pytest.importorskip("flwr")
 from jaxfed.deploy.app import write_app
-from jaxfed.deploy.local import Local, Options
+from jaxfed.deploy.local import FlowerOptions, LocalFederation
 from jaxfed.deploy.messages import packet_of
 from tests.deploy.federation import Federation
 from tests.deploy.test_engine import CLIENTS, configs, finish
@@ -104,8 +104,10 @@ def test_the_server_writes_no_unmasked_message(tmp_path, environment, messages):
     }
     found = {}
     database = ("--database", str(tmp_path / "flower" / "superlink.db"))
-    options = Options(link=("--insecure", *database))
-    with Local(tmp_path / "flower", nodes, options=options, environment=environment) as local:
+    options = FlowerOptions(link=("--insecure", *database))
+    with LocalFederation(
+        tmp_path / "flower", nodes, options=options, environment=environment
+    ) as local:
         local.start()
         for name, channel in (
             (

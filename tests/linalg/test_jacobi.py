@@ -138,4 +138,4 @@ def test_order_and_first_among_equals():
     vectors = jnp.asarray([[0.5, -2, 0], [-2, 1, 0], [2, 2, 0], [0, 0, 0]])
     signs = with_sign(vectors) * vectors
     assert (signs[:, :2] <= 0).all() and (with_sign(vectors)[:, 2] == 0).all()
-    assert (_jacobi.first_of(vectors == 2).sum(0) == jnp.asarray([1, 1, 0])).all()
+    assert (_jacobi.first_true(vectors == 2).sum(0) == jnp.asarray([1, 1, 0])).all()

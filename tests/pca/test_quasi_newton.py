@@ -9,7 +9,7 @@ import pytest
 from scipy.optimize import minimize
 
 import jaxfed as jf
-from jaxfed.pca._quasi_newton import Evaluation, _newton, begin, climb
+from jaxfed.pca._quasi_newton import Evaluation, _newton, climb, initial_memory
 from tests.helpers import solve
 
 FEATURES, RANK, CLIENTS, NOISE, TIGHT = 8, 2, 6, 0.3, 1e-3
@@ -92,7 +92,7 @@ def test_a_quadratic_function_takes_as_many_rounds_as_it_has_directions(x64):
     """With the components fixed, BFGS on a quadratic terminates."""
     curvatures = np.array([1.0, 3.0, 10.0])
     frame = jnp.eye(4, 1)
-    memory = begin(frame, jnp.zeros(3), jnp.ones(3))
+    memory = initial_memory(frame, jnp.zeros(3), jnp.ones(3))
     none, step = jnp.full(3, jnp.inf), jax.jit(climb)
     for _ in range(25):
         x = memory.trial.numbers
@@ -104,7 +104,7 @@ def test_a_quadratic_function_takes_as_many_rounds_as_it_has_directions(x64):
 
 def test_numbers_stay_within_their_limits(x64):
     frame = jnp.eye(4, 1)
-    memory = begin(frame, jnp.zeros(2), jnp.ones(2))
+    memory = initial_memory(frame, jnp.zeros(2), jnp.ones(2))
     least, most = jnp.array([-0.5, -5.0]), jnp.array([0.5, 5.0])
     step = jax.jit(climb)
     for _ in range(20):

@@ -8,8 +8,13 @@ import pytest
 from checked_types import after_the_call
 from jaxtyping import Array, Float, TypeCheckError, jaxtyped
 
+from jaxfed._checks import check_flag, refuse
+from jaxfed.channel import lossless
+from jaxfed.cli._options import first_line
+from jaxfed.deploy.masks import least_threshold
 from jaxfed.linalg._factor import by_sums
 from jaxfed.manifolds import stiefel
+from jaxfed.multi_start import _check_alike
 
 
 @jaxtyped(typechecker=after_the_call)
@@ -43,8 +48,22 @@ def test_methods_that_return_their_class_are_checked_but_for_that():
         Box().add("one")
 
 
-def test_the_package_is_checked():
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: by_sums(2.5, 1),
+        lambda: check_flag(1, True),
+        lambda: refuse(1, "a text", None),
+        lambda: first_line("PerPCA"),
+        lambda: least_threshold(2.5),
+        lambda: _check_alike(lossless(), lossless()),
+    ],
+)
+def test_every_part_of_the_package_is_checked(call):
     with pytest.raises(TypeCheckError):
-        by_sums(2.5, 1)
+        call()
+
+
+def test_the_package_refuses_before_its_types_are_checked():
     with pytest.raises(ValueError, match=r"^rank: wanted"):
         stiefel.random(jax.random.key(0), 2, "three")

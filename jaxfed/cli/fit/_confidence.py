@@ -68,7 +68,7 @@ def computed(
     )
 
 
-def show(found: inference.Confidence) -> None:
+def show_intervals(found: inference.Confidence) -> None:
     """Print intervals of what holds for all clients together."""
     _report.show(intervals.shared_rows(found))
     for remark in found.remarks:
@@ -76,7 +76,7 @@ def show(found: inference.Confidence) -> None:
     print()
 
 
-def summary(found: inference.Confidence, names: list[str]) -> dict[str, Any]:
+def json_entry(found: inference.Confidence, names: list[str]) -> dict[str, Any]:
     """Return the entry of `result.json`."""
     rows = intervals.shared_rows(found) + intervals.client_rows(found, names)
     return {

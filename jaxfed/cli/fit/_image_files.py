@@ -108,4 +108,4 @@ def _shape_of(images: np.ndarray) -> tuple[int, int, int]:
 
 
 def _are_bytes(array: np.ndarray) -> bool:
-    return array.min() >= 0 and array.max() <= 255 and bool((array == np.round(array)).all())
+    return bool(array.min() >= 0 and array.max() <= 255 and (array == np.round(array)).all())

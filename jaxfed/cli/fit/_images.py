@@ -1,4 +1,4 @@
-"""Options and problem of `jaxfed fit autoencoder` and `jaxfed fit diffusion`."""
+"""Options and inputs of `jaxfed fit autoencoder` and `jaxfed fit diffusion`."""
 
 import argparse
 import re
@@ -125,10 +125,10 @@ def step_options(arguments: argparse.Namespace, images: Images) -> dict[str, Any
     return {"local_steps": steps, "batch_size": size}
 
 
-# --- the problem ---------------------------------------------------------------------------------
+# --- the inputs ----------------------------------------------------------------------------------
 
 
-def _prepare(arguments: argparse.Namespace, *, networks: Networks) -> _run.Problem:
+def _prepare(arguments: argparse.Namespace, *, networks: Networks) -> _run.FitInputs:
     """Read the images, and make the algorithm."""
     for name in ("rounds", "samples", "sampling_steps"):
         if (value := getattr(arguments, name, 1)) < 1:
@@ -147,7 +147,7 @@ def _prepare(arguments: argparse.Namespace, *, networks: Networks) -> _run.Probl
         arrays = {**found.arrays, "image_shape": images.shape}
         return found._replace(figures=figures, arrays=arrays, captions=networks.captions)
 
-    return _run.Problem(
+    return _run.FitInputs(
         algorithm,
         Clients.from_samples(images.train),
         images.names,

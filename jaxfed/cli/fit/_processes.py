@@ -16,7 +16,7 @@ from jaxfed.core.run.solution import Solution
 from jaxfed.deploy import processes
 
 if TYPE_CHECKING:
-    from jaxfed.cli.fit._run import Problem
+    from jaxfed.cli.fit._run import FitInputs
 
 NUMBER = "{process}"
 OPTIONS = [
@@ -72,13 +72,13 @@ class Together(NamedTuple):
         arguments.out = together.out / f"process{together.process}"
         return together
 
-    def read(self, prepare: Callable[[], "Problem"]) -> "Problem":
+    def read(self, prepare: Callable[[], "FitInputs"]) -> "FitInputs":
         """Read this process's data; refuse clients that several processes have read."""
-        problems: list[Problem] = []
+        found: list[FitInputs] = []
 
         def attempt() -> list[str]:
-            problems.append(prepare())
-            return problems[0].names
+            found.append(prepare())
+            return found[0].names
 
         readers: dict[str, int] = {}
         for process, names in enumerate(attempted("--data", attempt)):
@@ -89,7 +89,7 @@ class Together(NamedTuple):
                         f"{readers[name]} and {process}; {NUMBER} stands for the process's number"
                     )
                 readers[name] = process
-        return problems[0]
+        return found[0]
 
     def spread(self, clients: Clients, mapping: backend.Backend) -> Clients:
         """Combine the clients of all processes."""

@@ -80,7 +80,7 @@ class Findings(NamedTuple):
     confidence: Confidence | None = None  # how sure the components are, if it was requested
 
 
-class Problem(NamedTuple):
+class FitInputs(NamedTuple):
     """What a command fits, derived from its options and files."""
 
     algorithm: Algorithm
@@ -100,14 +100,14 @@ class Problem(NamedTuple):
 def run(
     arguments: argparse.Namespace,
     *,
-    prepare: Callable[[argparse.Namespace], Problem],
+    prepare: Callable[[argparse.Namespace], FitInputs],
     pictures: Sequence[str],
 ) -> None:
     """Fit an algorithm with the given options, and write the results.
 
     Args:
         arguments: values of the options.
-        prepare: reads the data and makes the problem.
+        prepare: reads the data and makes the inputs of the fit.
         pictures: names of the picture files.
     """
     together = Together.join(arguments)
@@ -116,32 +116,32 @@ def run(
     folder = Folder(arguments.out)
     resumable = arguments.checkpoint_every is not None
 
-    def ready() -> Problem:
+    def ready() -> FitInputs:
         names = [*pictures, REPORT, *([CHECKPOINT] if resumable else [])]
         folder.check(names, force=arguments.force, resumable=resumable)
         return prepare(arguments)
 
-    problem = together.read(ready)
-    problem = problem._replace(algorithm=robust(arguments, problem.algorithm))
-    clients = together.spread(problem.clients, backend)
+    inputs = together.read(ready)
+    inputs = inputs._replace(algorithm=robust(arguments, inputs.algorithm))
+    clients = together.spread(inputs.clients, backend)
     # Before `_begin`, which removes the results of an earlier run.
-    for algorithm in (problem.start, problem.algorithm):
+    for algorithm in (inputs.start, inputs.algorithm):
         if algorithm is not None:
             algorithm.check(clients, None)
     with _begin(folder, arguments, together) as attempt:
         if together.processes > 1:
-            print(f"{len(clients)} clients, {len(problem.clients)} in this process.")
-        print(problem.message)
+            print(f"{len(clients)} clients, {len(inputs.clients)} in this process.")
+        print(inputs.message)
         start_time = time.perf_counter()
-        common = {"key": problem.key, "backend": backend}
+        common = {"key": inputs.key, "backend": backend}
         start = None
-        if problem.start is not None:
-            start = fit(problem.start, clients, rounds=problem.start_rounds, **common)
+        if inputs.start is not None:
+            start = fit(inputs.start, clients, rounds=inputs.start_rounds, **common)
         count = arguments.participation
         solution = attempt(
             partial(
                 fit,
-                problem.algorithm,
+                inputs.algorithm,
                 clients,
                 rounds=arguments.rounds,
                 warm_start=start,
@@ -149,19 +149,19 @@ def run(
                 tol=arguments.tol,
                 progress=_report.on_terminal() and arguments.rounds > 1,
                 **common,
-                **problem.options,
+                **inputs.options,
             )
         )
         seconds = time.perf_counter() - start_time
-    far = _far(solution, clients, problem.names)
+    far = _far(solution, clients, inputs.names)
     solution = together.local(solution, clients)
-    findings = problem.evaluate(solution)
+    findings = inputs.evaluate(solution)
     quantities = {
         "rounds": int(solution.rounds),
         "how the run ended": name_of(solution.status).replace("_", " "),
         **findings.quantities,
         **far,
-        **_traffic(problem.imputed, start, solution),
+        **_traffic(inputs.imputed, start, solution),
     }
     rows = [{"quantity": name, "value": value} for name, value in quantities.items()]
     print()
@@ -170,24 +170,24 @@ def run(
         print(f"\n{remark}")
     print()
     if findings.confidence is not None:
-        _confidence.show(findings.confidence)
+        _confidence.show_intervals(findings.confidence)
     others = dict(findings.figures)
     if arguments.report:
         others[REPORT] = report.html(
             solution,
-            names=problem.names,
+            names=inputs.names,
             title=f"jaxfed fit {arguments.algorithm}, {arguments.data.absolute().name}",
             seconds=seconds,
             table=rows,
             confidence=findings.confidence,
             pictures={text: findings.figures[name] for name, text in findings.captions.items()},
-            **{"clients": problem.clients, **problem.page},
+            **{"clients": inputs.clients, **inputs.page},
         )
     entries = solution.entries(
-        preprocessing=problem.preprocessing,
-        imputation=None if problem.imputed is None else problem.imputed.result.local,
+        preprocessing=inputs.preprocessing,
+        imputation=None if inputs.imputed is None else inputs.imputed.result.local,
     )
-    arrays = {**entries, "names": problem.names, **findings.arrays}
+    arrays = {**entries, "names": inputs.names, **findings.arrays}
     summary = {"seconds": seconds, **findings.summary, "table": rows}
     _report.finish(folder, arguments, arrays, summary, others)
 

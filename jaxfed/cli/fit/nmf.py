@@ -22,7 +22,7 @@ from jaxfed.cli._common import (
     rounds,
     share_of,
 )
-from jaxfed.cli._options import call, option, options_of, summary
+from jaxfed.cli._options import call, first_line, option, options_of
 from jaxfed.cli.fit import _run
 from jaxfed.cli.fit._run import CHECKPOINTS, PARTICIPATION, ROBUST, RUN, TOL
 from jaxfed.core.clients.clients import Clients
@@ -60,15 +60,15 @@ def commands() -> dict[str, Command]:
         "faulty or malicious clients": ROBUST,
     }
     run = partial(_run.run, prepare=prepare, pictures=PICTURES)
-    return {"inmf": Command(summary(nmf.INMF), run, options, {"algorithm": "inmf"})}
+    return {"inmf": Command(first_line(nmf.INMF), run, options, {"algorithm": "inmf"})}
 
 
-def prepare(arguments: argparse.Namespace) -> _run.Problem:
+def prepare(arguments: argparse.Namespace) -> _run.FitInputs:
     """Make the algorithm, and read the samples."""
     algorithm, channel = call(arguments, nmf.INMF), channel_of(arguments)
     split = read(arguments)
     clients = Clients.from_samples(split.train, missing="mask")
-    return _run.Problem(
+    return _run.FitInputs(
         algorithm,
         clients,
         split.names,

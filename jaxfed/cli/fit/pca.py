@@ -25,7 +25,7 @@ from jaxfed.cli._common import (
     rounds,
     share_of,
 )
-from jaxfed.cli._options import call, option, options_of, summary
+from jaxfed.cli._options import call, first_line, option, options_of
 from jaxfed.cli.fit import _confidence, _processes, _run
 from jaxfed.cli.fit._run import CHECKPOINTS, ONE_EXCHANGE, PARTICIPATION, ROBUST, RUN, TOL
 from jaxfed.core.clients.clients import Clients
@@ -117,7 +117,7 @@ def _command(name: str, entry: Entry) -> Command:
     options["several processes, each with the files of its own clients"] = _processes.OPTIONS
     names = (*PICTURES, *_confidence.PICTURES)
     run = partial(_run.run, prepare=partial(prepare, entry=entry), pictures=names)
-    return Command(summary(entry.algorithm), run, options, {"algorithm": name, **ONE_EXCHANGE})
+    return Command(first_line(entry.algorithm), run, options, {"algorithm": name, **ONE_EXCHANGE})
 
 
 def _shape(text: str) -> tuple[int, int]:
@@ -144,7 +144,7 @@ class Split(NamedTuple):
     missing: float = 0.0  # share of the entries of training samples that were missing
 
 
-def prepare(arguments: argparse.Namespace, *, entry: Entry) -> _run.Problem:
+def prepare(arguments: argparse.Namespace, *, entry: Entry) -> _run.FitInputs:
     """Make the algorithm, and read the samples."""
     settings, start, start_rounds = argparse.Namespace(**vars(arguments)), None, 1
     if entry.has_warm_start and arguments.start in (*WARM_STARTS, SEVERAL):
@@ -182,7 +182,7 @@ def prepare(arguments: argparse.Namespace, *, entry: Entry) -> _run.Problem:
     clients = Clients.from_samples(split.train)
     _confidence.check(arguments, clients)
     confidence = partial(_confidence.computed, arguments, key=jax.random.fold_in(key, 1))
-    return _run.Problem(
+    return _run.FitInputs(
         algorithm,
         clients if fitted is None else fitted,
         split.names,
@@ -272,7 +272,7 @@ def _evaluated(
     if found is not None:
         figures |= _confidence.figures(found, split.names, shape, split.features)
         arrays |= {"confidence.axes": found.axes, "confidence.axes_std": found.axes_std}
-        summary["confidence"] = _confidence.summary(found, split.names)
+        summary["confidence"] = _confidence.json_entry(found, split.names)
     return _run.Findings(quantities, figures, arrays, summary, confidence=found)
 
 

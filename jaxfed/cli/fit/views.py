@@ -105,7 +105,7 @@ def _command(name: str, options: dict[str, list[Option]], **defaults: Any) -> Co
 # --- the run -------------------------------------------------------------------------------------
 
 
-class Method(NamedTuple):
+class ViewMethod(NamedTuple):
     """How the views are mapped to the common representation."""
 
     algorithm: Algorithm
@@ -117,7 +117,7 @@ class Method(NamedTuple):
     start: Algorithm | None = None  # an algorithm whose solution the run starts from
 
 
-def prepare(arguments: argparse.Namespace) -> _run.Problem:
+def prepare(arguments: argparse.Namespace) -> _run.FitInputs:
     """Read the views, and make the algorithm."""
     channel = channel_of(arguments)
     is_deep, is_ajive = (arguments.algorithm == name for name in ("deep-gcca", "ajive"))
@@ -138,7 +138,7 @@ def prepare(arguments: argparse.Namespace) -> _run.Problem:
         f"{name} {width}{method.maps}"
         for name, width in zip(split.names, split.widths, strict=True)
     )
-    return _run.Problem(
+    return _run.FitInputs(
         method.algorithm,
         views,
         split.names,
@@ -151,25 +151,25 @@ def prepare(arguments: argparse.Namespace) -> _run.Problem:
     )
 
 
-def _linear(arguments: argparse.Namespace) -> Method:
+def _linear(arguments: argparse.Namespace) -> ViewMethod:
     algorithm = gcca.MVLSA if arguments.algorithm == "mvlsa" else gcca.MaxVar
     start = call(arguments, gcca.MVLSA) if arguments.start == "mvlsa" else None
 
     def outputs(local: Array, views: gcca.Views) -> Array:
         return jax.vmap(lambda view, weights: view.mv(weights))(views.data, local)
 
-    return Method(call(arguments, algorithm), outputs, "", "", start)
+    return ViewMethod(call(arguments, algorithm), outputs, "", "", start)
 
 
-def _ajive(arguments: argparse.Namespace) -> Method:
+def _ajive(arguments: argparse.Namespace) -> ViewMethod:
     def outputs(local: gcca.ViewParts, views: gcca.Views) -> Array:
         found = jax.vmap(lambda own, view: own.transform(view.values))(local, views.data)
         return found.joint * local.individual_scores.shape[-2] ** 0.5
 
-    return Method(call(arguments, gcca.AJIVE), outputs, "", "")
+    return ViewMethod(call(arguments, gcca.AJIVE), outputs, "", "")
 
 
-def _deep(arguments: argparse.Namespace, entities: int) -> Method:
+def _deep(arguments: argparse.Namespace, entities: int) -> ViewMethod:
     batch = min(BATCH, entities) if arguments.batch_size is None else arguments.batch_size
     hidden = tuple(arguments.hidden)
     algorithm = call(
@@ -180,14 +180,14 @@ def _deep(arguments: argparse.Namespace, entities: int) -> Method:
         batch_size=batch,
     )
     sizes = "".join(f"-{units}" for units in (*hidden, arguments.rank))
-    return Method(algorithm, algorithm.outputs, f", in batches of {batch},", sizes)
+    return ViewMethod(algorithm, algorithm.outputs, f", in batches of {batch},", sizes)
 
 
 def _evaluated(
     solution: Solution,
     *,
     arguments: argparse.Namespace,
-    method: Method,
+    method: ViewMethod,
     views: gcca.Views,
     split: Split,
 ) -> _run.Findings:
@@ -221,7 +221,7 @@ def _parts(
     solution: Solution,
     *,
     arguments: argparse.Namespace,
-    method: Method,
+    method: ViewMethod,
     views: gcca.Views,
     split: Split,
 ) -> _run.Findings:
@@ -247,7 +247,7 @@ def _parts(
     return _run.Findings(quantities, figures, _about(views, split), captions=CAPTIONS)
 
 
-def _accuracy(method: Method, local: PyTree, split: Split) -> float | None:
+def _accuracy(method: ViewMethod, local: PyTree, split: Split) -> float | None:
     """Return how often a held-out entity's nearest neighbour is itself, in percent."""
     if len(split.held_out[0]) < 2:
         return None

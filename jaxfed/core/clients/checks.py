@@ -96,7 +96,7 @@ def is_traced(value: object) -> bool:
     return isinstance(value, Tracer)
 
 
-def checked_array(
+def checked_floats(
     array: ArrayLike | Sequence[Any], name: str, *, half: bool = False, missing: bool | None = None
 ) -> Array:
     """The array as a floating-point JAX array; refused unless real, floating and finite.

@@ -27,16 +27,16 @@ from jaxfed.core.clients.checks import (
     check_ids,
     check_part,
     check_tables,
-    checked_array,
     checked_counts,
+    checked_floats,
     checked_positions,
     is_traced,
     shares_of,
 )
 from jaxfed.core.clients.layout import Layout, Padded
-from jaxfed.core.clients.mapped import Tables
+from jaxfed.core.clients.mapped import TableSequence
 from jaxfed.core.clients.samples import are_of_samples, at_least_single, in_buckets, kind_of
-from jaxfed.core.clients.source import FromSource, Reader, Source, sizes_of
+from jaxfed.core.clients.source import FromSource, Reader, Source, sample_counts
 from jaxfed.core.clients.spread import Spread, spread
 from jaxfed.core.common.buckets import Buckets, in_order, layout_of, parts_of
 from jaxfed.core.common.printing import is_known
@@ -110,7 +110,7 @@ class Clients(eqx.Module):
                 The message names the client.
         """
         kind = kind_of(missing)
-        checked = partial(checked_array, half=True, missing=missing == "mask")
+        checked = partial(checked_floats, half=True, missing=missing == "mask")
         check_bucket(bucket)
         if isinstance(arrays, np.ndarray | jax.Array) and arrays.ndim == 3:
             values = checked(arrays, "arrays")
@@ -137,7 +137,7 @@ class Clients(eqx.Module):
     @classmethod
     def from_source(
         cls,
-        source: Tables,
+        source: TableSequence,
         *,
         weights: Literal["equal", "samples"] | ArrayLike | Sequence[float] = "equal",
         counts: Sequence[int] | None = None,
@@ -175,7 +175,7 @@ class Clients(eqx.Module):
         folder = None if states is None else checked_path("states", states)
         if folder is not None and not folder.is_dir():
             raise refuse("states", "a folder that is there", states)
-        sizes = sizes_of(source, counts)
+        sizes = sample_counts(source, counts)
         data = Source(Reader(source, sizes, bucket, block_bytes, folder, kind_of(missing)))
         shares = shares_of(weights, len(sizes), sizes, data.reader.dtype)
         return cls(data, jnp.asarray(np.arange(len(sizes), dtype=np.int32)), shares)
@@ -199,7 +199,7 @@ class Clients(eqx.Module):
             ValueError: if the matrices are not `(clients, features, features)`, finite and
                 symmetric, or the weights are unsuitable.
         """
-        values = checked_array(matrices, "matrices")
+        values = checked_floats(matrices, "matrices")
         if values.ndim != 3 or values.shape[1] != values.shape[2] or 0 in values.shape:
             raise ValueError(
                 f"matrices: wanted shape (clients, features, features), got {values.shape}"

@@ -10,13 +10,13 @@ from jaxtyping import Array, ArrayLike, Bool, Float
 from jaxfed._checks import check_instance, checked_array
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.learned import check_learned_from, of_client
-from jaxfed.core.clients.samples import Rows
+from jaxfed.core.clients.samples import SampleRows
 from jaxfed.core.common.buckets import in_order, layout_of, parts_of
 from jaxfed.linalg import Moment
 from jaxfed.linalg.precision import precise
 
 
-class Scores(NamedTuple):
+class ScorePosterior(NamedTuple):
     """The posterior of the scores of ONE client's samples."""
 
     mean: Float[Array, "samples rank"]
@@ -41,7 +41,7 @@ class Imputation(eqx.Module):
 
     def scores(
         self, values: Float[Array, "samples features"], observed: Bool[Array, "samples features"]
-    ) -> Scores:
+    ) -> ScorePosterior:
         """The posterior of the scores, given what was observed of ONE client's samples.
 
         Source: Tipping & Bishop (1999), Probabilistic principal component analysis, Appendix B, for
@@ -61,7 +61,7 @@ class Imputation(eqx.Module):
         )
         covariance = jnp.einsum("nrs,nrt->nst", inverse, inverse)
         projected = (precision * jnp.where(observed, values - self.mean, 0)) @ self.loadings
-        return Scores(jnp.einsum("nrs,ns->nr", covariance, projected), covariance)
+        return ScorePosterior(jnp.einsum("nrs,ns->nr", covariance, projected), covariance)
 
     def transform(
         self, samples: Clients | Float[ArrayLike, "... features"], *, client: int | None = None
@@ -139,12 +139,12 @@ def _completed(
 
 
 @jax.jit
-def _moments(models: Imputation, data: Rows) -> Moment:
+def _moments(models: Imputation, data: SampleRows) -> Moment:
     # One client after the other, so that only one's covariances exist at a time.
     return jax.lax.map(lambda one: _moment(*one), (models, data))
 
 
-def _moment(model: Imputation, data: Rows) -> Moment:
+def _moment(model: Imputation, data: SampleRows) -> Moment:
     """The conditional expectation of ONE client's second moment."""
     observed = data.observed
     known = jnp.where(observed, data.values, 0).astype(data.count.dtype)

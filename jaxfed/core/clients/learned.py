@@ -9,7 +9,7 @@ from jaxtyping import Array, Float
 from jaxfed._checks import is_whole, refuse
 from jaxfed.core.clients.samples import check_rows
 
-Learned = TypeVar("Learned")
+T = TypeVar("T")
 
 
 def check_learned_from(mean: Float[Array | np.ndarray, "*clients features"], clients: Any) -> None:
@@ -29,8 +29,8 @@ def check_learned_from(mean: Float[Array | np.ndarray, "*clients features"], cli
 
 
 def of_client(
-    learned: Learned, mean: Float[Array | np.ndarray, "*clients features"], client: int | None
-) -> Learned:
+    learned: T, mean: Float[Array | np.ndarray, "*clients features"], client: int | None
+) -> T:
     """What was learned from ONE client, or from all.
 
     Args:

@@ -15,7 +15,7 @@ ALIGNMENT = 64  # bytes; compiled CPU programs use aligned arrays without a copy
 
 
 @runtime_checkable
-class Tables(Protocol):
+class TableSequence(Protocol):
     """One table per client, by position: a list, an array, or any other sequence."""
 
     def __len__(self) -> int:
@@ -49,7 +49,7 @@ def copy_into(part: np.ndarray, into: np.ndarray) -> None:
     release(part)
 
 
-def files_of(source: Tables) -> list[str | os.PathLike[str] | None]:
+def backing_files(source: TableSequence) -> list[str | os.PathLike[str] | None]:
     """Each client's file, if the source names it or its arrays are memory maps; else None."""
     if isinstance(source, np.ndarray):
         return [memory_of(source).file] * len(source)
@@ -69,7 +69,7 @@ def stamp_of(file: Any) -> tuple[int, int] | None:
     return None
 
 
-class Memory(NamedTuple):
+class Storage(NamedTuple):
     """Where an array's numbers are stored."""
 
     owner: Any  # the object that owns the memory
@@ -77,7 +77,7 @@ class Memory(NamedTuple):
     offset: int  # of the map within its file
 
 
-def memory_of(array: Any) -> Memory:
+def memory_of(array: Any) -> Storage:
     """Where an array's numbers are stored."""
     file, offset = None, 0
     while isinstance(array, np.ndarray):
@@ -85,7 +85,7 @@ def memory_of(array: Any) -> Memory:
         offset = getattr(array, "offset", None) or offset
         array = array.base
     # `numpy.memmap` maps from the last multiple of the granularity at or before the offset.
-    return Memory(array, file and os.fspath(file), offset - offset % mmap.ALLOCATIONGRANULARITY)
+    return Storage(array, file and os.fspath(file), offset - offset % mmap.ALLOCATIONGRANULARITY)
 
 
 def check_end(name: str, array: np.ndarray) -> None:
@@ -137,7 +137,7 @@ def _mapping(array: Any) -> mmap.mmap | None:
     return array if shared and isinstance(array, mmap.mmap) else None
 
 
-def aligned(numbers: int, dtype: np.dtype) -> np.ndarray:
+def aligned_empty(numbers: int, dtype: np.dtype) -> np.ndarray:
     """An empty array that compiled programs can use without a copy."""
     whole = np.empty(numbers * dtype.itemsize + ALIGNMENT, np.uint8)
     start = -whole.ctypes.data % ALIGNMENT

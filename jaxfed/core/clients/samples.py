@@ -33,7 +33,7 @@ class Ragged(eqx.Module):
         """Pad all clients' data to these lengths, which must not be smaller."""
 
 
-class Rows(Ragged):
+class SampleRows(Ragged):
     """One client's samples as rows, padded with zero rows up to the longest client.
 
     With a leading client axis on both fields it holds all clients. Computations use the precision
@@ -94,7 +94,7 @@ class Rows(Ragged):
 
 
 @final
-class Samples(Rows):
+class Samples(SampleRows):
     """One client's complete samples."""
 
     @property
@@ -110,7 +110,7 @@ class Samples(Rows):
 
 
 @final
-class IncompleteSamples(Rows):
+class IncompleteSamples(SampleRows):
     """One client's samples, with NaN for entries that were not observed."""
 
     @property
@@ -127,7 +127,7 @@ class IncompleteSamples(Rows):
         return jnp.sum(values * values, axis=(-2, -1)) / entries * values.shape[-1]
 
 
-def kind_of(missing: str) -> type[Rows]:
+def kind_of(missing: str) -> type[SampleRows]:
     """Return the type of samples for an argument `missing`.
 
     Raises:
@@ -143,11 +143,11 @@ def check_rows(clients: Any) -> None:
     Raises:
         ValueError: names what they hold.
     """
-    if not all(isinstance(part, Rows) for part in clients.parts):
+    if not all(isinstance(part, SampleRows) for part in clients.parts):
         raise other_data("samples, as of Clients.from_samples or from_source", clients.parts[0])
 
 
-def check_samples(clients: Any, caller: str) -> None:
+def check_complete_samples(clients: Any, caller: str) -> None:
     """Refuse clients whose data are not complete samples in memory, for a function of this name.
 
     Raises:
@@ -177,7 +177,9 @@ def are_of_samples(data: PyTree) -> bool:
     return hasattr(type(data), "energy")
 
 
-def sample_shapes(shape: tuple[int, ...], dtype: np.dtype, kind: type[Rows] = Samples) -> Rows:
+def sample_shapes(
+    shape: tuple[int, ...], dtype: np.dtype, kind: type[SampleRows] = Samples
+) -> SampleRows:
     """Return the shapes of samples in at least single precision, without values."""
 
     def zeros():
@@ -190,8 +192,8 @@ def in_buckets(
     tables: Sequence[Array],
     sizes: Int[np.ndarray, " clients"],
     bucket: float | None,
-    kind: type[Rows] = Samples,
-) -> Rows | Buckets:
+    kind: type[SampleRows] = Samples,
+) -> SampleRows | Buckets:
     """Put clients' samples into one array, or into several that limit padding to a factor."""
     groups = [np.arange(len(sizes))] if bucket is None else grouped(sizes, float(bucket))
     parts = []

@@ -17,22 +17,22 @@ from jaxtyping import Float, Int
 from jaxfed._checks import host_array, refuse, shown
 from jaxfed.core.clients.layout import OfOneProcess
 from jaxfed.core.clients.mapped import (
-    Tables,
-    aligned,
+    TableSequence,
+    aligned_empty,
+    backing_files,
     check_end,
     copy_into,
-    files_of,
     is_usable,
     memory_of,
     read_pages,
     release,
     stamp_of,
 )
-from jaxfed.core.clients.samples import Rows, Samples, sample_shapes
+from jaxfed.core.clients.samples import SampleRows, Samples, sample_shapes
 from jaxfed.core.common.buckets import Buckets, grouped
 
 
-class Block(NamedTuple):
+class ClientBlock(NamedTuple):
     """Clients that are read together."""
 
     places: Int[np.ndarray, " block"]  # among all clients
@@ -44,16 +44,16 @@ class Reader:
 
     def __init__(
         self,
-        source: Tables,
+        source: TableSequence,
         sizes: Int[np.ndarray, " clients"],
         bucket: float | None,
         block_bytes: int,
         states: Path | None,
-        kind: type[Rows] = Samples,
+        kind: type[SampleRows] = Samples,
     ):
         """Divide the clients into blocks; reads only the type and width of the first client."""
         self.source, self.sizes, self.states, self.kind = source, sizes, states, kind
-        self.files = files_of(source)
+        self.files = backing_files(source)
         self._bucket, self._block_bytes = bucket, block_bytes
         one = self._table(0)
         native = one.dtype.newbyteorder("=")
@@ -62,13 +62,13 @@ class Reader:
         # where samples are computed, since then the file does not tell.
         self._samples_tell = isinstance(memory_of(one).owner, mmap.mmap) or _is_computed(source)
         self.groups = [np.arange(len(sizes))] if bucket is None else grouped(sizes, bucket)
-        self.blocks: list[Block] = []
+        self.blocks: list[ClientBlock] = []
         for own in self.groups:
             rows = int(sizes[own].max())
             many = max(1, block_bytes // (rows * self.features * self.dtype.itemsize))
             # Make blocks equal in size if possible, since each size is compiled separately.
             for places in np.array_split(own, -(-len(own) // many)):
-                self.blocks.append(Block(places, rows))
+                self.blocks.append(ClientBlock(places, rows))
         # One entry per file, so that a file of many clients is looked at once for each block.
         self._within = [
             {self.files[place]: place for place in block.places if self.files[place] is not None}
@@ -78,7 +78,7 @@ class Reader:
         largest = max(len(block.places) * block.rows for block in self.blocks)
         # Two, for the block in use and the one that is read meanwhile; a program may use them
         # without a copy, so neither may be written to before it is done (`Streamed._each`).
-        self._buffers = [aligned(largest * self.features, self.dtype) for _ in range(2)]
+        self._buffers = [aligned_empty(largest * self.features, self.dtype) for _ in range(2)]
 
     def _table(self, place: int) -> np.ndarray:
         table = np.asanyarray(self.source[place])
@@ -191,9 +191,9 @@ class _Mapped(Sequence[Any]):
 
     computed = True
 
-    def __init__(self, source: Tables, function: Callable[[Any, Any], Any]):
+    def __init__(self, source: TableSequence, function: Callable[[Any, Any], Any]):
         self._source, self._function = source, function
-        self.files = files_of(source)
+        self.files = backing_files(source)
 
     def __len__(self) -> int:
         return len(self._source)
@@ -206,17 +206,17 @@ class _Mapped(Sequence[Any]):
         return found.astype(table.dtype, copy=False)
 
 
-def _is_computed(source: Tables) -> bool:
+def _is_computed(source: TableSequence) -> bool:
     return getattr(source, "computed", False)
 
 
 class _Subset(Sequence[Any]):
     """Some members of a sequence."""
 
-    def __init__(self, source: Tables, places: Int[np.ndarray, " chosen"]):
+    def __init__(self, source: TableSequence, places: Int[np.ndarray, " chosen"]):
         self._source, self._places = source, places
         self.computed = _is_computed(source)
-        files = files_of(source)
+        files = backing_files(source)
         self.files = [files[place] for place in places]
 
     def __len__(self) -> int:
@@ -286,7 +286,7 @@ class FromSource(OfOneProcess):
         )
 
 
-def sizes_of(source: Any, counts: Any) -> Int[np.ndarray, " clients"]:
+def sample_counts(source: Any, counts: Any) -> Int[np.ndarray, " clients"]:
     """The clients' numbers of samples: given, or found by accessing each client once.
 
     Raises:
@@ -323,7 +323,7 @@ def sizes_of(source: Any, counts: Any) -> Int[np.ndarray, " clients"]:
     return sizes.astype(int)
 
 
-def read_ahead(reader: Reader, numbers: Sequence[int]) -> Iterator[tuple[Block, Any]]:
+def read_ahead(reader: Reader, numbers: Sequence[int]) -> Iterator[tuple[ClientBlock, Any]]:
     """Iterate over blocks with their samples and counts; reads the next one while one is in use.
 
     Finish with a block before requesting the next, whose samples overwrite it.

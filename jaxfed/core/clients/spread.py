@@ -21,7 +21,7 @@ from jaxfed.core.clients.layout import InMemory, check_leading
 from jaxfed.core.common.processes import attempted, exchanged, is_here
 
 
-class Rows(NamedTuple):
+class ClientRows(NamedTuple):
     """Which rows of the arrays are clients: one block per device, each padded to the same length.
 
     Attributes:
@@ -60,8 +60,8 @@ class Spread(InMemory):
     in_one_process = False
 
     @property
-    def _rows(self) -> Rows:
-        return Rows(self.blocks, self.length // len(self.blocks))
+    def _rows(self) -> ClientRows:
+        return ClientRows(self.blocks, self.length // len(self.blocks))
 
     def take(self, indices):
         raise ValueError("take: wanted clients of one process, got those of several")
@@ -186,7 +186,7 @@ def spread(
     total = sum(each.sum() for each in raw)
     if not total > 0:
         raise ValueError("weights: wanted some above zero, got only zeros in all processes")
-    layout = Rows(*_blocks(places, list(map(len, raw))))
+    layout = ClientRows(*_blocks(places, list(map(len, raw))))
     numbers = _in_rows(_all_ids(everybody), places, layout).astype(np.int32)
     # Padding rows are copies and would have their clients' weights.
     shares = _in_rows([each / total for each in raw], places, layout) * layout.real
@@ -284,7 +284,7 @@ def _blocks(places: Sequence[int], counts: Sequence[int]) -> tuple[tuple[int, ..
     return tuple(blocks), length
 
 
-def _sources(places: Sequence[int], layout: Rows) -> list[tuple[int, np.ndarray]]:
+def _sources(places: Sequence[int], layout: ClientRows) -> list[tuple[int, np.ndarray]]:
     """For each block, its process and the positions of its rows among that process's clients."""
     counts = [0] * (max(places) + 1)
     for owner, size in zip(places, layout.blocks, strict=True):
@@ -299,13 +299,15 @@ def _sources(places: Sequence[int], layout: Rows) -> list[tuple[int, np.ndarray]
 
 
 def _in_rows(
-    values: Sequence[np.ndarray], places: Sequence[int], layout: Rows
+    values: Sequence[np.ndarray], places: Sequence[int], layout: ClientRows
 ) -> Shaped[np.ndarray, " rows"]:
     """All processes' numbers, arranged by row."""
     return np.concatenate([values[owner][rows] for owner, rows in _sources(places, layout)])
 
 
-def _on_devices(leaf: Array, places: Sequence[int], layout: Rows, sharding: NamedSharding) -> Array:
+def _on_devices(
+    leaf: Array, places: Sequence[int], layout: ClientRows, sharding: NamedSharding
+) -> Array:
     """This process's rows on its devices, block after block."""
     values, sources = np.asarray(leaf), _sources(places, layout)
 

@@ -14,7 +14,7 @@ from jaxfed._checks import shown
 from jaxfed.core.common.processes import is_here
 
 
-def described(module: eqx.Module) -> str:
+def as_call(module: eqx.Module) -> str:
     """A module as the call that creates it, without settings at their defaults."""
     defaults = inspect.signature(type(module)).parameters
     settings = {name: value for name, value in _fields(module) if not _is(value, defaults, name)}

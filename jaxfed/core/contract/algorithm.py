@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Int, Key, PyTree
 
-from jaxfed.core.common.printing import described
+from jaxfed.core.common.printing import as_call
 
 # Scalars for the history, by name.
 Diagnostics = Mapping[str, Float[Array, ""]]
@@ -88,7 +88,7 @@ class Algorithm(eqx.Module):
     """
 
     def __repr__(self) -> str:
-        return described(self)
+        return as_call(self)
 
     # Not annotated, so that an algorithm can replace them by a value or by a property.
     needs_everybody = False

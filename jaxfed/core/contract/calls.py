@@ -20,7 +20,7 @@ from jaxfed.core.contract.participation import Participation
 RESERVED = ("participants", "bits_up", "bits_down")
 
 
-def arrays_of(algorithm: Algorithm, function: str, value: Any) -> PyTree:
+def checked_result(algorithm: Algorithm, function: str, value: Any) -> PyTree:
     """The result of one of the algorithm's functions, as arrays.
 
     Raises:
@@ -39,7 +39,9 @@ def first_message(
     Raises:
         ValueError: if it is not a tree of arrays.
     """
-    return arrays_of(algorithm, "first_message", algorithm.first_message(key, data, warm_start))
+    return checked_result(
+        algorithm, "first_message", algorithm.first_message(key, data, warm_start)
+    )
 
 
 @jax.jit
@@ -51,7 +53,7 @@ def client_init(
     Raises:
         ValueError: if it is not a tree of arrays.
     """
-    return arrays_of(
+    return checked_result(
         algorithm, "client_init", algorithm.client_init(key, downlink, data, warm_start)
     )
 
@@ -69,7 +71,7 @@ def client_step(
     name = "client_step"
     result = algorithm.client_step(key, downlink, local, data)
     _check_results(algorithm, name, ("uplink", "local", "diagnostics"), local, result)
-    uplink, after = (arrays_of(algorithm, name, part) for part in result[:2])
+    uplink, after = (checked_result(algorithm, name, part) for part in result[:2])
     diagnostics = _diagnostics(algorithm, name, result[2])
     if "objective" not in diagnostics or diagnostics["objective"].ndim:
         raise _wrong(algorithm, name, "a scalar 'objective' among the diagnostics", diagnostics)
@@ -90,7 +92,7 @@ def server_step(
     name = "server_step"
     result = algorithm.server_step(key, server, uplink)
     _check_results(algorithm, name, ("server", "diagnostics"), server, result)
-    after = arrays_of(algorithm, name, result[0])
+    after = checked_result(algorithm, name, result[0])
     check_alike(f"{_wanted(algorithm, name)} a state like that of server_init,", server, after)
     return after, _diagnostics(algorithm, name, result[1])
 
@@ -134,7 +136,7 @@ def _diagnostics(algorithm: Algorithm, function: str, given: Any) -> dict[str, A
     if taken := [name for name in RESERVED if name in given]:
         wanted = f"diagnostics with other names than the history's own {', '.join(RESERVED)}"
         raise _wrong(algorithm, function, wanted, taken)
-    return arrays_of(algorithm, function, dict(given))
+    return checked_result(algorithm, function, dict(given))
 
 
 def _wanted(algorithm: Algorithm, function: str) -> str:

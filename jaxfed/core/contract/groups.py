@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PyTree
 
-from jaxfed.core.contract.reduction import Additive, Sum, scaled
+from jaxfed.core.contract.reduction import Additive, Sum, scaled_part
 
 
 @final
@@ -49,7 +49,7 @@ class Groups(Additive):
             counts = (weight > 0) & jnp.isfinite(x)
             if self.limit is not None:
                 x = jnp.clip(x, -self.limit, self.limit)
-            return jnp.where(counts, scaled(scale, x), 0)
+            return jnp.where(counts, scaled_part(scale, x), 0)
 
         return replace(self, value=jax.tree.map(one, self.value))
 

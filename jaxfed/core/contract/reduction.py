@@ -110,7 +110,7 @@ class Mean(Additive):
 
     def contribution(self, weight: Float[Array, ""]) -> Self:
         """The weighted part, or zero from an absent client."""
-        return jax.tree.map(lambda x: jnp.where(weight > 0, scaled(weight, x), 0), self)
+        return jax.tree.map(lambda x: jnp.where(weight > 0, scaled_part(weight, x), 0), self)
 
     def over_clients(self) -> Self:
         """The sum of the weighted parts."""
@@ -156,7 +156,7 @@ class Gram(Additive):
         """The factor, scaled by the root of its weight, or zero from an absent client."""
         present = weight > 0
         scale = jnp.sqrt(jnp.where(present, weight, 1)) if self.weighted else jnp.ones_like(weight)
-        return jax.tree.map(lambda x: jnp.where(present, scaled(scale, x), 0), self)
+        return jax.tree.map(lambda x: jnp.where(present, scaled_part(scale, x), 0), self)
 
     def over_clients(self) -> Self:
         """The sum of the products, or the factors side by side."""
@@ -193,7 +193,7 @@ class Symmetric(Additive):
     def contribution(self, weight: Float[Array, ""]) -> Self:
         """The weighted triangle, or zero from an absent client."""
         scale = weight if self.weighted else jnp.ones_like(weight)
-        return jax.tree.map(lambda x: jnp.where(weight > 0, scaled(scale, x), 0), self)
+        return jax.tree.map(lambda x: jnp.where(weight > 0, scaled_part(scale, x), 0), self)
 
     def over_clients(self) -> Gram:
         """The sum of the matrices."""
@@ -362,7 +362,7 @@ def _like(part: Part, function: str, result: Any, why: str = "") -> Any:
     return result
 
 
-def scaled(factor: Float[Array, ""], x: Array) -> Array:
+def scaled_part(factor: Float[Array, ""], x: Array) -> Array:
     """A part times a number, in the part's precision; integers become floats."""
     return (factor.astype(x.dtype) if jnp.issubdtype(x.dtype, jnp.inexact) else factor) * x
 

@@ -8,7 +8,7 @@ from jaxfed._optional import require
 from jaxfed.core.contract import fixed_point
 from jaxfed.core.contract.algorithm import Algorithm
 from jaxfed.core.derivatives.implicit import Report, differentiable
-from jaxfed.core.derivatives.linear_system import Settings
+from jaxfed.core.derivatives.linear_system import SolverSettings
 from jaxfed.core.round.problem import Problem
 from jaxfed.core.run.adjoint import Adjoint
 from jaxfed.core.run.loop import solve
@@ -17,7 +17,7 @@ from jaxfed.core.run.loop import solve
 class _Implicit(Adjoint):
     algorithm: Algorithm | None
     report: Report | None
-    settings: Settings = eqx.field(static=True)
+    settings: SolverSettings = eqx.field(static=True)
 
     def check(self, problem):
         self._through(problem)
@@ -118,7 +118,7 @@ def implicit(
     if report is not None:
         check_instance("report", report, Report, "a jaxfed.adjoint.Report or None")
     require("lineax", extra="adjoint")
-    settings = Settings(
+    settings = SolverSettings(
         None if tol is None else float(tol),
         max_rounds,
         memory,

@@ -27,7 +27,7 @@ from jaxfed.core.contract.algorithm import Algorithm, Personalized
 from jaxfed.core.contract.bases import Bases, vertical_part
 from jaxfed.core.contract.reduction import contributions, plain
 from jaxfed.core.derivatives.cotangent import with_hook
-from jaxfed.core.derivatives.linear_system import Settings, nan_where, or_precision, solved
+from jaxfed.core.derivatives.linear_system import SolverSettings, nan_where, or_precision, solved
 from jaxfed.core.round.problem import Problem, State
 from jaxfed.core.round.rounds import begin, one_round, result_of
 from jaxfed.core.round.whole import WHOLE, prepared
@@ -45,7 +45,7 @@ TURNS = (
     "adjoint: wanted a loss that depends on subspaces alone, got one that depends on how their "
     "bases are turned, by which a solution has no derivative"
 )
-States = tuple[PyTree, PyTree]  # the server's state, and the clients' along a leading axis
+RunStates = tuple[PyTree, PyTree]  # the server's state, and the clients' along a leading axis
 
 
 def _real(x: ArrayLike) -> Array:
@@ -76,9 +76,9 @@ class _Round(eqx.Module):
 
     problem: Problem
     template: State  # the rest of the state
-    kept: States  # parts that no round changes or that have no derivative; None elsewhere
+    kept: RunStates  # parts that no round changes or that have no derivative; None elsewhere
 
-    def __call__(self, point: States) -> States:
+    def __call__(self, point: RunStates) -> RunStates:
         server, local = eqx.combine(point, self.kept)
         # Make the downlink anew: a map of the states must not start from the template's, which is
         # that of the initial state. Without compression, it is what clients receive.
@@ -95,7 +95,7 @@ def differentiable(
     solution: Solution,
     through: Algorithm,
     report: Report,
-    settings: Settings,
+    settings: SolverSettings,
 ) -> Solution:
     """A solution with the derivatives of a fixed point, with respect to everything in the problem.
 
@@ -164,7 +164,7 @@ def _where(mask: PyTree, tree: PyTree) -> PyTree:
     )
 
 
-def _changing(problem: Problem, state: State) -> States:
+def _changing(problem: Problem, state: State) -> RunStates:
     """For each part of the states, whether it has a derivative and a round may change it."""
     algorithm = problem.algorithm.at_round(state.round + 1)
     clients, key = problem.clients, problem.key
@@ -206,11 +206,11 @@ def _changed(function: Callable[..., PyTree], tree: PyTree, *others: PyTree) -> 
 # --- the bases -----------------------------------------------------------------------------------
 
 
-def _bases_in(algorithm: Algorithm) -> Callable[[States], Bases]:
+def _bases_in(algorithm: Algorithm) -> Callable[[RunStates], Bases]:
     """The function that selects the bases in the states; it holds no arrays."""
     bare = eqx.filter(algorithm, eqx.is_array, inverse=True)
 
-    def picked(states: States) -> Bases:
+    def picked(states: RunStates) -> Bases:
         server, local = states
         if not jax.tree.leaves(local):
             return fixed_point.bases(bare, server, local)
@@ -225,7 +225,7 @@ def _bases_in(algorithm: Algorithm) -> Callable[[States], Bases]:
 
 
 def _check_turning(
-    select: Callable[[States], Bases], settings: Settings, value: PyTree, cotangent: PyTree
+    select: Callable[[RunStates], Bases], settings: SolverSettings, value: PyTree, cotangent: PyTree
 ) -> PyTree:
     """Refuse a cotangent that depends on rotations of bases; pass on the fraction that does."""
     (states, _), (of_states, of_turning) = value, cotangent
@@ -239,7 +239,9 @@ def _check_turning(
 # --- the linear system ---------------------------------------------------------------------------
 
 
-def _fixed_point(point: States, function: _Round, report: Report, settings: Settings) -> States:
+def _fixed_point(
+    point: RunStates, function: _Round, report: Report, settings: SolverSettings
+) -> RunStates:
     """The point, with the derivatives of the fixed point."""
     arrays, others = eqx.partition((function, report), eqx.is_array)
 
@@ -250,11 +252,11 @@ def _fixed_point(point: States, function: _Round, report: Report, settings: Sett
 
 
 def _linearized(
-    point: States,
+    point: RunStates,
     by: tuple[_Round, Report],
     changes: tuple[PyTree, PyTree],
-    settings: Settings,
-) -> tuple[States, States]:
+    settings: SolverSettings,
+) -> tuple[RunStates, RunStates]:
     """The fixed point and its tangent."""
     (function, report), (change, report_change) = by, changes
     # Give it a derivative itself, for higher derivatives.

@@ -20,7 +20,7 @@ UNSOLVED = (
 )
 
 
-class Settings(NamedTuple):
+class SolverSettings(NamedTuple):
     """Tolerances and limits; a tolerance of None follows from the precision."""
 
     tol: float | None
@@ -40,7 +40,7 @@ class Solved(NamedTuple):
     residual: Float[Array, ""]
 
 
-def solved(product: Callable[[PyTree], PyTree], right: PyTree, settings: Settings) -> Solved:
+def solved(product: Callable[[PyTree], PyTree], right: PyTree, settings: SolverSettings) -> Solved:
     """Solve `product(x) = right` by factorizing the matrix if it is small enough, or by GMRES."""
     tol = or_precision(settings.tol, right, 1e-5, 1e-10)
     unknowns = sum(x.size for x in jax.tree.leaves(right))
@@ -52,7 +52,7 @@ def solved(product: Callable[[PyTree], PyTree], right: PyTree, settings: Setting
 
 
 def _by_matrix(
-    product: Callable[[PyTree], PyTree], right: PyTree, tol: float, settings: Settings
+    product: Callable[[PyTree], PyTree], right: PyTree, tol: float, settings: SolverSettings
 ) -> Solved:
     """Solve with the matrix, which is the same for all right-hand sides of a `vmap`."""
     del tol, settings
@@ -74,7 +74,7 @@ def _scale(right: PyTree) -> Float[Array, ""]:
 
 
 def _by_products(
-    product: Callable[[PyTree], PyTree], right: PyTree, tol: float, settings: Settings
+    product: Callable[[PyTree], PyTree], right: PyTree, tol: float, settings: SolverSettings
 ) -> Solved:
     """Solve by GMRES, with one product for each step.
 

@@ -7,8 +7,8 @@ from jaxtyping import Array, Int, Key, PyTree
 
 from jaxfed.core.contract import calls, reduction
 from jaxfed.core.contract.algorithm import Personalized
-from jaxfed.core.round.messages import Message, is_not_finite, send, send_first
-from jaxfed.core.round.problem import Broadcast, ClientState, Member, Problem, zeros_of
+from jaxfed.core.round.messages import ClientMessage, is_not_finite, send, send_first
+from jaxfed.core.round.problem import Broadcast, ClientState, Problem, RunMember, zeros_of
 from jaxfed.core.wire.calls import bind
 from jaxfed.core.wire.channel import Context
 
@@ -25,7 +25,7 @@ def prepare(problem: Problem, data: PyTree, client_id: Int[Array, ""], rounds: i
     return problem.algorithm.prepare(data, client_id, rounds)
 
 
-def first_message(problem: Problem, broadcast: Broadcast, member: Member) -> Message:
+def first_message(problem: Problem, broadcast: Broadcast, member: RunMember) -> ClientMessage:
     """The client's message before the first round."""
     key, channel_key = _keys(broadcast, member)
     warm_start = _warm_start(broadcast, member)
@@ -35,11 +35,11 @@ def first_message(problem: Problem, broadcast: Broadcast, member: Member) -> Mes
     way = bind(problem.first_uplink, _context(broadcast, member))
     # Wrap bare arrays in `Mean`, since masks depend on what is summed.
     transit = send_first(way, channel_key, reduction.wrapped(message))
-    return Message(transit.payload, is_not_finite(message), decoded=transit.decoded)
+    return ClientMessage(transit.payload, is_not_finite(message), decoded=transit.decoded)
 
 
 def first_state(
-    problem: Problem, broadcast: Broadcast, member: Member, first: PyTree = None
+    problem: Problem, broadcast: Broadcast, member: RunMember, first: PyTree = None
 ) -> ClientState:
     """The client's state before the first round.
 
@@ -61,7 +61,7 @@ def first_state(
     return ClientState(local, memory)
 
 
-def first_local(problem: Problem, broadcast: Broadcast, member: Member) -> PyTree:
+def first_local(problem: Problem, broadcast: Broadcast, member: RunMember) -> PyTree:
     """The algorithm's part of the client's initial state."""
     key, _ = _keys(broadcast, member)
     warm_start = _warm_start(broadcast, member)
@@ -102,7 +102,9 @@ def round_shapes(
     return RoundShapes(reduction.wrapped(step[0]), step[2]["objective"])
 
 
-def step(problem: Problem, broadcast: Broadcast, member: Member) -> tuple[Message, ClientState]:
+def step(
+    problem: Problem, broadcast: Broadcast, member: RunMember
+) -> tuple[ClientMessage, ClientState]:
     """Take the algorithm's step and send the uplink."""
     assert member.state is not None
     key, channel_key = _keys(broadcast, member)
@@ -113,7 +115,7 @@ def step(problem: Problem, broadcast: Broadcast, member: Member) -> tuple[Messag
     way = bind(problem.uplink, _context(broadcast, member))
     transit = send(way, channel_key, reduction.wrapped(uplink), member.state.memory)
     # Look for NaN in the message itself: once encoded, it may look like ordinary numbers.
-    message = Message(transit.payload, is_not_finite(uplink), diagnostics, transit.decoded)
+    message = ClientMessage(transit.payload, is_not_finite(uplink), diagnostics, transit.decoded)
     return message, ClientState(local, transit.memory)
 
 
@@ -134,7 +136,7 @@ def result(problem: Problem, downlink: PyTree, local: PyTree, data: PyTree) -> P
     return calls.client_result(problem.algorithm, downlink, local, data)
 
 
-def _keys(broadcast: Broadcast, member: Member) -> tuple[Key[Array, ""], Key[Array, ""]]:
+def _keys(broadcast: Broadcast, member: RunMember) -> tuple[Key[Array, ""], Key[Array, ""]]:
     """The client's key and its channel's key."""
     # Fold in the id, not the position, so that draws do not depend on the other clients. Split
     # whatever the channel, so that the algorithm draws the same numbers through any of them.
@@ -142,11 +144,11 @@ def _keys(broadcast: Broadcast, member: Member) -> tuple[Key[Array, ""], Key[Arr
     return key, channel_key
 
 
-def _context(broadcast: Broadcast, member: Member) -> Context:
+def _context(broadcast: Broadcast, member: RunMember) -> Context:
     return Context(member.position, member.weight, broadcast.secret, broadcast.round)
 
 
-def _warm_start(broadcast: Broadcast, member: Member) -> Personalized | None:
+def _warm_start(broadcast: Broadcast, member: RunMember) -> Personalized | None:
     if broadcast.warm_start is None:
         return None
     return Personalized(broadcast.warm_start.shared, member.warm_start)

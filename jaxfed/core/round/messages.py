@@ -18,7 +18,7 @@ class Transit(NamedTuple):
     memory: PyTree  # the sender's, after sending
 
 
-class Message(NamedTuple):
+class ClientMessage(NamedTuple):
     """A client's message with its diagnostics, or many clients' along a leading axis."""
 
     payload: PyTree
@@ -81,7 +81,10 @@ def nan_where_failed(message: PyTree, failed: Bool[Array, ""]) -> PyTree:
 
 
 def first_contribution(
-    message: Message, client_id: Int[Array, ""], weight: Float[Array, ""], real: Float[Array, ""]
+    message: ClientMessage,
+    client_id: Int[Array, ""],
+    weight: Float[Array, ""],
+    real: Float[Array, ""],
 ) -> Contribution:
     """One client's share in the reduction of the first messages.
 
@@ -99,7 +102,7 @@ def first_contribution(
 
 
 def round_contribution(
-    message: Message,
+    message: ClientMessage,
     client_id: Int[Array, ""],
     weight: Float[Array, ""],
     present: Float[Array, ""],

@@ -83,7 +83,7 @@ class ClientState(NamedTuple):
     memory: PyTree  # the sender's memory of the uplink channel
 
 
-class Member(NamedTuple):
+class RunMember(NamedTuple):
     """One client of a run, or many along a leading axis."""
 
     data: PyTree  # prepared

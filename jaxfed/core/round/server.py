@@ -12,8 +12,8 @@ from jaxfed.core.contract import calls
 from jaxfed.core.contract.algorithm import Personalized
 from jaxfed.core.contract.reduction import plain
 from jaxfed.core.round.messages import (
+    ClientMessage,
     Contribution,
-    Message,
     first_contribution,
     nan_where_failed,
     payload_shapes,
@@ -81,7 +81,7 @@ def open_run(
     key = server_key_of(before_rounds(problem, None).key)
     # The largest clients' shapes, in which every client's data fit; the server sees no values.
     server = algorithm.server_init(key, plain(first), kinds[0].data, warm_start)
-    server = calls.arrays_of(algorithm, "server_init", server)
+    server = calls.checked_result(algorithm, "server_init", server)
     # This downlink opens round 1, hence the keys of zero rounds done.
     transit = send_first(way, server_keys(problem, 0).downlink, algorithm.downlink(server))
     # What follows is about the downlink as clients have it, after the channel.
@@ -128,7 +128,7 @@ def open_run(
 class _Arrival(NamedTuple):
     """What the server receives from one client, or from many along a leading axis."""
 
-    message: Message
+    message: ClientMessage
     id: Int[Array, "*members"]
     weight: Float[Array, "*members"]
     present: Float[Array, "*members"]
@@ -153,7 +153,9 @@ def call_round(problem: Problem, state: State) -> tuple[Float[Array, " clients"]
     return inclusion_of(problem, state.round), broadcast
 
 
-def reduce_first(problem: Problem, messages: Message) -> tuple[Contribution, Bool[Array, " m"]]:
+def reduce_first(
+    problem: Problem, messages: ClientMessage
+) -> tuple[Contribution, Bool[Array, " m"]]:
     """Decode and reduce all clients' first messages.
 
     Returns:
@@ -173,7 +175,7 @@ def reduce_first(problem: Problem, messages: Message) -> tuple[Contribution, Boo
 
 
 def reduce_round(
-    problem: Problem, messages: Message, inclusion: Float[Array, " m"]
+    problem: Problem, messages: ClientMessage, inclusion: Float[Array, " m"]
 ) -> tuple[Contribution, Bool[Array, " m"]]:
     """Decode and reduce the participants' messages.
 

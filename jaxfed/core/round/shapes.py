@@ -15,7 +15,7 @@ from jaxfed.core.contract import calls
 from jaxfed.core.contract.algorithm import Personalized
 from jaxfed.core.contract.reduction import contributions, joined, over_clients, separated
 from jaxfed.core.round import client
-from jaxfed.core.round.problem import Member, Problem, before_rounds
+from jaxfed.core.round.problem import Problem, RunMember, before_rounds
 from jaxfed.core.wire import channel
 
 
@@ -92,11 +92,11 @@ def received_shapes(uplink: PyTree) -> PyTree:
     return jax.eval_shape(of_one, uplink)
 
 
-def member_shapes(kind: Kind, warm_start: Personalized | None) -> Member:
+def member_shapes(kind: Kind, warm_start: Personalized | None) -> RunMember:
     """Shapes of one client of this kind, with its part of a warm start."""
 
     def member(data, local):
         zero = jnp.zeros((), jnp.int32)
-        return Member(data, zero, jnp.ones(()), zero, jax.tree.map(lambda x: x[0], local))
+        return RunMember(data, zero, jnp.ones(()), zero, jax.tree.map(lambda x: x[0], local))
 
     return jax.eval_shape(member, kind.data, None if warm_start is None else warm_start.local)

@@ -13,7 +13,7 @@ from jaxfed.core.common.buckets import each_first, filled, layout_of, select, sh
 from jaxfed.core.contract.algorithm import Personalized
 from jaxfed.core.round import client
 from jaxfed.core.round.messages import first_contribution, round_contribution
-from jaxfed.core.round.problem import Broadcast, ClientState, Member, Problem, before_rounds
+from jaxfed.core.round.problem import Broadcast, ClientState, Problem, RunMember, before_rounds
 from jaxfed.core.round.rounds import Collected, Engine
 from jaxfed.core.round.shapes import Kind
 
@@ -74,19 +74,19 @@ class Whole(Engine):
 WHOLE = Whole()
 
 
-def members_of(problem: Problem, warm_start: Personalized | None) -> Member:
+def members_of(problem: Problem, warm_start: Personalized | None) -> RunMember:
     """All clients of a run, with their local parts of a warm start."""
     clients, positions = problem.clients, jnp.asarray(problem.positions)
     local = None if warm_start is None else warm_start.local
     local = clients.layout.with_all_rows(local, problem.size)
-    return Member(clients.data, clients.ids, clients.weights, positions, local)
+    return RunMember(clients.data, clients.ids, clients.weights, positions, local)
 
 
 # --- all clients or one block of them, within one program ----------------------------------------
 
 
 def first_messages(
-    problem: Problem, broadcast: Broadcast, members: Member, gathering: int | slice | Array
+    problem: Problem, broadcast: Broadcast, members: RunMember, gathering: int | slice | Array
 ) -> Collected:
     """The first messages of some clients.
 
@@ -97,7 +97,7 @@ def first_messages(
         gathering: whose messages are gathered; see `collect`.
     """
 
-    def work(broadcast: Broadcast, member: Member):
+    def work(broadcast: Broadcast, member: RunMember):
         # Padding rows are copies of clients and are mapped like them, since all devices run one
         # program on equally many rows; weight 0 and `real` keep them out of sums and counts.
         message = client.first_message(problem, broadcast, member)
@@ -115,11 +115,11 @@ def first_messages(
 
 
 def first_states(
-    problem: Problem, broadcast: Broadcast, members: Member, first: PyTree
+    problem: Problem, broadcast: Broadcast, members: RunMember, first: PyTree
 ) -> ClientState:
     """The initial states of some clients, from what they kept of their first messages."""
 
-    def work(broadcast: Broadcast, own: tuple[Member, PyTree]):
+    def work(broadcast: Broadcast, own: tuple[RunMember, PyTree]):
         member, first = own
         return client.first_state(problem, broadcast, member, first)
 
@@ -127,11 +127,11 @@ def first_states(
 
 
 def steps(
-    problem: Problem, broadcast: Broadcast, members: Member, gathering: int | slice | Array
+    problem: Problem, broadcast: Broadcast, members: RunMember, gathering: int | slice | Array
 ) -> Collected:
     """The steps of some clients; those that are absent keep their states."""
 
-    def work(broadcast: Broadcast, member: Member):
+    def work(broadcast: Broadcast, member: RunMember):
         assert member.present is not None
         weight, there = member.weight, member.present > 0
         message, after = client.step(problem, broadcast, member)

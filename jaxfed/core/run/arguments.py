@@ -35,7 +35,7 @@ from jaxfed.core.contract.reduction import is_linear, wrapped
 from jaxfed.core.round.problem import Problem
 from jaxfed.core.run import adjoint
 from jaxfed.core.run.callbacks import Callback
-from jaxfed.core.run.loop import prepare
+from jaxfed.core.run.loop import prepare_run
 from jaxfed.core.run.new_clients import by_id
 from jaxfed.core.run.solution import Solution
 from jaxfed.core.store.checkpoint import Checkpoint
@@ -242,7 +242,7 @@ def messages_of(
     open_problem = replace(
         problem, uplink=LOSSLESS, downlink=LOSSLESS, first_uplink=LOSSLESS, first_downlink=LOSSLESS
     )
-    ready, state, _ = prepare(open_problem, warm_start, rounds)
+    ready, state, _ = prepare_run(open_problem, warm_start, rounds)
     algorithm, key = problem.algorithm, problem.key
     own = None if warm_start is None else jax.tree.map(lambda x: x[0], warm_start.local)
     warm = None if warm_start is None else Personalized(warm_start.shared, own)
@@ -279,7 +279,7 @@ def check_loop(tol: Any, metrics: Any, metrics_every: Any, given: Any = UNROLLED
     check_instance("adjoint", given, adjoint.Adjoint, "one of jaxfed.adjoint")
 
 
-def check_host(
+def check_host_arguments(
     checkpoint: Any, callbacks: Any, best: Any, chunk_rounds: Any, progress: Any, throw: Any
 ) -> None:
     """Check the arguments that only `fit` has.

@@ -14,8 +14,8 @@ from jaxfed.core.round.problem import Problem
 from jaxfed.core.run.arguments import (
     LOSSLESS,
     VMAP,
-    check_host,
     check_host_alone,
+    check_host_arguments,
     check_loop,
     problem_of,
 )
@@ -109,7 +109,7 @@ def fit(
         algorithm, clients, rounds, key, warm_start, channel, participation, backend
     )
     check_loop(tol, metrics, metrics_every)
-    check_host(checkpoint, callbacks, best, chunk_rounds, progress, throw)
+    check_host_arguments(checkpoint, callbacks, best, chunk_rounds, progress, throw)
     if algorithm.energy_weighted and clients.layout.in_memory:
         warn_of_large(energies(clients), clients)
 

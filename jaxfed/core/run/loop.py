@@ -75,14 +75,14 @@ def solve(
     loop: Loop = forward,
 ) -> Solution:
     """Run all rounds, for clients in memory."""
-    problem, state, costs = prepare(problem, warm_start, options.rounds)
+    problem, state, costs = prepare_run(problem, warm_start, options.rounds)
     state, history = advance(problem, state, tol, options, loop)
     result = result_of(problem, state, WHOLE)
     history = with_bits(history, costs, problem.size, jnp)
-    return finish(problem, state, costs, history, tol, result)
+    return solution_of(problem, state, costs, history, tol, result)
 
 
-def prepare(problem: Problem, warm_start: Personalized | None, rounds: int) -> Prepared:
+def prepare_run(problem: Problem, warm_start: Personalized | None, rounds: int) -> Prepared:
     """Prepare clients in memory and begin their run."""
     problem = prepared(problem, rounds)
     return Prepared(problem, *begin(problem, warm_start, WHOLE))
@@ -101,7 +101,7 @@ def advance(
         state, record = one_round(problem, state, WHOLE)
         evaluate = partial(metrics_of, problem, options.metrics)
         shapes = jax.eval_shape(evaluate, state)
-        check_names(shapes, record)
+        check_metric_names(shapes, record)
         if options.metrics_every == 1:
             return state, record | evaluate(state)
         due = state.round % options.metrics_every == 0
@@ -121,7 +121,7 @@ def advance(
     return loop(step, unfinished, state, options)
 
 
-def check_names(metrics: Mapping[str, Any], record: Mapping[str, Any]) -> None:
+def check_metric_names(metrics: Mapping[str, Any], record: Mapping[str, Any]) -> None:
     """Refuse metrics with names that the run's own history uses.
 
     Raises:
@@ -149,7 +149,7 @@ def evaluated(metrics: Metrics, result: Personalized) -> dict[str, Array]:
     }
 
 
-def finish(
+def solution_of(
     problem: Problem,
     state: State,
     costs: Costs,

@@ -11,7 +11,7 @@ from jaxfed.core.contract.algorithm import Personalized
 from jaxfed.core.contract.reduction import is_part
 from jaxfed.core.round.problem import Problem
 from jaxfed.core.run.arguments import LOSSLESS, VMAP, messages_of, problem_of
-from jaxfed.core.run.loop import prepare
+from jaxfed.core.run.loop import prepare_run
 from jaxfed.core.run.solution import Solution
 from jaxfed.core.wire.release import Release
 
@@ -67,7 +67,7 @@ def message_parts(solution: Solution, clients: Clients) -> list[MessagePart]:
 def _bits(problem: Problem, warm_start: Personalized | None, rounds: int, first: Release) -> float:
     problem = replace(problem, first_uplink=first.channel)
     shapes = jax.eval_shape(
-        lambda *given: prepare(given[0], given[1], rounds)[2], problem, warm_start
+        lambda *given: prepare_run(given[0], given[1], rounds)[2], problem, warm_start
     )
     return shapes.first_up
 

@@ -18,7 +18,14 @@ from jaxfed.core.round.rounds import Engine, begin, one_round, result_of
 from jaxfed.core.round.server import shared_result
 from jaxfed.core.round.whole import WHOLE
 from jaxfed.core.run import loop
-from jaxfed.core.run.loop import History, Options, check_names, evaluated, finish, with_bits
+from jaxfed.core.run.loop import (
+    History,
+    Options,
+    check_metric_names,
+    evaluated,
+    solution_of,
+    with_bits,
+)
 from jaxfed.core.run.solution import Solution
 
 Tolerance = Array | float | None
@@ -100,7 +107,7 @@ class OneProgram(LocalRunner):
         self.problem, self._programs = problem, programs
 
     def prepare(self, warm_start, rounds):
-        prepare = self._programs(loop.prepare, static_argnums=(2,))
+        prepare = self._programs(loop.prepare_run, static_argnums=(2,))
         self.problem, state, costs = prepare(self.problem, warm_start, rounds)
         return Start(state, _on_host(costs))
 
@@ -135,13 +142,13 @@ def whole_run(
     problem: Problem, warm_start: Personalized | None, tol: Tolerance, options: Options
 ) -> WholeRun:
     """A whole run as one program, which compiles faster than its parts."""
-    problem, state, costs = loop.prepare(problem, warm_start, options.rounds)
+    problem, state, costs = loop.prepare_run(problem, warm_start, options.rounds)
     state, history = loop.advance(problem, state, tol, options)
     return WholeRun(_without_history(problem, state, costs, tol), history, costs)
 
 
 def _without_history(problem: Problem, state: State, costs: Costs, tol: Tolerance) -> Solution:
-    return finish(problem, state, costs, {}, tol, result_of(problem, state, WHOLE))
+    return solution_of(problem, state, costs, {}, tol, result_of(problem, state, WHOLE))
 
 
 def _first(history: History, rounds: int) -> dict[str, np.ndarray]:
@@ -195,7 +202,7 @@ class FromHost(Runner, Engine):
     def finish(self, state, costs, history, tol):
         history = with_bits(history, costs, self.problem.size, np)
         result = result_of(self.problem, state, self)
-        return finish(self.problem, state, costs, history, tol, result)
+        return solution_of(self.problem, state, costs, history, tol, result)
 
     @final
     def run(self, warm_start, tol, options):
@@ -214,7 +221,7 @@ class FromHost(Runner, Engine):
         else:
             shapes = jax.eval_shape(partial(evaluated, metrics), self._result_shapes(state))
             values = {name: blank((), x.dtype) for name, x in shapes.items()}
-        check_names(values, record)
+        check_metric_names(values, record)
         return values
 
     def _text_of_metrics(self, state: State, options: Options) -> str:

@@ -13,8 +13,8 @@ from jaxtyping import Array, Int, PyTree
 
 from jaxfed.core.contract.algorithm import Personalized
 from jaxfed.core.round import client, server
-from jaxfed.core.round.messages import Message
-from jaxfed.core.round.problem import Broadcast, Member, Problem, State, before_rounds
+from jaxfed.core.round.messages import ClientMessage
+from jaxfed.core.round.problem import Broadcast, Problem, RunMember, State, before_rounds
 from jaxfed.core.round.rounds import Collected, Engine
 from jaxfed.core.round.server import Closing, Opening
 from jaxfed.core.round.shapes import Kind, member_shapes
@@ -71,7 +71,7 @@ class Separate(FromHost, LocalRunner):
 
     def steps(self, problem, state, inclusion, broadcast):
         kept = state.clients
-        messages: list[Message | None] = [None] * problem.size
+        messages: list[ClientMessage | None] = [None] * problem.size
         # Only participants compute; the others' rows are zeros, which `inclusion` keeps out.
         for i in np.flatnonzero(np.asarray(inclusion) > 0).tolist():
             member = _member(problem, None, i)._replace(state=_at(kept, i))
@@ -82,7 +82,9 @@ class Separate(FromHost, LocalRunner):
         received, failed = self.call(server.reduce_round, problem.for_server, arrived, inclusion)
         return Collected(received, kept, failed)
 
-    def _message_shapes(self, problem: Problem, state: State, broadcast: Broadcast) -> Message:
+    def _message_shapes(
+        self, problem: Problem, state: State, broadcast: Broadcast
+    ) -> ClientMessage:
         one = jax.eval_shape(_at, state.clients, 0)
         member = member_shapes(self.kinds(problem)[0], None)._replace(state=one)
         step = partial(client.step, problem.for_client)
@@ -113,7 +115,9 @@ class Separate(FromHost, LocalRunner):
 # --- shared with deployments on separate machines -------------------------------------------------
 
 
-def in_rows(messages: Sequence[Message | None], shapes: Callable[[], Message]) -> Message:
+def in_rows(
+    messages: Sequence[ClientMessage | None], shapes: Callable[[], ClientMessage]
+) -> ClientMessage:
     """Messages with a row per client; zeros for absent ones.
 
     Args:
@@ -150,9 +154,9 @@ def _with_downlink(state: State, downlink: PyTree) -> State:
     return replace(state, downlink=replace(state.downlink, receiver=downlink))
 
 
-def _member(problem: Problem, warm_start: Personalized | None, i: int) -> Member:
+def _member(problem: Problem, warm_start: Personalized | None, i: int) -> RunMember:
     clients = problem.clients
-    return Member(
+    return RunMember(
         data=_at(clients.data, i),
         id=clients.ids[i],
         weight=clients.weights[i],

@@ -15,8 +15,8 @@ from jax.interpreters.partial_eval import dce_jaxpr
 from jaxtyping import Array, Bool, Int, PyTree
 
 from jaxfed.core.clients.energies import warn_of_large
-from jaxfed.core.clients.samples import Rows, sample_shapes
-from jaxfed.core.clients.source import Block, Reader, read_ahead
+from jaxfed.core.clients.samples import SampleRows, sample_shapes
+from jaxfed.core.clients.source import ClientBlock, Reader, read_ahead
 from jaxfed.core.clients.states import States, rows
 from jaxfed.core.common.buckets import first_of, shapes_differ
 from jaxfed.core.contract import calls
@@ -24,7 +24,7 @@ from jaxfed.core.contract.algorithm import Personalized
 from jaxfed.core.contract.reduction import combined, joined, separated
 from jaxfed.core.round import client, server, whole
 from jaxfed.core.round.messages import Contribution
-from jaxfed.core.round.problem import Broadcast, ClientState, Member, Problem, before_rounds
+from jaxfed.core.round.problem import Broadcast, ClientState, Problem, RunMember, before_rounds
 from jaxfed.core.round.rounds import Collected
 from jaxfed.core.round.shapes import Kind, member_shapes
 from jaxfed.core.run.runner import FromHost, LocalRunner, Programs
@@ -62,7 +62,7 @@ class Streamed(FromHost, LocalRunner):
         firsts: list[PyTree] = [None] * len(reader.blocks)
         failed, energies = np.zeros(problem.size, bool), np.zeros(problem.size)
 
-        def work(number: int, block: Block, data: tuple) -> Collected:
+        def work(number: int, block: ClientBlock, data: tuple) -> Collected:
             if problem.algorithm.energy_weighted:
                 values, counts = data
                 # While the block is in memory anyway; `fit` warns of clients in memory, but would
@@ -91,7 +91,7 @@ class Streamed(FromHost, LocalRunner):
         def state(member, own):
             return client.first_state(problem, broadcast, member, own)
 
-        def work(number: int, block: Block, data: tuple) -> PyTree:
+        def work(number: int, block: ClientBlock, data: tuple) -> PyTree:
             members = _members(problem, block, data, warm_start)
             return self.call(_first_states, problem, broadcast, members, first[number])
 
@@ -122,7 +122,7 @@ class Streamed(FromHost, LocalRunner):
             room.put(places, rows(before, places))
         failed = np.zeros(problem.size, bool)
 
-        def work(number: int, block: Block, data: tuple) -> Collected:
+        def work(number: int, block: ClientBlock, data: tuple) -> Collected:
             del number
             places = block.places
             members = _members(problem, block, data, None)._replace(
@@ -148,7 +148,7 @@ class Streamed(FromHost, LocalRunner):
         def model(member):
             return client.result(problem, downlink, member.state.local, member.data)
 
-        def work(number: int, block: Block, data: tuple) -> PyTree:
+        def work(number: int, block: ClientBlock, data: tuple) -> PyTree:
             del number
             members, local = _members(problem, block, data, None), rows(state.local, block.places)
             return self.call(_results, problem, downlink, members, local)
@@ -192,7 +192,7 @@ class Streamed(FromHost, LocalRunner):
         self,
         reader: Reader,
         numbers: Sequence[int],
-        work: Callable[[int, Block, tuple], Collected],
+        work: Callable[[int, ClientBlock, tuple], Collected],
         needed: bool = True,
         wanted: Bool[np.ndarray, " clients"] | None = None,
     ) -> Contribution:
@@ -207,7 +207,7 @@ class Streamed(FromHost, LocalRunner):
         """
         total, gathered = None, []
 
-        def add(number: int, block: Block, data: tuple) -> PyTree:
+        def add(number: int, block: ClientBlock, data: tuple) -> PyTree:
             nonlocal total
             part, own = separated(work(number, block, data).received)
             total = part if total is None else self.call(combined, total, part)
@@ -238,7 +238,7 @@ class Streamed(FromHost, LocalRunner):
         reader = _reader(problem)
         room = States(like, problem.size, reader.states)
 
-        def put(number: int, block: Block, data: tuple) -> None:
+        def put(number: int, block: ClientBlock, data: tuple) -> None:
             room.put(block.places, work(number, block, data))
 
         if jax.tree.leaves(like):
@@ -249,14 +249,14 @@ class Streamed(FromHost, LocalRunner):
         self,
         problem: Problem,
         warm_start: Personalized | None,
-        function: Callable[[Member], PyTree],
+        function: Callable[[RunMember], PyTree],
         state: ClientState | None = None,
     ) -> bool:
         """Whether a function of a client depends on its samples, found by tracing it."""
         reader = _reader(problem)
         member = member_shapes(Kind.of(None, 1), warm_start)._replace(state=state)
 
-        def of_samples(samples: Rows, member: Member) -> PyTree:
+        def of_samples(samples: SampleRows, member: RunMember) -> PyTree:
             data = _prepared(problem, samples, member.id)
             return function(member._replace(data=data))
 
@@ -272,25 +272,25 @@ class Streamed(FromHost, LocalRunner):
 # --- functions of one block, to be compiled -------------------------------------------------------
 
 
-def _first_messages(problem: Problem, broadcast: Broadcast, members: Member) -> Collected:
+def _first_messages(problem: Problem, broadcast: Broadcast, members: RunMember) -> Collected:
     return whole.first_messages(problem, broadcast, _ready(problem, members), len(members.id))
 
 
 def _first_states(
-    problem: Problem, broadcast: Broadcast, members: Member, first: PyTree
+    problem: Problem, broadcast: Broadcast, members: RunMember, first: PyTree
 ) -> ClientState:
     return whole.first_states(problem, broadcast, _ready(problem, members), first)
 
 
-def _steps(problem: Problem, broadcast: Broadcast, members: Member) -> Collected:
+def _steps(problem: Problem, broadcast: Broadcast, members: RunMember) -> Collected:
     return whole.steps(problem, broadcast, _ready(problem, members), len(members.id))
 
 
-def _results(problem: Problem, downlink: PyTree, members: Member, local: PyTree) -> PyTree:
+def _results(problem: Problem, downlink: PyTree, members: RunMember, local: PyTree) -> PyTree:
     return whole.results(problem, downlink, local, _ready(problem, members).data)
 
 
-def _ready(problem: Problem, members: Member) -> Member:
+def _ready(problem: Problem, members: RunMember) -> RunMember:
     """The clients with prepared data."""
 
     def prepare(_, own):
@@ -300,7 +300,7 @@ def _ready(problem: Problem, members: Member) -> Member:
     return members._replace(data=data)
 
 
-def _prepared(problem: Problem, samples: Rows, client_id: Int[Array, ""]) -> PyTree:
+def _prepared(problem: Problem, samples: SampleRows, client_id: Int[Array, ""]) -> PyTree:
     return client.prepare(problem, samples, client_id, PREPARED_FOR)
 
 
@@ -312,14 +312,14 @@ def _reader(problem: Problem) -> Reader:
 
 
 def _members(
-    problem: Problem, block: Block, data: tuple, warm_start: Personalized | None
-) -> Member:
+    problem: Problem, block: ClientBlock, data: tuple, warm_start: Personalized | None
+) -> RunMember:
     """The clients of a block, with unprepared samples."""
     clients, places = problem.clients, block.places
     local = None if warm_start is None else rows(warm_start.local, places)
     ids, weights = np.asarray(clients.ids)[places], np.asarray(clients.weights)[places]
     whose: tuple[Any, Any, Any] = ids, weights, places  # on the host
-    return Member(data, *whose, local)
+    return RunMember(data, *whose, local)
 
 
 def _sizes(reader: Reader) -> list[tuple[int, int]]:
@@ -327,12 +327,12 @@ def _sizes(reader: Reader) -> list[tuple[int, int]]:
     return [(int(reader.sizes[own].max()), len(own)) for own in reader.groups]
 
 
-def _shapes_of(reader: Reader, rows: int) -> Rows:
+def _shapes_of(reader: Reader, rows: int) -> SampleRows:
     """Shapes of one client's samples."""
     return sample_shapes((rows, reader.features), reader.dtype, reader.kind)
 
 
-def _zeros(reader: Reader, block: Block) -> tuple[Any, Any]:
+def _zeros(reader: Reader, block: ClientBlock) -> tuple[Any, Any]:
     """Zeros in place of a block's unneeded samples; they take no memory."""
     shape = len(block.places), block.rows, reader.features
     nothing = np.broadcast_to(np.zeros((), reader.dtype), shape)

@@ -9,14 +9,14 @@ import numpy as np
 
 from jaxfed._names import caller
 from jaxfed._versions import versions
-from jaxfed.core.store.identity import CheckpointError, Identity, check_same, described
+from jaxfed.core.store.identity import CheckpointError, Identity, check_same, text_and_digest
 from jaxfed.core.store.series import Series
 
 KIND = "jaxfed.block"
 POINTS, VALUE = "points", "value "
 
 
-class Block(NamedTuple):
+class GridBlock(NamedTuple):
     """Some points of a grid and their results.
 
     Attributes:
@@ -53,8 +53,8 @@ class Store:
         # Other versions may compute other last bits.
         compared = {name: versions()[name] for name in ("jax", "jaxlib")}
         self.identity: Identity = {
-            "axes": described({name: along.tolist() for name, along in axes.items()}),
-            "versions": described(compared),
+            "axes": text_and_digest({name: along.tolist() for name, along in axes.items()}),
+            "versions": text_and_digest(compared),
             "computation": ["", computation],
         }
         self._blocks = Series(folder, KIND)
@@ -66,7 +66,7 @@ class Store:
                 "something else than a grid"
             )
 
-    def load(self) -> Iterator[Block]:
+    def load(self) -> Iterator[GridBlock]:
         """Iterate over the blocks of an earlier call.
 
         Raises:
@@ -89,12 +89,12 @@ class Store:
             )
         for header, arrays in contents.values():
             check_same("folder", self.folder, "grid", header["identity"], self.identity)
-            yield Block(arrays[POINTS], [arrays[VALUE + name] for name in self.names])
+            yield GridBlock(arrays[POINTS], [arrays[VALUE + name] for name in self.names])
         for number, error in damaged.items():
             warnings.warn(f"folder: {error}; its points are computed again", stacklevel=caller())
             self._blocks.path(number).unlink()
 
-    def save(self, block: Block) -> None:
+    def save(self, block: GridBlock) -> None:
         """Write a finished block, completely or not at all."""
         values = {VALUE + name: x for name, x in zip(self.names, block.values, strict=True)}
         arrays = {POINTS: block.points, **values}

@@ -68,7 +68,7 @@ def fingerprint(
         **arguments: the other arguments, in the order in which differences are reported.
     """
     return {
-        **{name: described(value) for name, value in arguments.items()},
+        **{name: text_and_digest(value) for name, value in arguments.items()},
         "clients": [f"{len(clients)} clients", digest_of(clients.identity())],
         "key": ["", digest_of(key)],
         "warm_start": ["none" if warm_start is None else "some", digest_of(warm_start)],
@@ -77,7 +77,7 @@ def fingerprint(
     }
 
 
-def described(value: Any) -> list[str]:
+def text_and_digest(value: Any) -> list[str]:
     """A description of a value, cut to 200 characters, and a digest of all its content."""
     text = " ".join(eqx.tree_pformat(value, short_arrays=False).split())
     text = re.sub(r" at 0x[0-9a-f]+", "", text)  # a function's address differs between processes

@@ -33,7 +33,7 @@ from jaxfed.core.backends.backend import Backend
 from jaxfed.core.backends.one_device import vmap
 from jaxfed.core.common.files import locked
 from jaxfed.core.common.processes import attempted, on_host, spans, watched
-from jaxfed.core.store.grid import Block, Store
+from jaxfed.core.store.grid import GridBlock, Store
 from jaxfed.core.store.identity import digest_of, digest_of_text
 from jaxfed.core.sweeps.sweep import mapped
 
@@ -164,7 +164,7 @@ def grid(
             found = [on_host(x)[: len(chosen)] for x in _block(function, filled, backend)]
             keep(chosen, found)
             if store is not None:
-                store.save(Block(chosen, found))
+                store.save(GridBlock(chosen, found))
             if bar is not None:
                 bar.update(len(chosen))
         if bar is not None:

@@ -387,7 +387,7 @@ class Lost(jf.pca.PerPCA):
 @pytest.mark.slow
 def test_an_objective_of_the_server_that_is_nan_ends_the_run(key):
     with pytest.raises(jf.DivergenceError, match="in round 1"):
-        jf.fit(Lost(1, 1, step_size=0.05), draw(), rounds=3, key=key)
+        jf.fit(Lost(1, 1, step_size=0.05), sampled(), rounds=3, key=key)
 
 
 @pytest.mark.slow

@@ -250,7 +250,7 @@ def test_each_round_identifies_its_run(tmp_path):
 def test_values_that_functions_close_over_distinguish_runs():
     def described(optimizer, loss=jf.models.reconstruction_loss):
         model = jf.models.Autoencoder(6, 2, key=jax.random.key(0))
-        return identity.described(jf.generative.FedAvg(model, loss, optimizer, local_steps=1))
+        return identity.text_and_digest(jf.generative.FedAvg(model, loss, optimizer, local_steps=1))
 
     assert described(optax.sgd(0.1)) == described(optax.sgd(0.1))
     assert described(optax.sgd(0.1)) != described(optax.sgd(0.2))

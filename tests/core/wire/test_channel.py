@@ -150,7 +150,7 @@ class Choosy(Bytes):
 @pytest.mark.slow
 @pytest.mark.parametrize("wrapped", [lambda x: x, jf.channel.difference, jf.channel.error_feedback])
 def test_a_channel_may_refuse_a_run(wrapped, key):
-    clients, algorithm = draw(), jf.pca.PerPCA(1, 1, step_size=0.05)
+    clients, algorithm = gaussian(COUNTS), jf.pca.PerPCA(1, 1, step_size=0.05)
     options = {"rounds": 1, "key": key, "channel": jf.Wire(wrapped(Choosy()), Bytes())}
     with pytest.raises(ValueError, match="other than five"):
         jf.fit(algorithm, clients, **options)
@@ -159,7 +159,7 @@ def test_a_channel_may_refuse_a_run(wrapped, key):
 
 @pytest.mark.slow
 def test_keys_of_other_generators_draw_the_same_however_clients_are_mapped():
-    clients, algorithm = draw(), jf.pca.PerPCA(1, 1, step_size=0.05)
+    clients, algorithm = gaussian(COUNTS), jf.pca.PerPCA(1, 1, step_size=0.05)
     channel, key = jf.channel.difference(jf.channel.random_k(0.5)), jax.random.key(3, impl="rbg")
 
     def shared(key, backend):

@@ -1,4 +1,4 @@
-"""The progress of a run, which the server saves after each round and resumes from."""
+"""A run after a round, which the server saves after each round and resumes from."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -11,7 +11,7 @@ from jaxfed.core.round.problem import Costs, State
 from jaxfed.core.store.arrays import Content, named, rebuilt
 from jaxfed.core.store.identity import Identity, check_same
 from jaxfed.core.store.series import Series
-from jaxfed.deploy.federation import Member
+from jaxfed.deploy.federation import RegisteredClient
 from jaxfed.deploy.run import Run
 
 LOG = logging.getLogger("jaxfed.deploy")
@@ -19,12 +19,12 @@ _COUNTED = ("first_bytes_up", "first_bytes_down")
 _PAYLOAD, _HISTORY = "payload ", "history "  # prefixes of arrays' names
 
 
-class Progress(NamedTuple):
+class Snapshot(NamedTuple):
     """A run after a round."""
 
     run: Run
     dtype: str  # of weights
-    members: list[Member]
+    members: list[RegisteredClient]
     state: State
     costs: Costs
     payloads: dict[int, bytes]  # broadcasts that some member may need, by round
@@ -59,9 +59,9 @@ class Progress(NamedTuple):
         cls,
         store: Series,
         description: Mapping[str, str],
-        like: Callable[[Run, str, list[Member]], State],
+        like: Callable[[Run, str, list[RegisteredClient]], State],
     ) -> Self | None:
-        """Load the newest undamaged progress; None if there is none.
+        """Load the newest undamaged snapshot; None if there is none.
 
         Args:
             store: the server's files.
@@ -77,7 +77,8 @@ class Progress(NamedTuple):
             return None
         header, arrays = found
         check_same("out", store.folder, "run", header["identity"], _identity(description))
-        run, members = Run.read(header["run"]), [Member(*member) for member in header["members"]]
+        run = Run.read(header["run"])
+        members = [RegisteredClient(*member) for member in header["members"]]
         payloads = {int(k): x.tobytes() for k, x in _after(_PAYLOAD, arrays).items()}
         costs = {k: jnp.uint32(v) if k in _COUNTED else v for k, v in header["costs"].items()}
         return cls(
