@@ -248,7 +248,7 @@ def test_runs_resume_and_callbacks_see_them(tmp_path, x64):
 @pytest.mark.slow
 def test_a_run_does_not_resume_with_other_metrics(tmp_path):
     def resumed(rounds, factor):
-        return run(
+        return fit_probe(
             from_source(),
             rounds=rounds,
             checkpoint=jf.Checkpoint(tmp_path),
