@@ -17,17 +17,10 @@ from jaxfed.core.clients.clients import Clients
 from jaxfed.core.contract.algorithm import Algorithm
 from jaxfed.core.run.fit import fit
 from jaxfed.core.run.solution import Solution
+from jaxfed.estimators import _groups
 from jaxfed.estimators._arrays import checked, checked_samples, client_labels
 from jaxfed.estimators._completion import Completion, check_impute
-from jaxfed.estimators._groups import (
-    Group,
-    KnownClients,
-    Parted,
-    groups_of,
-    other_type,
-    warn,
-    warn_of_new,
-)
+from jaxfed.estimators._groups import Group, KnownClients, Parted, groups_of, other_type
 from jaxfed.estimators._normal import Learned, Normal, noise_outside, principal
 from jaxfed.estimators._stream import check_forgetting, summary_of, taken_in
 from jaxfed.preprocess import Impute
@@ -165,7 +158,7 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         """
         _, X, parts = self._parted(X, groups)
         if self.local_components_.shape[1] > 0:
-            warn_of_new(groups, parts, self.groups_)
+            _groups.warn_of_new(groups, parts, self.groups_)
         scores = np.zeros((len(X), self._n_features_out), X.dtype)
         for rows, law in parts:
             basis = (self._new_law(X[rows]) if law is None else law).basis
@@ -305,7 +298,7 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         incomplete = (self.impute if first else self._completion) is not None
         X = checked_samples(self, X, incomplete, reset=first, **wanted)
         if groups is None:
-            warn("got none, so all samples are treated as one client's", method)
+            _groups.warn("got none, so all samples are treated as one client's", method)
         return X, np.zeros(len(X), int) if groups is None else client_labels(groups, X)
 
     def _go_on(self, X: Table, labels: np.ndarray) -> None:
