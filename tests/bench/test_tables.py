@@ -76,6 +76,9 @@ def test_what_holds_and_what_does_not(monkeypatch):
     assert made(x="0.3  <1e-6") == ["x: **<1e-9** is printed, <1e-6 was made"]
     assert made(y="4  3.1") == ["y: refused is printed, 3.1 was made"]
     assert check.differences(printed, {"x": printed["x"]}) == ["y: not made"]
+    assert not check.unlike("(0.14: 2 % off)", "(0.14: 20 % off)")
+    for other in ("(0.14: 30 % off)", "(0.16: 2 % off)", "0.14"):
+        assert check.unlike("(0.14: 2 % off)", other)
     with pytest.raises(SystemExit, match=r"wanted part of the name .* got 'privcy'"):
         monkeypatch.setattr("sys.argv", ["still_hold.py", "privcy"])
         check.main()
