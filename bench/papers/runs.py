@@ -107,7 +107,7 @@ def runs(
         The solutions, stacked.
     """
 
-    def one(clients, key, start, given):
+    def one(clients, key, warm_start, given):
         def metrics(result):
             return measure(result) if given is None else measure(given, result)
 

@@ -178,7 +178,7 @@ class Resampled(Algorithm, DifferentiatedThrough):
             return jax.tree.map(lambda x: jnp.broadcast_to(x, shape + jnp.shape(x)), self.state)
         one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), like)
 
-        def init(received, start):
+        def init(received, warm_start):
             return self.algorithm.server_init(key, received, one, warm_start)
 
         axes = (0, self._axes(warm_start, 1))
