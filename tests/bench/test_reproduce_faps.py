@@ -64,7 +64,7 @@ def test_negligible_eigenvalues_change_nothing(key, x64):
         matrices = jnp.where((values > 0)[:, None] & (values > 0), matrices, 0)
         for algorithm in (SubspaceIteration(rank), FAPS(rank)):
             found = _problems.solved(
-                algorithm, matrices, jnp.diag(values**2), values, keys, 200, start=start
+                algorithm, matrices, jnp.diag(values**2), values, keys, 200, warm_start=start
             )
             rounds.setdefault(type(algorithm), []).append(found.rounds)
     for one, other in rounds.values():

@@ -232,7 +232,7 @@ def trained(method: str, images: Images, size: Size, seed: int) -> tuple[Adaptiv
         rounds=rounds,
         seed=seed + 1,
         personal=True,
-        start=start,
+        warm_start=start,
     )
     return algorithm, fitted
 

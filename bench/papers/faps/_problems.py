@@ -270,7 +270,7 @@ def as_printed(
         problem.values,
         problem.keys[:count],
         rounds,
-        start=first,
+        warm_start=first,
         in_turn=True,
     )
 
