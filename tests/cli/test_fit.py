@@ -210,7 +210,7 @@ def test_what_was_learned_is_shown_and_used(data, tmp_path, capsys):
     # Its units are its own, and its scores in the shared components those of the same samples.
     with np.load(tmp_path / "other" / "result.npz") as found:
         np.testing.assert_allclose(found["scores"][:, :2], own[:, :2], atol=1e-4)
-    assert "not a file" in refused(capsys, main(["info", str(data / "client0.npy")]))
+    assert "not a zip file" in refused(capsys, main(["info", str(data / "client0.npy")]))
 
 
 @pytest.mark.slow
