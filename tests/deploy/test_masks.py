@@ -179,7 +179,7 @@ def test_a_client_drops_out_after_the_masks_are_agreed(tmp_path, unmasked, monke
     saved = federation.run(3, deadline=0.01, patience=5.0)
     np.testing.assert_array_equal(saved.history["participants"], [5, 4, 5])
     order = [node for kind, node in federation.kinds if kind == "round"]
-    for number, (heard, total) in enumerate(sums):
+    for number, (heard, total, _) in enumerate(sums):
         sent = {order[i] - 100: unmasked[i][0] for i in range(5 * number, 5 * number + 5)}
         assert heard == [i for i in range(5) if (number, i) != (1, 3)]
         exact = sum((sent[i] for i in heard), np.zeros_like(total))

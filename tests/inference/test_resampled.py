@@ -114,6 +114,14 @@ def test_a_run_continues_from_a_state(tables):
     assert few.history["stopping_measure"][-1] < 1e-7
 
 
+def test_a_warm_start_continues_every_resample(tables):
+    clients = jf.Clients.from_samples(tables)
+    draws = Resampled(jf.pca.PerPCA(1, 1, step_size=0.05), 2)
+    whole, half = fitted(draws, clients, 4), fitted(draws, clients, 2)
+    again = jf.fit(draws, clients, rounds=2, key=KEY, warm_start=half).result
+    chex.assert_trees_all_close(spans(again.shared), spans(whole.shared), atol=1e-9)
+
+
 def test_what_cannot_be_resampled_is_refused(tables):
     model = jf.pca.VarProPerPCA(1, 1)
     moments = jf.Clients.from_moments(np.stack([x.T @ x for x in tables]))
