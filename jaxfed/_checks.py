@@ -170,10 +170,10 @@ def check_instance(argument: str, given: object, kind: type, wanted: str) -> Non
 
 
 def checked_key(argument: str, given: object) -> Key[Array, ""]:
-    """One random key of Threefry, into which others are converted.
+    """One random key; a key of another generator is converted to a Threefry key.
 
-    Draws by other generators depend on the batch under `jax.vmap`, and so on how clients are
-    spread over devices.
+    Other generators draw by the batch under `jax.vmap`, so results would depend on how clients
+    are spread over devices.
     """
     if isinstance(given, jax.Array | np.ndarray):
         key = given
@@ -186,7 +186,7 @@ def checked_key(argument: str, given: object) -> Key[Array, ""]:
 
 
 def threefry(key: Key[Array, ""]) -> Key[Array, ""]:
-    """A key of Threefry that depends on all words of this one, or this one."""
+    """The key if it is a Threefry key, else a Threefry key made from all its words."""
     if jax.random.key_impl(key) == "threefry2x32":
         return key
     words = jax.random.key_data(key)

@@ -20,7 +20,6 @@ from jaxfed.core.run.solution import Solution
 from jaxfed.estimators import _groups
 from jaxfed.estimators._arrays import checked, checked_samples, client_labels
 from jaxfed.estimators._completion import Completion, check_impute
-from jaxfed.estimators._groups import Group, KnownClients, Parted, groups_of, other_type
 from jaxfed.estimators._normal import Learned, Normal, noise_outside, principal
 from jaxfed.estimators._stream import check_forgetting, summary_of, taken_in
 from jaxfed.preprocess import Impute
@@ -130,7 +129,7 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         """
         seen = getattr(self, "_seen", None)
         X, labels = self._checked(X, groups, first=seen is None, method="partial_fit")
-        if seen is not None and (fault := other_type(self.groups_, labels)):
+        if seen is not None and (fault := _groups.other_type(self.groups_, labels)):
             raise ValueError(fault)
         if seen is None:
             self._seen = self._solution = self._completion = None
@@ -267,7 +266,7 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         """
         check_is_fitted(self)
         labels = client_labels(groups, X)
-        if fault := other_type(self.groups_, labels):
+        if fault := _groups.other_type(self.groups_, labels):
             raise ValueError(fault)
         _, X, parts = self._parted(X, groups)
         new = {labels[rows[0]]: self._new_law(X[rows]) for rows, law in parts if law is None}
@@ -380,18 +379,20 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         basis = self._basis(principal(self._new_components(table), [table]))
         return Normal.fitted(basis, table, self.noise_variance_)
 
-    def _parted(self, X: ArrayOrFrame, groups: ArrayOrFrame | None) -> Parted:
+    def _parted(self, X: ArrayOrFrame, groups: ArrayOrFrame | None) -> _groups.Parted:
         check_is_fitted(self)
         X = checked_samples(self, X, self._completion is not None, reset=False)
         completed, mean = X, self.mean_.astype(X.dtype)
         if self._completion is not None:
             labels = None if groups is None else client_labels(groups, X)
             completed = self._completion.completed(X, labels)
-        return Parted(X - mean, completed - mean, self._groups_of(X, groups))
+        return _groups.Parted(X - mean, completed - mean, self._groups_of(X, groups))
 
-    def _groups_of(self, X: Table, groups: ArrayOrFrame | None) -> list[Group]:
+    def _groups_of(self, X: Table, groups: ArrayOrFrame | None) -> list[_groups.Group]:
         has_own = self.local_components_.shape[1] > 0
-        return groups_of(X, groups, KnownClients(self.groups_, self._laws, self._law, has_own))
+        return _groups.groups_of(
+            X, groups, _groups.KnownClients(self.groups_, self._laws, self._law, has_own)
+        )
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

@@ -218,7 +218,7 @@ def bootstrap(
     blocks = range(-(-resamples // chunk_size))
     draws = Resampled(
         solution.algorithm,
-        # Blocks of one size, for one compiled program; what is too much is cut off at the end.
+        # Blocks of one size need one compiled program; surplus resamples are dropped at the end.
         -(-resamples // len(blocks)),
         seed=jax.random.randint(key, (), 0, jnp.iinfo(jnp.int32).max),
         # Without rounds, nothing of the solution helps.

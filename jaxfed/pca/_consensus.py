@@ -34,7 +34,9 @@ from jaxfed.pca.components import (
     check_fits,
     check_warm_start,
     deflate,
+    frobenius_norm,
     moment_of,
+    positive,
     uncaptured,
 )
 
@@ -163,16 +165,3 @@ def residual_variance(data: Member, captured: Float[Array, ""]) -> Float[Array, 
 def relative_change(before: Float[Array, ""], now: Float[Array, ""]) -> Float[Array, ""]:
     """Return the relative change of the captured energy, rule (27) of Wang, Liu & Zhang (2022)."""
     return jnp.abs(now - before) / positive(now)
-
-
-def positive(x: Array) -> Array:
-    """Replace numbers that are not positive by one."""
-    return jnp.where(x > 0, x, 1)
-
-
-def frobenius_norm(x: Array) -> Float[Array, ""]:
-    """Return the Frobenius norm, with derivative zero at zero."""
-    # Both branches of `where` are differentiated. Without `positive`, the one not taken would
-    # contribute 0 times infinity at zero, which is NaN.
-    square = jnp.sum(x**2)
-    return jnp.where(square > 0, jnp.sqrt(positive(square)), 0)

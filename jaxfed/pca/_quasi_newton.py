@@ -20,7 +20,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxfed.contract import Algorithm
 from jaxfed.linalg import polar
 from jaxfed.linalg.division import ratio
-from jaxfed.pca.components import Frame, Rows, deflate
+from jaxfed.pca.components import Frame, Rows, deflate, frobenius_norm, positive
 
 # Armijo's condition: the share of the predicted gain that a trial must achieve.
 SUFFICIENT = 1e-4
@@ -164,7 +164,7 @@ def climb(
     at_trial = _joined(deflate(found.product, trial.frame), slopes)
     eps = jnp.finfo(at_trial.dtype).eps
     bound = frobenius_norm(found.product) if found.curvature is None else found.curvature
-    curvature_bound = _positive(bound)
+    curvature_bound = positive(bound)
 
     before = memory.base
     by_frame, _ = _parts(memory.direction, before.frame)
@@ -307,14 +307,3 @@ def _newton(moves: Pairs, changes: Pairs, gradient: Vector, curvature_bound: Sca
     inverse = jnp.where(known, ratio(curvatures[0], square), 1 / curvature_bound)
     pairs = moves, changes, weights, shares
     return jax.lax.scan(from_oldest, inverse * vector, pairs, reverse=True)[0]
-
-
-def frobenius_norm(x: Array) -> Scalar:
-    """Return the Frobenius norm, with derivative zero at zero."""
-    square = jnp.vdot(x, x)
-    return jnp.where(square > 0, jnp.sqrt(_positive(square)), 0)
-
-
-def _positive(x: Scalar) -> Scalar:
-    """Return the number, or one if it is not positive."""
-    return jnp.where(x > 0, x, 1)

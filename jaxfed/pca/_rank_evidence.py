@@ -97,7 +97,7 @@ def evidence_of(data, key, threshold, most: tuple[int, int], draws: int, subsets
     shared = last_above(agreement.scores, threshold)
 
     basis = agreement.basis * (jnp.arange(most_shared) < shared)
-    # Noise of variance one in every client, lest a noisy client outweigh the others.
+    # Scale noise to variance one in every client, so that noisy clients do not outweigh others.
     scaled = rows / jnp.sqrt(jnp.where(variance > 0, variance, 1))[:, None, None]
     basis = _refined(scaled, basis, rank - shared)
     noise = _against_noise(rows, counts, basis, of_local, most_local, draws)

@@ -156,6 +156,19 @@ def retract(w: Rows, retraction: str, active: Float[Array, " rank"] | None = Non
     return retract(extended, retraction)[:, : w.shape[1]] * used
 
 
+def positive(x: Array) -> Array:
+    """Replace numbers that are not positive by one."""
+    return jnp.where(x > 0, x, 1)
+
+
+def frobenius_norm(x: Array) -> Float[Array, ""]:
+    """Return the Frobenius norm, with derivative zero at zero."""
+    # Both branches of `where` are differentiated. Without `positive`, the one not taken would
+    # contribute 0 times infinity at zero, which is NaN.
+    square = jnp.sum(x**2)
+    return jnp.where(square > 0, jnp.sqrt(positive(square)), 0)
+
+
 def deflate(w: Frame, basis: Float[Array, "features basis_rank"]) -> Frame:
     """Return the part of `w` orthogonal to `basis`."""
     return w - thin_product(basis, basis.T @ w)

@@ -28,8 +28,8 @@ from jaxfed.contract import Diagnostics, check_count
 from jaxfed.core.contract.reduction import Sum
 from jaxfed.linalg import orthonormalize, top_eigenvectors
 from jaxfed.linalg.division import ratio
-from jaxfed.pca._consensus import Member, frobenius_norm, positive, relative_change
-from jaxfed.pca.components import Frame, RandomKey
+from jaxfed.pca._consensus import Member, relative_change
+from jaxfed.pca.components import Frame, RandomKey, frobenius_norm, positive
 from jaxfed.pca.subspace_iteration import Accelerated
 
 # Columns that the server keeps by default. More save hardly any rounds on decaying spectra, and the

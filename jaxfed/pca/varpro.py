@@ -25,7 +25,7 @@ from jaxfed.core.clients.samples import Samples
 from jaxfed.core.contract.reduction import Gram, Mean, Symmetric
 from jaxfed.linalg import Moment
 from jaxfed.linalg.division import ratio
-from jaxfed.pca._quasi_newton import Evaluation, Memory, climb, frobenius_norm, initial_memory
+from jaxfed.pca._quasi_newton import Evaluation, Memory, climb, initial_memory
 from jaxfed.pca._reduced import evaluate
 from jaxfed.pca.components import (
     Frame,
@@ -34,6 +34,7 @@ from jaxfed.pca.components import (
     check_warm_start,
     common_local,
     deflate,
+    frobenius_norm,
 )
 from jaxfed.pca.perpca import Member as Prepared
 from jaxfed.pca.perpca import PerPCA

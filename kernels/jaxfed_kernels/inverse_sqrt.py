@@ -4,8 +4,8 @@ The coupled Newton-Schulz iteration is a dozen products of r x r matrices that d
 As separate operations each of them reads and writes the whole batch in the accelerator's memory; in
 one kernel a matrix is read once, stays on the chip through all steps, and is written once.
 
-A TPU works on tiles of 8 x 128 numbers, and in one of them hardly anything of a small matrix is.
-So the batch lies along the lanes, `(r, r, batch)`: each entry is a row of 128 matrices, and a
+A TPU works on tiles of 8 x 128 numbers, most of which a single small matrix would leave empty. So
+the batch lies along the lanes, `(r, r, batch)`: each entry is a row of 128 matrices, and a
 product is made of multiplications and additions of such rows, none of them wasted.
 
 Compiled for TPUs and run in interpret mode; never yet measured on one.
