@@ -8,16 +8,21 @@ from typing import NamedTuple, final
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int, PyTree
 
 from jaxfed.contract import (
     Algorithm,
+    ClientsLike,
     DifferentiatedThrough,
     HasRemarks,
     check_count,
     check_instance,
 )
+from jaxfed.core.common.printing import is_known
 from jaxfed.core.contract import fixed_point
+from jaxfed.core.contract.reduction import plain, wrapped
+from jaxfed.core.round.shapes import received_shapes
 
 # Enough rounds to tell which start leads to a good optimum.
 ROUNDS = 30
@@ -72,13 +77,13 @@ class MultiStart(Algorithm, DifferentiatedThrough, HasRemarks):
 
         Args:
             algorithm: the algorithm that takes all rounds.
-            starts: number of starts, at least 2, which differ by their random keys; or the
-                algorithms that choose the starts, which differ from `algorithm` in their starts
-                alone.
+            starts: number of starts, at least 2: those of `algorithm.different_starts`, for personalized PCA
+                `"common"`, `"local_first"` and random ones; or the algorithms that choose the
+                starts, which differ from `algorithm` in their starts alone.
 
         Raises:
             ValueError: if an argument has another type, there are fewer than two starts, or other
-                settings than the start differ.
+                settings than the start differ. A run raises it if two starts are equal.
         """
         check_instance("algorithm", algorithm, Algorithm, "an algorithm")
         if isinstance(starts, Sequence):
@@ -88,7 +93,7 @@ class MultiStart(Algorithm, DifferentiatedThrough, HasRemarks):
             check_count("number of starts", len(starts), least=2)
         else:
             check_count("starts", starts, least=2)
-            starts = [algorithm] * starts
+            starts = algorithm.different_starts(starts)
         self.algorithm, self.starts = algorithm, tuple(starts)
 
     @property
@@ -109,6 +114,18 @@ class MultiStart(Algorithm, DifferentiatedThrough, HasRemarks):
     def check(self, clients, warm_start) -> None:
         """Let the algorithm check the data and the warm start."""
         self.algorithm.check(clients, warm_start)
+        if warm_start is None:
+            self._check_different(clients)
+
+    def _check_different(self, clients: ClientsLike) -> None:
+        """Raise a `ValueError` if several starts are equal and do not depend on the key."""
+        for place, one in enumerate(self.starts):
+            alike = any(_equal(one, other) for other in self.starts[:place])
+            if alike and not _depends_on_key(one, clients):
+                raise ValueError(
+                    f"starts: wanted different ones, got {one!r} twice, whose start does not "
+                    "depend on the key; give fewer, or algorithms that start elsewhere"
+                )
 
     def at_round(self, number):
         """Return the algorithm for one round."""
@@ -229,6 +246,50 @@ def _check_alike(algorithm: Algorithm, other: Algorithm) -> None:
                 "starts: wanted algorithms that differ from `algorithm` in their starts alone, got "
                 f"{field.name} {two} beside {one}"
             )
+
+
+def _equal(one: Algorithm, other: Algorithm) -> bool:
+    """Whether two algorithms are known to be equal."""
+    leaves = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
+    return jax.tree.structure(one) == jax.tree.structure(other) and all(
+        x is y or (is_known((x, y)) and np.array_equal(x, y)) for x, y in leaves
+    )
+
+
+def _depends_on_key(algorithm: Algorithm, clients: ClientsLike) -> bool:
+    """Whether the algorithm's first states depend on the random key."""
+    key, zero = jax.random.key(0), jnp.zeros((), jnp.int32)
+    own = jax.eval_shape(lambda x: jax.tree.map(lambda leaf: leaf[0], x), clients.parts[0])
+    data = jax.eval_shape(lambda x: algorithm.prepare(x, zero, 1), own)
+
+    def first(key, data):
+        return wrapped(algorithm.first_message(key, data, None))
+
+    def server(key, received):
+        return algorithm.server_init(key, received, data, None)
+
+    def local(key, downlink, data):
+        return algorithm.client_init(key, downlink, data, None)
+
+    received = plain(received_shapes(jax.eval_shape(first, key, data)))
+    state = jax.eval_shape(server, key, received)
+    downlink = jax.eval_shape(algorithm.downlink, state)
+    return (
+        _depends_on_first(first, key, data)
+        or _depends_on_first(server, key, received)
+        or _depends_on_first(local, key, downlink, data)
+    )
+
+
+def _depends_on_first(function: Callable[..., PyTree], *arguments: PyTree) -> bool:
+    """Whether a function's result may depend on its first argument, an array."""
+    jaxpr = jax.make_jaxpr(function)(*arguments).jaxpr
+    known = {jaxpr.invars[0]}
+    # Constants have a value; whatever is computed from something that depends may depend too.
+    for step in jaxpr.eqns:
+        if any(x in known for x in step.invars if not hasattr(x, "val")):
+            known.update(step.outvars)
+    return any(x in known for x in jaxpr.outvars if not hasattr(x, "val"))
 
 
 def _stacked(parts: Sequence[PyTree]) -> PyTree:

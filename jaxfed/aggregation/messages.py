@@ -19,9 +19,8 @@ from jaxfed.core.contract.reduction import (
     Symmetric,
     is_part,
     plain,
-    unfolded,
 )
-from jaxfed.linalg import matmul
+from jaxfed.linalg.triangle import from_triangle
 
 # The largest allowed curvature, as a multiple of the median one; see `Robust`.
 CURVATURE = 2.0
@@ -89,8 +88,7 @@ class Sender(NamedTuple):
             if isinstance(part, Max) and first:
                 return self._grouped("max", part.value)
             if isinstance(part, Symmetric | Gram):
-                if isinstance(part, Gram):
-                    part = Symmetric(jax.tree.map(_triangle, part.value), part.weighted)
+                part = part.as_sum()
                 self._check_size(part.value)
                 return self._grouped("mean" if part.weighted else "sum", part.value, True)
             # Such as the fingerprint of `VarProPerPCA`, which only a plain mean preserves.
@@ -179,16 +177,12 @@ def aggregated(received: GroupMessage, rule: Rule, groups: int) -> Received:
             if nodes[i].kind == "sum":
                 value = value * jnp.where(there, received.participants, 0).sum()
             shaped = value.reshape(shape[1:])
-            nodes[i] = unfolded(shaped) if nodes[i].symmetric else shaped
+            nodes[i] = from_triangle(shaped) if nodes[i].symmetric else shaped
     message = jax.tree.unflatten(structure, nodes)
     if not squares:
         return Received(message, jnp.zeros(groups))
     lengths = in_median(jnp.sqrt(sum(squares)))
     return Received(message, jnp.where(there, lengths, 0))
-
-
-def _triangle(factor: Float[Array, "d k"]) -> Float[Array, " size"]:
-    return matmul(factor, factor.T)[jnp.triu_indices(len(factor))]
 
 
 def _present(message: PyTree, finite: Bool[Array, ""]) -> PyTree:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import jax
 from jaxtyping import PyTree
 
-from jaxfed.core.contract import calls, reduction
+from jaxfed.core.contract import calls
 from jaxfed.core.contract.algorithm import Personalized
 from jaxfed.core.round import client, server
 from jaxfed.core.round.messages import ClientMessage, Contribution, payload_shapes
@@ -18,6 +18,7 @@ from jaxfed.core.round.problem import (
     before_rounds,
 )
 from jaxfed.core.round.shapes import Kind, member_shapes
+from jaxfed.core.wire.calls import carried
 
 
 class _Opened(NamedTuple):
@@ -95,4 +96,4 @@ def _uplink(run: Problem, broadcast: Broadcast, member: RunMember) -> PyTree:
     assert member.state is not None
     algorithm, local = run.algorithm.at_round(broadcast.round), member.state.local
     arguments = run.key, broadcast.downlink, local, member.data
-    return reduction.wrapped(calls.client_step(algorithm, *arguments)[0])
+    return carried(run.uplink, calls.client_step(algorithm, *arguments)[0])

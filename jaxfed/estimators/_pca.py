@@ -16,7 +16,6 @@ from jaxfed.estimators._normal import Learned
 from jaxfed.inference.weights import FEWEST
 from jaxfed.linalg import Moment
 from jaxfed.multi_start import ROUNDS, MultiStart
-from jaxfed.pca.components import starts_to_try
 from jaxfed.pca.likelihood import joint_moment, precision
 
 
@@ -38,7 +37,7 @@ class PersonalizedPCA(ClientPCA):
         local_rank: int = 1,
         *,
         rounds: int = 100,
-        n_init: int = 10,
+        n_init: int = 3,
         shrinkage: bool = False,
         robust: bool = False,
         center: bool = True,
@@ -99,8 +98,8 @@ class PersonalizedPCA(ClientPCA):
         )
         if self.n_init == 1:
             return run(make())
-        starts = [make(start=start) for start in starts_to_try(int(self.n_init))]
-        return run(make(), warm_start=run(MultiStart(make(), starts), rounds=ROUNDS))
+        several = MultiStart(make(), int(self.n_init))
+        return run(make(), warm_start=run(several, rounds=ROUNDS))
 
     def _learned(self, solution, clients):
         if self.bootstrap:

@@ -1,8 +1,9 @@
 """Personalized PCA as a problem in the shared components alone, for derivatives and `VarProPerPCA`.
 
-    F(U) = mean_i max_V [ tr UᵀS_iU + tr VᵀS_iV ] / 2   over orthonormal V orthogonal to U,
+    F(U) = mean_i max_V [ tr UᵀS_iU + (1 - τ) tr VᵀS_iV ] / 2   over orthonormal V orthogonal to U,
 
-The gradient on the Grassmannian is (I - UUᵀ) mean_i (I - V_iV_iᵀ) S_i U.
+where τ is the local penalty. The gradient on the Grassmannian is
+(I - UUᵀ) mean_i (I - (1 - τ) V_iV_iᵀ) S_i U.
 
 Source: the objective is (7) of Shi & Kontar (2024); eliminating the local components is variable
 projection (Golub & Pereyra 1973).
@@ -16,7 +17,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from jaxfed.contract import Algorithm, Bases, HasBases
-from jaxfed.linalg import Moment, polar
+from jaxfed.linalg import Moment, polar, thin_product
 from jaxfed.linalg.division import ratio
 from jaxfed.pca.components import Frame, best_local, deflate, uncaptured
 
@@ -26,21 +27,26 @@ Active = Float[Array, " local_rank"] | None
 class Uplink(NamedTuple):
     """Uplink: a client's part of the gradient and of the objective."""
 
-    product: Frame  # (I - V Vᵀ) S U
-    captured: Float[Array, ""]
+    product: Frame  # (I - (1 - τ) V Vᵀ) S U
+    value: Float[Array, ""]
 
 
 def evaluate(
-    moment: Moment, shared: Frame, rank: int, active: Active = None
+    moment: Moment, shared: Frame, rank: int, active: Active, penalty: Float[Array, ""]
 ) -> tuple[Uplink, Float[Array, ""]]:
-    """Return ONE client's part of gradient and objective at U, and the variance it leaves."""
-    # By the envelope theorem the derivative by U is S U minus V times VᵀS U, the multiplier of the
-    # constraint VᵀU = 0; how V changes with U does not count.
+    """Return ONE client's part of gradient and value at U, and the variance it leaves."""
+    # By the envelope theorem the derivative by U is S U minus V times (1 - τ) VᵀS U, the multiplier
+    # of the constraint VᵀU = 0; how V changes with U does not count.
+    keep = 1 - penalty.astype(shared.dtype)
     local = best_local(moment, shared, rank, active)
     product = moment.mv(jnp.concatenate([shared, local], axis=1))
     by_shared, by_local = jnp.split(product, [shared.shape[1]], axis=1)
-    captured = jnp.vdot(shared, by_shared) + jnp.vdot(local, by_local)
-    return Uplink(deflate(by_shared, local), captured / 2), uncaptured(moment, captured)
+    by_shared_part, by_local_part = jnp.vdot(shared, by_shared), jnp.vdot(local, by_local)
+    uplink = Uplink(
+        by_shared - keep * thin_product(local, local.T @ by_shared),
+        (by_shared_part + keep * by_local_part) / 2,
+    )
+    return uplink, uncaptured(moment, by_shared_part + by_local_part)
 
 
 class Reduced(Algorithm, HasBases):
@@ -51,6 +57,7 @@ class Reduced(Algorithm, HasBases):
     """
 
     model: Algorithm  # prepares the data: `PerPCA`
+    penalty: Float[Array, ""]  # of the local components
     rank: int = eqx.field(static=True)  # of the local components
 
     def prepare(self, data, client_id, rounds):
@@ -73,7 +80,7 @@ class Reduced(Algorithm, HasBases):
 
     def client_step(self, key, downlink, local, data):
         """Evaluate the gradient and the objective with the best local components."""
-        uplink, rest = evaluate(data.moment, downlink, self.rank, data.active)
+        uplink, rest = evaluate(data.moment, downlink, self.rank, data.active, self.penalty)
         return uplink.product, local, {"objective": rest}
 
     def server_step(self, key, server, uplink):

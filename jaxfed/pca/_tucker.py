@@ -175,11 +175,6 @@ def replaced(factors: ModeFactors, mode: int, factor: Float[Array, "_ _"]) -> Mo
     return (*factors[:mode], factor, *factors[mode + 1 :])
 
 
-def triangle(matrix: Second) -> Float[Array, " entries"]:
-    """Return the upper triangle, row by row."""
-    return matrix[jnp.triu_indices(len(matrix))]
-
-
 def _times(values: Tensors, matrix: Float[Array, "size other"], mode: int) -> Tensors:
     """Multiply a mode of each tensor by a matrix from the right."""
     product = jnp.tensordot(values, matrix, (mode + 1, 0), precision=chosen_precision())

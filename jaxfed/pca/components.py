@@ -5,7 +5,6 @@ Authors of algorithms import from here; users do not need it.
 
 import warnings
 from collections.abc import Callable
-from typing import Literal
 
 import jax.numpy as jnp
 import numpy as np
@@ -19,15 +18,15 @@ from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.samples import SampleRows, Samples, other_data
 from jaxfed.core.common.printing import is_known
 from jaxfed.core.common.processes import finite
-from jaxfed.core.contract.reduction import Gram, Symmetric, unfolded
+from jaxfed.core.contract.reduction import Gram, Symmetric
 from jaxfed.linalg import Moment, orthonormalize, polar, thin_product
 from jaxfed.linalg.basis import orthonormal_rows, orthonormalize_once
 from jaxfed.linalg.derivatives import zero_with_derivative
 from jaxfed.linalg.division import ratio
 from jaxfed.linalg.moments import should_densify
+from jaxfed.linalg.triangle import from_triangle, to_triangle
 
 RandomKey = Key[Array, ""]
-StartName = Literal["local_first", "common", "random"]  # where to start without one
 Frame = Float[Array, "features rank"]
 # Components as rows, the transpose of U in the formulas: batches of such small matrices are
 # multiplied two to four times as fast.
@@ -35,11 +34,7 @@ Rows = Float[Array, "rank features"]
 
 # With fewer features, an eigendecomposition takes no longer than the steps of `first_components`.
 FEW = 32
-# The shared start needs more steps: a solver continues from it, while clients recompute theirs.
-LOCAL_STEPS, SHARED_STEPS = 10, 40
-
-# The energy c of `common_message`, relative to the least energy of a client's components.
-SMALL = 1e-4
+STEPS = 10  # of `first_components` by default; clients soon compute better ones
 
 # Local components with a smaller misalignment count as common to all clients.
 COMMON = 0.05
@@ -130,15 +125,6 @@ def check_warm_start(
             )
         if not isinstance(part, Tracer) and not finite(part):
             raise ValueError(f"warm_start: wanted finite {name} components, got NaN or infinity")
-
-
-def starts_to_try(count: int) -> list[StartName]:
-    """Return two or more starts of `PerPCA` and `VarProPerPCA`, for `jaxfed.MultiStart`.
-
-    Without a clear difference the first wins, which shares the largest components.
-    """
-    random: list[StartName] = ["random"] * (count - 2)
-    return ["common", "local_first", *random]
 
 
 def retract(w: Rows, retraction: str, active: Float[Array, " rank"] | None = None) -> Rows:
@@ -234,7 +220,7 @@ def first_components(
     active: Float[Array, " rank"] | None = None,
     beside: Float[Array, "beside_rank features"] | None = None,
     *,
-    steps: int = LOCAL_STEPS,
+    steps: int = STEPS,
 ) -> Rows:
     """Return orthonormal rows to start from, whose span is near that of the top eigenvectors.
 
@@ -286,11 +272,6 @@ def change_within(moment: Moment, vectors: Frame) -> Float[Array, "rank rank"]:
     return zero_with_derivative(vectors.T @ moment.mv(vectors))
 
 
-def first_shared(received: Array, rank: int) -> Rows:
-    """Return shared components to start from, given the clients' reduced moment messages."""
-    return first_components(moment_received(received), rank, steps=SHARED_STEPS)
-
-
 def moment_message(
     moment: Moment, scale: Float[Array, ""] | float = 1.0, *, total: bool = False
 ) -> Gram | Symmetric:
@@ -303,35 +284,13 @@ def moment_message(
     if moment.samples is not None and 2 * len(moment.samples) <= moment.dim:
         root = jnp.sqrt(scale / jnp.maximum(moment.count, 1))
         return Gram(moment.samples.T * root, weighted=not total, thin=True)
-    triangle = moment.matrix()[jnp.triu_indices(moment.dim)] * scale
-    return Symmetric(triangle, weighted=not total)
-
-
-def common_message(moment: Moment, rank: int) -> Gram:
-    """Return a message about the directions among the top eigenvectors of many clients.
-
-    It is a factor of the client's projector in which a component of energy e has the weight
-    e² / (e + c)², so that among directions common to all clients the larger come first.
-    """
-    rows = first_components(moment, rank)
-    inner = moment.row_products(rows)[1]
-    # K (K + c)^{-1} to first order in the off-diagonal entries. For eigenvectors these are zero,
-    # but their derivatives are not.
-    energies = jnp.diagonal(inner)
-    # Directions without variance, which complete a basis, have no weight despite rounding.
-    rounding = jnp.finfo(energies.dtype).eps * moment.dim * energies.max()
-    small = SMALL * jnp.maximum(energies.min(), 0)
-    inverse = ratio(jnp.ones_like(energies), energies + small)
-    inverse = jnp.where(energies > rounding, inverse, 0)
-    mixed = small * inverse[:, None] * inner * inverse
-    weights = jnp.where(jnp.eye(rank, dtype=bool), jnp.diag(energies * inverse), mixed)
-    return Gram((weights @ rows).T, thin=True)
+    return Symmetric(to_triangle(moment.matrix()) * scale, weighted=not total)
 
 
 def moment_received(reduced: Array) -> Moment:
     """Return the mean or the total of the clients' moments, from their reduced messages."""
     if reduced.ndim == 1:  # secure aggregation sums the triangles as vectors
-        reduced = unfolded(reduced)
+        reduced = from_triangle(reduced)
     if reduced.shape[0] != reduced.shape[1]:  # `Gram` may leave a factor
         return Moment.from_samples(reduced.T, 1)
     return Moment.from_dense(reduced)

@@ -9,7 +9,7 @@ Source: Shi, Fattahi & Al Kontar (2023), Heterogeneous matrix factorization: whe
 datasets, arXiv:2305.17744.
 """
 
-from typing import NamedTuple, final
+from typing import Literal, NamedTuple, Self, final, get_args
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -18,18 +18,25 @@ from jaxtyping import Array, Bool, Float, PyTree
 from jaxfed.contract import (
     Algorithm,
     Bases,
+    DifferentiatedThrough,
     HasBases,
     HasRemarks,
     check_count,
     check_factor,
+    check_name,
     check_positive,
     hyperparameter,
+    refuse,
 )
 from jaxfed.core.clients import samples
 from jaxfed.core.contract.reduction import Max
 from jaxfed.linalg import Moment
 from jaxfed.linalg.division import ratio
 from jaxfed.linalg.precision import client_matmul, data_matmul
+from jaxfed.pca import _ascent
+from jaxfed.pca._alternating import best_components, scores_of
+from jaxfed.pca._ascent import ascend, fingerprint, first_state, message
+from jaxfed.pca._starts import StartName, first_shared, start_message, with_starts
 from jaxfed.pca.components import (
     Rows,
     beside,
@@ -37,8 +44,6 @@ from jaxfed.pca.components import (
     check_warm_start,
     common_local,
     first_components,
-    first_shared,
-    moment_message,
     retract,
     warn_of_few,
 )
@@ -47,6 +52,9 @@ Scalar = Float[Array, ""]
 
 # The automatic penalty, relative to the curvature, as in the authors' synthetic example.
 PENALTY = 0.1
+# Of `"quasi_newton"`: steps of alternating least squares in a round, and pairs that the server
+# keeps.
+STEPS, PAIRS = 4, 20
 
 
 class Member(NamedTuple):
@@ -55,6 +63,7 @@ class Member(NamedTuple):
     values: Float[Array, "samples features"]  # missing entries are zero
     observed: Bool[Array, "samples features"]
     curvature: Scalar  # the largest eigenvalue of YᵀY
+    fingerprint: Scalar  # pseudo-random, derived from the client's id and its data
 
 
 class Message(NamedTuple):
@@ -73,7 +82,7 @@ class Server(NamedTuple):
 
 
 class Local(NamedTuple):
-    """ONE client's state."""
+    """ONE client's state for gradient steps; `"quasi_newton"` keeps the components alone."""
 
     components: Rows
     shared_scores: Float[Array, "samples shared_rank"]
@@ -88,15 +97,20 @@ class Pace(NamedTuple):
 
 
 @final
-class HMF(Algorithm, HasBases, HasRemarks):
-    r"""Heterogeneous matrix factorization by regularized gradient descent.
+class HMF(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
+    r"""Heterogeneous matrix factorization.
 
     A client's matrix of samples is \(Y \approx V U^\top + W U_i^\top\), with shared components U,
-    local components \(U_i\) orthogonal to them, and the client's scores V and W. Each round, a
-    client makes its local components orthogonal to the shared ones without changing the
-    approximation, \(V \leftarrow V + W U_i^\top U (U^\top U)^{-1}\) and
-    \(U_i \leftarrow U_i - U (U^\top U)^{-1} U^\top U_i\), and takes a gradient step with all four
-    factors. The server averages the clients' U.
+    local components \(U_i\) orthogonal to them, and the client's scores V and W. Two solvers find
+    the factors:
+
+    * `"quasi_newton"`: each round, a client improves its local components and all scores by a few
+      steps of alternating least squares, and the server takes a step of limited-memory BFGS in the
+      shared components, as in `VarProPerPCA`. It needs a small fraction of the rounds.
+    * `"gradient"`, the paper's: a client makes its local components orthogonal to the shared ones
+      without changing the approximation, \(V \leftarrow V + W U_i^\top U (U^\top U)^{-1}\) and
+      \(U_i \leftarrow U_i - U (U^\top U)^{-1} U^\top U_i\), and takes a gradient step with all four
+      factors. The server averages the clients' U.
 
     Samples may have missing entries (`Clients.from_samples(missing="mask")`): only observed
     entries count, and `jaxfed.pca.complete` fills in the others. Without missing entries, the
@@ -107,7 +121,9 @@ class HMF(Algorithm, HasBases, HasRemarks):
     penalty. Clients keep scores of their samples, so the data may not be in buckets.
 
     Source: Shi, Fattahi & Al Kontar (2023), arXiv:2305.17744. The automatic step sizes, which
-    differ between clients, are not in the paper.
+    differ between clients, and `"quasi_newton"` are not in the paper; alternating least squares for
+    missing entries is that of Hastie, Mazumder, Lee & Zadeh (2015), Matrix completion and low-rank
+    SVD via fast alternating least squares, without its penalty.
     """
 
     quadratic_in_samples = True
@@ -116,24 +132,25 @@ class HMF(Algorithm, HasBases, HasRemarks):
     penalty: Float[Array, ""] | None
     shared_rank: int = eqx.field(static=True)
     local_rank: int = eqx.field(static=True)
+    solver: Literal["quasi_newton", "gradient"] = eqx.field(static=True)
+    start: StartName = eqx.field(static=True)
 
     def __init__(
         self,
         shared_rank: int,
         local_rank: int,
         *,
+        solver: Literal["quasi_newton", "gradient"] = "quasi_newton",
         step_size: float | Array | None = None,
         penalty: float | Array | None = None,
+        start: StartName = "common",
     ):
         """Set up the algorithm.
-
-        Without a warm start, each client's local components are computed first, from its top
-        components, then the shared ones from the mean deflated products YᵀY, as in
-        `OneShot(method="local_first")`.
 
         Args:
             shared_rank: number of shared components.
             local_rank: number of each client's local components.
+            solver: `"quasi_newton"` or `"gradient"`; see the class.
             step_size: one step size for all gradient steps, as in the paper. It has to be below one
                 and below about one over the largest eigenvalue of any YᵀY. By default steps are
                 relative to the curvature: the largest such eigenvalue of any client for the shared
@@ -142,16 +159,25 @@ class HMF(Algorithm, HasBases, HasRemarks):
                 its local factors as fast as the others.
             penalty: weight β of the penalty that keeps components nearly orthonormal; solutions do
                 not depend on it. 0 disables it. By default a tenth of the curvature above.
+            start: where to start without a warm start, as in `PerPCA`; missing entries count as
+                zeros.
 
         Raises:
-            ValueError: if a rank is not a positive whole number, the step size is not positive and
-                finite, or the penalty is negative or not finite.
+            ValueError: if a rank is not a positive whole number, the solver or the start is
+                unknown, the step size is not positive and finite, the penalty is negative or not
+                finite, or one of the last two is given for `"quasi_newton"`.
         """
         check_count("shared_rank", shared_rank)
         check_count("local_rank", local_rank)
+        check_name("solver", solver, ("quasi_newton", "gradient"))
         check_positive("step_size", step_size, optional=True)
         check_factor("penalty", penalty, optional=True)
+        for name, value in (("step_size", step_size), ("penalty", penalty)):
+            if solver == "quasi_newton" and value is not None:
+                raise refuse(name, "None with solver='quasi_newton', which has no steps", value)
+        check_name("start", start, get_args(StartName))
         self.shared_rank, self.local_rank = shared_rank, local_rank
+        self.solver, self.start = solver, start
         self.step_size, self.penalty = hyperparameter(step_size), hyperparameter(penalty)
 
     def check(self, clients, warm_start) -> None:
@@ -171,28 +197,35 @@ class HMF(Algorithm, HasBases, HasRemarks):
         # Missing entries are zeros here, which makes the eigenvalue too small by about the observed
         # share.
         curvature = ratio(Moment.from_dense(inner).largest_eigenvalue(), share)
-        return Member(values, observed, curvature)
+        return Member(values, observed, curvature, fingerprint(client_id, moment.trace))
 
     def first_message(self, key, data: Member, warm_start):
         """Return what the server starts from: a deflated moment and the largest eigenvalue."""
         first: dict[str, PyTree] = {}
-        if self.step_size is None or self.penalty is None:
+        if self._needs_curvature:
             first["curvature"] = Max(data.curvature)
         if warm_start is None:
             moment = Moment.from_samples(data.values, 1)
-            deflated = moment.deflate(first_components(moment, self.local_rank).T)
-            first["moment"] = moment_message(deflated)
+            first["moment"] = start_message(self.start, moment, self.shared_rank, self.local_rank)
         return first
 
-    def server_init(self, key, first, like, warm_start) -> Server:
-        """Return the shared components and the largest curvature."""
-        curvature = first.get("curvature")
+    def server_init(self, key, first, like, warm_start) -> Server | _ascent.Server:
+        """Return the shared components and, for gradient steps, the largest curvature."""
         if warm_start is not None:
-            return Server(warm_start.shared.T, curvature, curvature)
-        return Server(first_shared(first["moment"], self.shared_rank), curvature, curvature)
+            shared = warm_start.shared.T
+        else:
+            dim, dtype = like.values.shape[1], like.values.dtype
+            shared = first_shared(first["moment"], self.shared_rank, key, dim, dtype)
+        if self.solver == "quasi_newton":
+            return first_state(shared, PAIRS)
+        curvature = first.get("curvature")
+        return Server(shared, curvature, curvature)
 
-    def client_init(self, key, downlink: Message, data: Member, warm_start) -> Local:
-        """Return the warm start's local components, or the top ones, and all scores."""
+    def client_init(self, key, downlink: Message, data: Member, warm_start) -> Local | Rows:
+        """Return the warm start's local components, or the top ones, and for gradient steps scores.
+
+        These are the least-squares ones.
+        """
         shared = downlink.components
         if warm_start is not None and warm_start.local is not None:
             components = warm_start.local.T
@@ -200,15 +233,39 @@ class HMF(Algorithm, HasBases, HasRemarks):
             first = Moment.from_samples(data.values, 1)
             components = first_components(first, self.local_rank, None, shared)
         components = beside(shared.T, components.T).T
-        together = jnp.concatenate([shared, components])
-        return Local(components, *self._split(data_matmul(data.values, together.T)))
+        if self.solver == "quasi_newton":
+            return components
+        # The warm start may be at a solution, whose scores they are.
+        together = jnp.concatenate([retract(shared, "polar"), components])
+        return Local(components, *self._split(scores_of(data.values, data.observed, together)))
 
-    def downlink(self, server: Server) -> Message:
+    def downlink(self, server: Server | _ascent.Server) -> Message:
         """Return the shared components, and the curvature unless nothing is automatic."""
-        return Message(server.components, server.curvature)
+        return Message(server.components, getattr(server, "curvature", None))
 
-    def client_step(self, key, downlink: Message, local: Local, data: Member):
-        """Make the local components orthogonal to the shared ones, and take a step."""
+    def client_step(self, key, downlink: Message, local: Local | Rows, data: Member):
+        """Take the solver's step."""
+        if isinstance(local, Local):
+            return self._descend(downlink, local, data)
+        return self._alternate(downlink.components, local, data)
+
+    def _alternate(self, shared: Rows, local: Rows, data: Member):
+        """Improve the local components, and evaluate the objective and its gradient."""
+        values, observed = data.values, data.observed
+        components = best_components(values, observed, shared, local, STEPS)
+        together = jnp.concatenate([shared, components])
+        scores = scores_of(values, observed, together)
+        rest = observed * (values - client_matmul(scores, together))
+        objective = jnp.sum(rest**2) / 2
+        by_shared = scores[:, : self.shared_rank]
+        # The objective is that of the best factors beside U, so it has the derivative by U alone.
+        product = data_matmul(rest.T, by_shared)
+        curvature = jnp.linalg.norm(client_matmul(by_shared.T, by_shared))
+        uplink = message(product, shared.T, -objective, data.fingerprint, curvature)
+        return uplink, components, {"objective": objective}
+
+    def _descend(self, downlink: Message, local: Local, data: Member):
+        """Make the local components orthogonal to the shared ones, and take a gradient step."""
         shared = downlink.components
         components, *scores = _corrected(local, shared)
         together, scores = jnp.concatenate([shared, components]), jnp.concatenate(scores, axis=1)
@@ -231,8 +288,13 @@ class HMF(Algorithm, HasBases, HasRemarks):
         uplink = Message(copy, None if downlink.curvature is None else curvature)
         return uplink, local, {"objective": objective / 2}
 
-    def server_step(self, key, server: Server, uplink: Message):
-        """Average the copies and the curvature, which stays at least the first one."""
+    def server_step(self, key, server, uplink):
+        """Take the solver's step; for gradients, of which `uplink` is the mean copy.
+
+        The curvature stays at least the first one.
+        """
+        if self.solver == "quasi_newton":
+            return ascend(server, uplink)
         if server.first is None or uplink.curvature is None:
             return Server(uplink.components, None, None), {}
         # The averaged step in U has at most the mean of the clients' curvatures, which grows where
@@ -240,13 +302,18 @@ class HMF(Algorithm, HasBases, HasRemarks):
         curvature = jnp.maximum(server.first, uplink.curvature)
         return Server(uplink.components, curvature, server.first), {}
 
-    def client_result(self, downlink: Message, local: Local, data: Member):
+    def client_result(self, downlink: Message, local: Local | Rows, data: Member):
         """Return the local components, orthonormal and orthogonal to the shared ones."""
-        return beside(retract(downlink.components, "polar").T, local.components.T)
+        own = local.components if isinstance(local, Local) else local
+        return beside(retract(downlink.components, "polar").T, own.T)
 
-    def shared_result(self, server: Server):
+    def shared_result(self, server: Server | _ascent.Server):
         """Return the shared components, orthonormal."""
         return retract(server.components, "polar").T
+
+    def different_starts(self, count: int) -> list[Self]:
+        """Return copies with different starts; all but a few are random."""
+        return with_starts(self, count)
 
     @property
     def energy_weighted(self) -> bool:
@@ -261,6 +328,15 @@ class HMF(Algorithm, HasBases, HasRemarks):
         """Return the components, each with its scores."""
         own = jnp.concatenate([local.components.T, local.scores])
         return Bases((server.components.T,), (local.shared_scores,), (own,))
+
+    def through(self) -> Algorithm:
+        """Return gradient descent, whose state is a single point."""
+        own = self.solver == "gradient"
+        return self if own else HMF(self.shared_rank, self.local_rank, solver="gradient")
+
+    @property
+    def _needs_curvature(self) -> bool:
+        return self.solver == "gradient" and (self.step_size is None or self.penalty is None)
 
     def _pace(self, curvature: Scalar) -> Pace:
         """Return the step size and the penalty of components with this curvature."""

@@ -5,7 +5,7 @@ min over U, V_1..V_N of  mean_i tr((I - UUᵀ - V_i V_iᵀ) S_i)  with [U, V_i] 
 Source: Shi & Kontar (2024), Personalized PCA: decoupling shared and unique features, JMLR.
 """
 
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, Self, get_args
 
 import equinox as eqx
 import jax
@@ -24,6 +24,7 @@ from jaxfed.contract import (
     check_flag,
     check_name,
     check_positive,
+    check_share,
     hyperparameter,
     refuse,
 )
@@ -32,19 +33,16 @@ from jaxfed.linalg import Moment
 from jaxfed.linalg.division import ratio
 from jaxfed.linalg.precision import client_matmul, data_matmul
 from jaxfed.pca._reduced import Reduced
+from jaxfed.pca._starts import StartName, first_shared, start_message, with_starts
 from jaxfed.pca.components import (
     RETRACTIONS,
     Rows,
-    StartName,
     beside,
     best_local,
     check_fits,
     check_warm_start,
     common_local,
-    common_message,
     first_components,
-    first_shared,
-    moment_message,
     moment_of,
     multiplied,
     retract,
@@ -93,6 +91,7 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
 
     step_size: Float[Array, ""] | None
     decay: Float[Array, ""] | None
+    local_penalty: Float[Array, ""]
     shared_rank: int = eqx.field(static=True)
     local_rank: int | tuple[int, ...] = eqx.field(static=True)
     variant: Literal["tangent", "polar", "power"] = eqx.field(static=True)
@@ -108,9 +107,10 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
         step_size: float | Array | None = None,
         variant: Literal["tangent", "polar", "power"] = "tangent",
         retraction: Literal["polar", "qr"] = "polar",
-        start: StartName = "local_first",
+        start: StartName = "common",
         decay: float | Array | None = None,
         shrinkage: bool = False,
+        local_penalty: float | Array = 0.0,
     ):
         """Set up the algorithm.
 
@@ -137,16 +137,16 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
                 components fit mainly these, and coarse compression (3 bits) can make it diverge.
             retraction: `"polar"` or `"qr"` (with positive diagonal of R). The joint step of
                 `variant="polar"` always uses the polar factor.
-            start: where to start without a warm start. `"local_first"`: first each client's top
-                components, then the shared ones as the top eigenvectors of the mean deflated second
-                moment, as in `OneShot(method="local_first")`. With 32 features or more both are
-                approximated, by ten steps of subspace iteration at the clients and forty at the
-                server. This sends deflated moments once. `"common"`: what the clients' top
-                components have in common, the larger ones first. If clients are alike, any split of
-                the same components into shared and local ones has the same objective; this start
-                puts the larger ones into the shared part. It sends `shared_rank + local_rank`
-                components once, which tell the server about the clients' local ones. `"random"`:
-                random components.
+            start: where to start without a warm start. `"common"`: what the clients' top
+                components have in common, the larger ones first. Clients send
+                `shared_rank + local_rank` components once, scaled to unit length, so clients of any
+                scale count equally. `"local_first"`: first each client's top components, then the
+                shared ones as the top eigenvectors of the mean deflated second moment, as in
+                `OneShot(method="local_first")`. Clients send the deflated moments once. It often
+                ends at a poor stationary point if the shared components are the larger ones. With
+                32 features or more, both are approximated, by ten steps of subspace iteration at
+                the clients and forty at the server. `"random"`: random components. The guide to
+                privacy compares what the starts reveal.
             decay: factor on the step size whenever the mean objective has risen (exp(-1) in the
                 authors' scripts). None keeps the step size.
             shrinkage: remove the noise from the second moments before the iteration (see
@@ -156,11 +156,18 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
                 drops shared components that no single client can tell from noise, even if all of
                 them together could. `jaxfed.pca.split_half` helps to choose. The local components
                 of the result are the best ones for the observed moments.
+            local_penalty: the fraction τ, from 0 to below 1, by which the variance of local
+                components counts less than that of shared ones: clients maximize
+                `tr(UᵀSU) + (1 - τ) tr(VᵀSV)`. If clients are alike, all splits of the same
+                components explain the same variance, and without a penalty the optimum fits the
+                noise; 0.03 then suffices to share the larger ones, and hardly changes the result
+                where clients differ. The reported objective stays the variance that is left. It is
+                not in the paper.
 
         Raises:
             ValueError: if a rank is not a positive whole number (a local rank may be 0 for some
-                clients), a name is unknown, or a step size or decay is not positive and finite or
-                is given for `variant="power"`.
+                clients), a name is unknown, a step size or decay is not positive and finite or
+                is given for `variant="power"`, or the penalty is negative or not below one.
         """
         check_count("shared_rank", shared_rank)
         ranks = local_rank if isinstance(local_rank, tuple | list) else (local_rank,)
@@ -177,11 +184,13 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
             if variant == "power" and value is not None:
                 raise refuse(name, "None with variant='power', which has no steps", value)
         check_flag("shrinkage", shrinkage)
+        check_share("local_penalty", local_penalty)
         self.shared_rank = shared_rank
         self.local_rank = local_rank if isinstance(local_rank, int) else tuple(local_rank)
         self.step_size, self.decay = hyperparameter(step_size), hyperparameter(decay)
         self.variant, self.retraction, self.start = variant, retraction, start
         self.shrinkage = shrinkage
+        self.local_penalty = hyperparameter(local_penalty)
 
     @property
     def _width(self) -> int:
@@ -225,30 +234,21 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
         # The start comes from the observed moment even if the rounds use the shrunk one.
         moment = moment if unshrunk is None else unshrunk
         first: dict[str, PyTree] = {}
-        # Sent once: descent leaves a start with weak shared directions only slowly.
-        local_first = warm_start is None and self.start == "local_first"
-        if warm_start is None and self.start == "common":
-            first["moment"] = common_message(moment, self.shared_rank + self._width)
-        if local_first or self._needs_curvature:
-            local = first_components(moment, self._width)
-            if self._needs_curvature:
-                inner = moment.row_products(local)[1]
-                first["curvature"] = Max(Moment.from_dense(inner).largest_eigenvalue())
-            if local_first:
-                if active is not None:
-                    local = first_components(moment, self._width, active)
-                first["moment"] = moment_message(moment.deflate(local.T))
+        if self._needs_curvature:
+            inner = moment.row_products(first_components(moment, self._width))[1]
+            first["curvature"] = Max(Moment.from_dense(inner).largest_eigenvalue())
+        if warm_start is None:
+            ranks = self.shared_rank, self._width
+            first["moment"] = start_message(self.start, moment, *ranks, active)
         return first
 
     def server_init(self, key, first, like, warm_start):
         """Return the first shared components and the first curvature."""
         if warm_start is not None:
             shared = warm_start.shared.T
-        elif self.start == "random":
-            shape = like.moment.dim, self.shared_rank
-            shared = retract(jax.random.normal(key, shape, like.moment.trace.dtype).T, "qr")
         else:
-            shared = first_shared(first["moment"], self.shared_rank)
+            dim, dtype = like.moment.dim, like.moment.trace.dtype
+            shared = first_shared(first["moment"], self.shared_rank, key, dim, dtype)
         curvature = objective = None
         if self._needs_curvature:
             curvature = first["curvature"].astype(shared.dtype)
@@ -293,10 +293,14 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
         # WᵀSW.
         sw, wsw = moment.row_products(w)
         objective = uncaptured(moment, jnp.trace(wsw))
+        keep = 1 - self.local_penalty.astype(objective.dtype)
         if self.variant == "tangent":
             # (I - P_U - P_V) S W is the tangent projection, because WᵀSW is symmetric.
             # Choice 1, (58) for the shared copy, which is not retracted before it is averaged.
-            moved = w + self._step(sw - data_matmul(wsw, w, once=True), curvature)
+            # With a penalty, the multiplier of VᵀU = 0 in the shared rows is (1 - τ) UᵀS V.
+            is_shared = np.arange(len(w)) < self.shared_rank
+            inside = jnp.where(is_shared[:, None] & ~is_shared, keep, 1) * wsw
+            moved = w + self._step(sw - data_matmul(inside, w, once=True), curvature)
             # The paper retracts the local part here and again, after deflation, at the start of the
             # next round. Only its span matters, so one retraction is enough.
         elif self.variant == "power":
@@ -304,14 +308,15 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
             inside = client_matmul(wsw[self.shared_rank :, : self.shared_rank], shared)
             local = retract(multiplied(local, by_local - inside), self.retraction, active)
             # The part of S U orthogonal to the new local components, not normalized.
-            moved = by_shared - client_matmul(client_matmul(by_shared, local.T), local)
+            moved = by_shared - keep * client_matmul(client_matmul(by_shared, local.T), local)
             moved = jnp.concatenate([moved, local])
         else:
             if active is not None:
                 active = jnp.concatenate([jnp.ones(self.shared_rank, active.dtype), active])
             # Always the polar factor: QR would keep only the span of the shared copy, and the
             # average would drift to pooled PCA.
-            moved = retract(w + self._step(sw, curvature), "polar", active)
+            counts = jnp.where(np.arange(len(w)) < self.shared_rank, 1, keep)
+            moved = retract(w + self._step(counts[:, None] * sw, curvature), "polar", active)
         copy, local = moved[: self.shared_rank], moved[self.shared_rank :]
         uplink = Message(copy, None if self.decay is None else objective)
         return uplink, local, {"objective": objective}
@@ -354,6 +359,10 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
         """Return the shared components."""
         return server.shared.T
 
+    def different_starts(self, count: int) -> list[Self]:
+        """Return copies with different starts; all but a few are random."""
+        return with_starts(self, count)
+
     @property
     def energy_weighted(self) -> bool:
         """True: a mean of second moments weights clients by their variance."""
@@ -368,7 +377,7 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
 
         The rounds of `"polar"` do not end at stationary points of the objective.
         """
-        return self if self.variant == "polar" else Reduced(self, self._width)
+        return self if self.variant == "polar" else Reduced(self, self.local_penalty, self._width)
 
     def bases(self, server: Server, local: Rows) -> Bases:
         """Return the shared components and each client's local ones."""

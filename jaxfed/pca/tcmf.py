@@ -10,7 +10,7 @@ Source: Shi, Fattahi & Al Kontar (2024), Triple component matrix factorization: 
 local, and noisy components, JMLR 25.
 """
 
-from typing import NamedTuple, Self, final
+from typing import NamedTuple, Self, final, get_args
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -26,6 +26,7 @@ from jaxfed.contract import (
     HasRemarks,
     check_count,
     check_factor,
+    check_name,
     check_positive,
     hyperparameter,
 )
@@ -33,6 +34,7 @@ from jaxfed.core.clients import samples
 from jaxfed.core.contract.reduction import Gram, Symmetric
 from jaxfed.linalg import Moment
 from jaxfed.linalg.precision import client_matmul, data_matmul
+from jaxfed.pca._starts import StartName, first_shared, start_message, with_starts
 from jaxfed.pca.components import (
     Rows,
     best_local,
@@ -40,9 +42,6 @@ from jaxfed.pca.components import (
     check_warm_start,
     common_local,
     deflate,
-    first_components,
-    first_shared,
-    moment_message,
     multiplied,
     retract,
     warn_of_few,
@@ -119,6 +118,7 @@ class TCMF(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
     shared_rank: int = eqx.field(static=True)
     local_rank: int = eqx.field(static=True)
     inner_rounds: int = eqx.field(static=True)
+    start: StartName = eqx.field(static=True)
 
     def __init__(
         self,
@@ -129,12 +129,9 @@ class TCMF(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
         first_threshold: float | Array | None = None,
         decay: float | Array = 0.9,
         inner_rounds: int = 1,
+        start: StartName = "common",
     ):
         """Set up the algorithm.
-
-        Without a warm start, each client's local components are computed first, from its top
-        components, then the shared ones from the mean deflated products YᵀY, as in
-        `OneShot(method="local_first")`, where Y is without the entries above the first threshold.
 
         Args:
             shared_rank: number of shared components.
@@ -151,10 +148,13 @@ class TCMF(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
                 more errors it withstands.
             inner_rounds: number of rounds of the factorization per threshold. With many, the
                 factorization converges in between.
+            start: where to start without a warm start, as in `PerPCA`; missing entries, and those
+                above the first threshold, count as zeros.
 
         Raises:
             ValueError: if a rank or `inner_rounds` is not a positive whole number, a threshold is
-                not finite or negative (the first one: or zero), or `decay` is not between 0 and 1.
+                not finite or negative (the first one: or zero), `decay` is not between 0 and 1, or
+                the start is unknown.
         """
         check_count("shared_rank", shared_rank)
         check_count("local_rank", local_rank)
@@ -162,7 +162,8 @@ class TCMF(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
         check_positive("first_threshold", first_threshold, optional=True)
         check_number("decay", decay, "a number above 0 and below 1", lambda x: (x > 0) & (x < 1))
         check_count("inner_rounds", inner_rounds)
-        self.shared_rank, self.local_rank = shared_rank, local_rank
+        check_name("start", start, get_args(StartName))
+        self.shared_rank, self.local_rank, self.start = shared_rank, local_rank, start
         self.threshold = hyperparameter(threshold)
         self.first_threshold = hyperparameter(first_threshold)
         self.decay, self.inner_rounds = hyperparameter(decay), inner_rounds
@@ -187,15 +188,18 @@ class TCMF(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
         return Member(values, observed, first)
 
     def first_message(self, key, data: Member, warm_start) -> Gram | Symmetric | None:
-        """Return what the server starts from, a deflated moment."""
+        """Return what the server starts from."""
         if warm_start is not None:
             return None
         moment = _moment(_first(data))
-        return moment_message(moment.deflate(first_components(moment, self.local_rank).T))
+        return start_message(self.start, moment, self.shared_rank, self.local_rank)
 
     def server_init(self, key, first, like, warm_start) -> Rows:
-        """Return the warm start's shared components, or those of the mean deflated moment."""
-        return first_shared(first, self.shared_rank) if warm_start is None else warm_start.shared.T
+        """Return the first shared components."""
+        if warm_start is not None:
+            return warm_start.shared.T
+        values = like.values
+        return first_shared(first, self.shared_rank, key, values.shape[1], values.dtype)
 
     def client_init(self, key, downlink: Rows, data: Member, warm_start) -> Local:
         """Return the samples without the entries above the first threshold."""
@@ -233,6 +237,10 @@ class TCMF(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
     def shared_result(self, server: Rows):
         """Return the shared components."""
         return server.T
+
+    def different_starts(self, count: int) -> list[Self]:
+        """Return copies with different starts; all but a few are random."""
+        return with_starts(self, count)
 
     @property
     def energy_weighted(self) -> bool:

@@ -36,6 +36,8 @@ from jaxfed.contract import (
 from jaxfed.core.clients.samples import Samples, other_data
 from jaxfed.core.contract.reduction import Gram, Symmetric
 from jaxfed.linalg import Moment, matmul
+from jaxfed.linalg.triangle import to_triangle
+from jaxfed.pca._starts import common_message
 from jaxfed.pca._tucker import (
     Member,
     ModeFactors,
@@ -48,13 +50,11 @@ from jaxfed.pca._tucker import (
     nearest,
     replaced,
     second,
-    triangle,
 )
 from jaxfed.pca.components import (
     Frame,
     check_warm_start,
     common_local,
-    common_message,
     moment_received,
 )
 
@@ -215,7 +215,7 @@ class PerTucker(Updates, DifferentiatedThrough, HasRemarks):
             # Both parts are orthogonal in at least one mode, so their energies add up.
             captured = updated.captured + energy(moment, pair.shared[k])
             missing = max(self.shape) - len(moment)  # messages of all modes have one size
-            return triangle(jnp.pad(moment, (0, missing))), updated.local, captured
+            return to_triangle(jnp.pad(moment, (0, missing))), updated.local, captured
 
         upper, local, captured = self._in_mode(step)
         return Symmetric(upper), local, {"objective": jnp.maximum(data.energy - captured, 0)}
@@ -295,7 +295,7 @@ class AllModes(Updates, HasBases):
         own = factors_of(local, self.shape, self.local_ranks)
         own = self.update_all_local(shared, own, data)
         moments = [self.shared_moment(k, data, Pair(shared, own)) for k in self.modes]
-        uplink = tuple(Symmetric(triangle(x)) for x in moments)
+        uplink = tuple(Symmetric(to_triangle(x)) for x in moments)
         rest = data.energy - energy(moments[0], shared[0])
         # Eigenvectors may change signs or turn from round to round, and a fixed point must not.
         return uplink, nearest(kronecker_product(own), local), {"objective": rest}

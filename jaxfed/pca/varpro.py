@@ -7,11 +7,9 @@ round, of which the server needs only the mean. The server maximizes F by limite
 `jaxfed.pca._quasi_newton`).
 """
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import equinox as eqx
-import jax
-import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxfed.contract import (
@@ -22,25 +20,19 @@ from jaxfed.contract import (
     check_count,
 )
 from jaxfed.core.clients.samples import Samples
-from jaxfed.core.contract.reduction import Gram, Mean, Symmetric
+from jaxfed.core.contract.reduction import Gram, Symmetric
 from jaxfed.linalg import Moment
-from jaxfed.linalg.division import ratio
-from jaxfed.pca._quasi_newton import Evaluation, Memory, climb, initial_memory
+from jaxfed.pca._ascent import Server, Uplink, ascend, fingerprint, first_state, message
 from jaxfed.pca._reduced import evaluate
+from jaxfed.pca._starts import StartName, with_starts
 from jaxfed.pca.components import (
     Frame,
-    StartName,
     best_local,
     check_warm_start,
     common_local,
-    deflate,
-    frobenius_norm,
 )
 from jaxfed.pca.perpca import Member as Prepared
 from jaxfed.pca.perpca import PerPCA
-
-# Mean fingerprints that differ by less, in units of rounding error, are of the same participants.
-ORDER = 32
 
 Scalar = Float[Array, ""]
 
@@ -50,28 +42,6 @@ class Member(NamedTuple):
 
     prepared: Prepared  # as for `PerPCA`
     fingerprint: Scalar  # pseudo-random, derived from the client's id and its data
-
-
-class Uplink(NamedTuple):
-    """A client's part of the gradient and of the objective.
-
-    The gradient leaves out the part of (I - V Vᵀ) S U along U. Clients differ more in that part
-    than in their gradients, so a robust aggregate could not tell small lies from it. The mean
-    fingerprint tells the server whether two rounds had the same participants.
-    """
-
-    gradient: Frame  # (I - U Uᵀ - V Vᵀ) S U
-    curvature: Scalar  # ‖(I - V Vᵀ) S U‖, an upper bound of F's curvature
-    captured: Scalar
-    fingerprint: Any  # wrapped in `Mean`, so that no robust aggregate replaces it
-
-
-class Server(NamedTuple):
-    """The server's state, in multiples of `unit`, so that squares neither over- nor underflow."""
-
-    memory: Memory
-    fingerprint: Scalar  # of the participants at the last accepted point; NaN before the first
-    unit: Scalar  # a power of two near the first gradients
 
 
 class VarProPerPCA(Algorithm, DifferentiatedThrough, HasRemarks):
@@ -90,6 +60,7 @@ class VarProPerPCA(Algorithm, DifferentiatedThrough, HasRemarks):
 
     quadratic_in_samples = True
 
+    local_penalty: Float[Array, ""]
     shared_rank: int = eqx.field(static=True)
     local_rank: int | tuple[int, ...] = eqx.field(static=True)
     memory: int = eqx.field(static=True)
@@ -103,7 +74,8 @@ class VarProPerPCA(Algorithm, DifferentiatedThrough, HasRemarks):
         *,
         memory: int = 20,
         shrinkage: bool = False,
-        start: StartName = "local_first",
+        start: StartName = "common",
+        local_penalty: float | Array = 0.03,
     ):
         """Set up the algorithm.
 
@@ -117,13 +89,24 @@ class VarProPerPCA(Algorithm, DifferentiatedThrough, HasRemarks):
                 `PerPCA`.
             start: where to start without a warm start, as in `PerPCA`. To try several starts, see
                 `jaxfed.MultiStart`.
+            local_penalty: the fraction τ by which the variance of local components counts less than
+                that of shared ones, as in `PerPCA`. The default decides between splits that
+                explain nearly the same variance; with 0 the objective is the paper's.
 
         Raises:
             ValueError: if a rank or the memory is not a positive whole number (a local rank may be
-                0 for some clients), `shrinkage` is neither True nor False, or the start is unknown.
+                0 for some clients), `shrinkage` is neither True nor False, the start is unknown, or
+                the penalty is negative or not below one.
         """
         check_count("memory", memory)
-        model = PerPCA(shared_rank, local_rank, shrinkage=shrinkage, start=start)
+        model = PerPCA(
+            shared_rank,
+            local_rank,
+            shrinkage=shrinkage,
+            start=start,
+            local_penalty=local_penalty,
+        )
+        self.local_penalty = model.local_penalty
         self.shared_rank, self.local_rank = model.shared_rank, model.local_rank
         self.memory, self.shrinkage, self.start = memory, shrinkage, start
 
@@ -136,6 +119,7 @@ class VarProPerPCA(Algorithm, DifferentiatedThrough, HasRemarks):
             step_size=1.0,
             start=self.start,
             shrinkage=self.shrinkage,
+            local_penalty=self.local_penalty,
         )
 
     @property
@@ -148,16 +132,9 @@ class VarProPerPCA(Algorithm, DifferentiatedThrough, HasRemarks):
         check_warm_start(warm_start, clients, self.shared_rank, None)
 
     def prepare(self, data: Samples | Moment, client_id, rounds) -> Member:
-        """Return the client's second moment, with a mask if ranks differ, and its fingerprint.
-
-        A state may go on with other data, on which the value at its base is another one.
-        """
+        """Return the client's second moment, with a mask if ranks differ, and its fingerprint."""
         prepared = self._model.prepare(data, client_id, rounds)
-        trace = jax.lax.stop_gradient(prepared.moment.trace).astype(jnp.float32)
-        key = jax.random.fold_in(jax.random.key(0), client_id)
-        key = jax.random.fold_in(key, jax.lax.bitcast_convert_type(trace, jnp.uint32))
-        fingerprint = jax.random.uniform(key)
-        return Member(prepared, fingerprint.astype(prepared.moment.trace.dtype))
+        return Member(prepared, fingerprint(client_id, prepared.moment.trace))
 
     def first_message(self, key, data: Member, warm_start) -> Gram | Symmetric | None:
         """Return what the server starts from, as in `PerPCA`."""
@@ -167,13 +144,11 @@ class VarProPerPCA(Algorithm, DifferentiatedThrough, HasRemarks):
     def server_init(self, key, first: Any, like: Member, warm_start) -> Server:
         """Return a state whose first trial is the start."""
         model = self._model.server_init(key, {"moment": first}, like.prepared, warm_start)
-        shared = model.shared.T
-        one = jnp.ones((), shared.dtype)
-        return Server(initial_memory(shared, pairs=self.memory), jnp.nan * one, one)
+        return first_state(model.shared, self.memory)
 
     def downlink(self, server: Server) -> Frame:
-        """Return the trial point, which as a result is one step beyond the last accepted point."""
-        return server.memory.trial.frame
+        """Return the trial point."""
+        return server.components.T
 
     def client_init(self, key, downlink: Frame, data: Member, warm_start) -> None:
         """Return None: each round computes the local components anew."""
@@ -181,36 +156,22 @@ class VarProPerPCA(Algorithm, DifferentiatedThrough, HasRemarks):
     def client_step(self, key, downlink: Frame, local: None, data: Member):
         """Evaluate the gradient and the objective with the best local components."""
         moment, _, active = data.prepared
-        part, rest = evaluate(moment, downlink, self._width, active)
-        unit = _power_near(part.product)
-        return (
-            Uplink(
-                deflate(part.product, downlink),
-                unit * frobenius_norm(part.product / unit),
-                part.captured,
-                Mean(data.fingerprint),
-            ),
-            local,
-            {"objective": rest},
-        )
+        part, rest = evaluate(moment, downlink, self._width, active, self.local_penalty)
+        mark = data.fingerprint
+        return message(part.product, downlink, part.value, mark), local, {"objective": rest}
 
     def server_step(self, key, server: Server, uplink: Uplink) -> tuple[Server, Diagnostics]:
         """Accept or reject the trial, and take the next step."""
-        first = jnp.isnan(server.fingerprint)
-        # The order of a sum over clients may change from round to round, for example with a source.
-        rounding = ORDER * jnp.finfo(server.fingerprint.dtype).eps
-        same = jnp.abs(uplink.fingerprint - server.fingerprint) <= rounding
-        unit = jnp.where(first, _power_near(uplink.curvature), server.unit)
-        gradient, curvature, captured, _ = (ratio(x, unit) for x in uplink)
-        found = Evaluation(gradient, captured, curvature=curvature)
-        memory, accepted, left = climb(server.memory, found, same=same)
-        fingerprint = jnp.where(accepted, uplink.fingerprint, server.fingerprint)
-        return Server(memory, fingerprint, unit), {"stopping_measure": left}
+        return ascend(server, uplink)
 
     def client_result(self, downlink: Frame, local: None, data: Member):
         """Return the best local components for the final shared ones and the observed moments."""
         moment, unshrunk, active = data.prepared
         return best_local(moment if unshrunk is None else unshrunk, downlink, self._width, active)
+
+    def different_starts(self, count: int) -> list[Self]:
+        """Return copies with different starts; all but a few are random."""
+        return with_starts(self, count)
 
     @property
     def energy_weighted(self) -> bool:
@@ -224,10 +185,3 @@ class VarProPerPCA(Algorithm, DifferentiatedThrough, HasRemarks):
     def through(self) -> Algorithm:
         """Return gradient ascent of the same function, whose state is a single point."""
         return self._model.through()
-
-
-def _power_near(numbers: Array) -> Scalar:
-    """Return a power of two near the largest number; division by it is exact; one for zeros."""
-    largest = jax.lax.stop_gradient(jnp.max(jnp.abs(numbers)))
-    normal = largest > jnp.finfo(largest.dtype).tiny
-    return jnp.ldexp(jnp.ones_like(largest), jnp.where(normal, jnp.frexp(largest)[1], 0))

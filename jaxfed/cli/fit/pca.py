@@ -33,14 +33,13 @@ from jaxfed.core.contract.algorithm import Algorithm, Personalized
 from jaxfed.core.run.fit import fit
 from jaxfed.core.run.solution import Solution
 from jaxfed.inference import Confidence
-from jaxfed.pca.components import starts_to_try
 from jaxfed.pca.fitted import side_by_side
 from jaxfed.preprocess import Impute, Standardization, Standardize
 from jaxfed.preprocess.impute import ROUNDS
 
 PICTURES = ("components.png", "convergence.png")
 WARM_STARTS = ("projector", "spectrum")
-SEVERAL, STARTS = "several", starts_to_try(10)
+SEVERAL, STARTS = "several", 3
 DRAWN = 4  # clients whose local components are drawn
 
 
@@ -107,8 +106,7 @@ def _command(name: str, entry: Entry) -> Command:
             "projector or spectrum"
         )
         if starts:
-            count, each = len(STARTS), multi_start.ROUNDS
-            about += f", or the best of {count} starts after {each} rounds of each"
+            about += f", or the best of {STARTS} starts after {multi_start.ROUNDS} rounds of each"
         options["rounds"].append(option("--start", (*choices, *WARM_STARTS), about, choices[0]))
     if entry.has_rounds:
         options["faulty or malicious clients"] = ROBUST
@@ -151,8 +149,7 @@ def prepare(arguments: argparse.Namespace, *, entry: Entry) -> _run.FitInputs:
         delattr(settings, "start")  # the algorithm's own default, which the warm start replaces
     algorithm = call(settings, entry.algorithm)
     if entry.has_warm_start and arguments.start == SEVERAL:
-        starts = [call(settings, entry.algorithm, start=name) for name in STARTS]
-        start = _run.robust(arguments, multi_start.MultiStart(algorithm, starts))
+        start = _run.robust(arguments, multi_start.MultiStart(algorithm, STARTS))
         start_rounds = multi_start.ROUNDS
     elif entry.has_warm_start and arguments.start in WARM_STARTS:
         start = pca.OneShot(arguments.shared_rank, arguments.local_rank, method=arguments.start)

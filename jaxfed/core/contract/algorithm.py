@@ -1,7 +1,7 @@
 """The contract: a federated algorithm is five pure functions written for one client."""
 
 import abc
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 
 import equinox as eqx
@@ -205,6 +205,16 @@ class Algorithm(eqx.Module):
         """
         del number
         return self
+
+    def different_starts(self, count: int) -> Sequence["Algorithm"]:
+        """Return algorithms that differ from this one in their starts alone; see `MultiStart`.
+
+        By default copies of this one, whose starts must then differ by the random key.
+
+        Args:
+            count: how many to return.
+        """
+        return [self] * count
 
     @property
     def energy_weighted(self) -> bool:

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PyTree, Shaped
 
 from jaxfed.core.common.returned import check_alike, check_arrays, described
+from jaxfed.linalg.triangle import from_triangle, to_triangle
 
 
 class Part(eqx.Module):
@@ -44,6 +45,10 @@ class Part(eqx.Module):
     def is_mean(self) -> bool:
         """Whether contributions are scaled by the clients' weights; False by default."""
         return False
+
+    def as_sum(self) -> "Part":
+        """This part in a form that one sum reduces, if there is one; by default itself."""
+        return self
 
 
 class Reduction(Part):
@@ -168,6 +173,10 @@ class Gram(Additive):
         """The sum of the products, since factors cannot be added."""
         return self._product() if self.thin else self
 
+    def as_sum(self) -> "Symmetric":
+        """The product itself, as its upper triangle."""
+        return Symmetric(jax.tree.map(to_triangle, self._product().value), self.weighted)
+
     def _product(self) -> "Gram":
         return Gram(jax.tree.map(_gram, self.value), self.weighted)
 
@@ -197,7 +206,7 @@ class Symmetric(Additive):
 
     def over_clients(self) -> Gram:
         """The sum of the matrices."""
-        return Gram(jax.tree.map(lambda x: unfolded(_total(x)), self.value), self.weighted)
+        return Gram(jax.tree.map(lambda x: from_triangle(_total(x)), self.value), self.weighted)
 
 
 @final
@@ -277,18 +286,19 @@ def contributions(
     return each(one, wrapped(message))
 
 
+def as_sums(message: PyTree) -> PyTree[Part]:
+    """The message with each part in a form that one sum reduces, where there is one."""
+    return each(lambda part: _returned(part, "as_sum", part.as_sum(), Part), wrapped(message))
+
+
 def is_linear(message: PyTree) -> bool:
     """Whether the reduced message is linear in what each client sends."""
-    return all(part.linear for part in _parts_of(message))
+    return all(part.linear for part in jax.tree.leaves(wrapped(message), is_leaf=is_part))
 
 
 def is_summed(message: PyTree) -> bool:
     """Whether sums and means over all clients reduce the whole message."""
-    return all(part.summed for part in _parts_of(message))
-
-
-def _parts_of(message: PyTree) -> list[Part]:
-    return jax.tree.leaves(wrapped(message), is_leaf=is_part)
+    return all(part.summed for part in jax.tree.leaves(wrapped(message), is_leaf=is_part))
 
 
 def separated(parts: PyTree[Part]) -> tuple[PyTree[Reduction], PyTree[Part]]:
@@ -389,12 +399,3 @@ def _side_by_side(factors: Float[Array, "m d k"]) -> Float[Array, "d columns"]:
 
 def _gram(wide: Float[Array, "d columns"]) -> Float[Array, "d d"]:
     return jnp.matmul(wide, wide.T, precision=jax.lax.Precision.HIGHEST)
-
-
-def unfolded(triangle: Float[Array, " size"]) -> Float[Array, "d d"]:
-    """The symmetric matrix with this upper triangle, given row by row."""
-    # Solve d (d + 1) / 2 = size for d.
-    dim = int(((8 * triangle.size + 1) ** 0.5 - 1) / 2)
-    rows, columns = jnp.triu_indices(dim)
-    upper = jnp.zeros((dim, dim), triangle.dtype).at[rows, columns].set(triangle)
-    return upper.at[columns, rows].set(triangle)

@@ -5,11 +5,11 @@ from typing import NamedTuple
 import jax
 from jaxtyping import Array, Int, Key, PyTree
 
-from jaxfed.core.contract import calls, reduction
+from jaxfed.core.contract import calls
 from jaxfed.core.contract.algorithm import Personalized
 from jaxfed.core.round.messages import ClientMessage, is_not_finite, send, send_first
 from jaxfed.core.round.problem import Broadcast, ClientState, Problem, RunMember, zeros_of
-from jaxfed.core.wire.calls import bind
+from jaxfed.core.wire.calls import bind, carried
 from jaxfed.core.wire.channel import Context
 
 
@@ -33,8 +33,7 @@ def first_message(problem: Problem, broadcast: Broadcast, member: RunMember) -> 
     # `bind` gives the channel what it may know of its client: `secure_sum` masks by position and
     # weighs the message itself.
     way = bind(problem.first_uplink, _context(broadcast, member))
-    # Wrap bare arrays in `Mean`, since masks depend on what is summed.
-    transit = send_first(way, channel_key, reduction.wrapped(message))
+    transit = send_first(way, channel_key, carried(way, message))
     return ClientMessage(transit.payload, is_not_finite(message), decoded=transit.decoded)
 
 
@@ -87,9 +86,10 @@ def round_shapes(
     """Shapes of the client's message in a round, found without computing it."""
 
     def of_round(algorithm, number, *arguments):
-        return calls.client_step(algorithm.at_round(number), *arguments)
+        uplink, _, diagnostics = calls.client_step(algorithm.at_round(number), *arguments)
+        return RoundShapes(carried(problem.uplink, uplink), diagnostics["objective"])
 
-    step = jax.eval_shape(
+    return jax.eval_shape(
         of_round,
         problem.algorithm,
         broadcast.round,
@@ -99,7 +99,6 @@ def round_shapes(
         local,
         data,
     )
-    return RoundShapes(reduction.wrapped(step[0]), step[2]["objective"])
 
 
 def step(
@@ -113,7 +112,7 @@ def step(
         algorithm, key, broadcast.downlink, member.state.local, member.data
     )
     way = bind(problem.uplink, _context(broadcast, member))
-    transit = send(way, channel_key, reduction.wrapped(uplink), member.state.memory)
+    transit = send(way, channel_key, carried(way, uplink), member.state.memory)
     # Look for NaN in the message itself: once encoded, it may look like ordinary numbers.
     message = ClientMessage(transit.payload, is_not_finite(uplink), diagnostics, transit.decoded)
     return message, ClientState(local, transit.memory)

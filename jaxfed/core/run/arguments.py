@@ -31,7 +31,7 @@ from jaxfed.core.contract import calls as contract
 from jaxfed.core.contract import participation
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
 from jaxfed.core.contract.calls import is_number
-from jaxfed.core.contract.reduction import is_linear, wrapped
+from jaxfed.core.contract.reduction import is_linear
 from jaxfed.core.round.problem import Problem
 from jaxfed.core.run import adjoint
 from jaxfed.core.run.callbacks import Callback
@@ -251,7 +251,8 @@ def messages_of(
         in_round = algorithm.at_round(state.round + 1)
         uplink = contract.client_step(in_round, key, state.downlink.receiver, local, data)[0]
         first = contract.first_message(algorithm, key, data, warm)
-        found.append((wrapped(first), wrapped(uplink)))
+        pair = calls.carried(problem.first_uplink, first), calls.carried(problem.uplink, uplink)
+        found.append(pair)
     return found
 
 

@@ -13,7 +13,7 @@ from jaxtyping import Array, Key, PyTree
 from jaxfed._checks import check_instance
 from jaxfed.core.common.returned import check_alike, check_arrays, described
 from jaxfed.core.contract.algorithm import ClientsLike
-from jaxfed.core.contract.reduction import plain
+from jaxfed.core.contract.reduction import Part, as_sums, plain, wrapped
 from jaxfed.core.wire.channel import Channel, Context
 
 
@@ -35,6 +35,12 @@ def _with_inner(channel: Channel) -> Iterator[Channel]:
     for field in dataclasses.fields(channel):
         if isinstance(inner := getattr(channel, field.name), Channel):
             yield from _with_inner(inner)
+
+
+def carried(channel: Channel, message: PyTree) -> PyTree[Part]:
+    """The message in its reductions, each a sum if the channel needs that."""
+    needs_sum = any(one.needs_sum for one in _with_inner(channel))
+    return as_sums(message) if needs_sum else wrapped(message)
 
 
 def bind(channel: Channel, context: Context) -> Channel:

@@ -35,9 +35,11 @@ class Channel(eqx.Module):
     defaults of the other methods suit a channel without memory.
     """
 
-    # Not annotated, so that a channel can replace it by a value or by a property.
+    # Not annotated, so that a channel can replace them by values or by properties.
     cumulative = False
     """Whether decoding a message requires all earlier ones."""
+    needs_sum = False
+    """Whether one sum over clients must reduce all that it carries."""
     settles: ClassVar[bool] = False
     """Whether a message that stops changing arrives without loss after some rounds."""
     private: ClassVar[bool] = False

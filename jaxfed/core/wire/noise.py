@@ -19,6 +19,11 @@ class _Gaussian(Channel):
 
     private = True
 
+    @property
+    def needs_sum(self) -> bool:
+        """Whether clients share the noise, which only their sum contains in full."""
+        return self.clients > 1
+
     def check(self, clients, participants, message):
         if self.clients == 1:
             return

@@ -67,6 +67,7 @@ class _SecureSum(MaskedChannel):
 
     private = True
     one_time = True
+    needs_sum = True
 
     @property
     def levels(self) -> int:

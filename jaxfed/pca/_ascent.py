@@ -1,0 +1,106 @@
+"""Quasi-Newton ascent of a mean of the clients' functions of the shared components.
+
+A client reports its function's value and gradient at the components that the server sent. The
+server compares values between rounds with the same participants alone: see
+`jaxfed.pca._quasi_newton`.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from jaxfed.contract import Diagnostics
+from jaxfed.core.contract.reduction import Mean
+from jaxfed.linalg.division import ratio
+from jaxfed.pca._quasi_newton import Evaluation, Memory, climb, initial_memory
+from jaxfed.pca.components import Frame, Rows, deflate, frobenius_norm
+
+# Mean fingerprints that differ by less, in units of rounding error, are of the same participants.
+ORDER = 32
+
+Scalar = Float[Array, ""]
+
+
+class Uplink(NamedTuple):
+    """A client's part of the gradient and of the value.
+
+    The gradient is tangent at the shared components U: clients differ more in the part along U than
+    in their gradients, so a robust aggregate could not tell small lies from it. The mean
+    fingerprint tells the server whether two rounds had the same participants.
+    """
+
+    gradient: Frame
+    curvature: Scalar  # an upper bound of the function's curvature
+    value: Scalar
+    fingerprint: Any  # wrapped in `Mean`, so that no robust aggregate replaces it
+
+
+class Server(NamedTuple):
+    """The server's state, in multiples of `unit`, so that squares neither over- nor underflow."""
+
+    memory: Memory
+    fingerprint: Scalar  # of the participants at the last accepted point; NaN before the first
+    unit: Scalar  # a power of two near the first gradients
+
+    @property
+    def components(self) -> Rows:
+        """The trial point, which as a result is one step beyond the last accepted point."""
+        return self.memory.shared
+
+
+def fingerprint(client_id: Int[Array, ""], energy: Scalar) -> Scalar:
+    """Return a pseudo-random number of a client and its data.
+
+    A state may go on with other data, on which the value at its base is another one.
+    """
+    energy = jax.lax.stop_gradient(energy)
+    key = jax.random.fold_in(jax.random.key(0), client_id)
+    bits = jax.lax.bitcast_convert_type(energy.astype(jnp.float32), jnp.uint32)
+    return jax.random.uniform(jax.random.fold_in(key, bits)).astype(energy.dtype)
+
+
+def message(
+    product: Frame, shared: Frame, value: Scalar, mark: Scalar, curvature: Scalar | None = None
+) -> Uplink:
+    """Return what ONE client sends.
+
+    Args:
+        product: the function's derivative by the shared components; only the tangent part counts.
+        shared: the shared components.
+        value: the function's value.
+        mark: the client's fingerprint.
+        curvature: an upper bound of the curvature; by default the product's norm.
+    """
+    if curvature is None:
+        unit = power_near(product)
+        curvature = unit * frobenius_norm(product / unit)
+    return Uplink(deflate(product, shared), curvature, value, Mean(mark))
+
+
+def first_state(shared: Rows, pairs: int) -> Server:
+    """Return a state whose first trial is the start, with room for pairs of steps and changes."""
+    one = jnp.ones((), shared.dtype)
+    return Server(initial_memory(shared.T, pairs=pairs), jnp.nan * one, one)
+
+
+def ascend(server: Server, uplink: Uplink) -> tuple[Server, Diagnostics]:
+    """Accept or reject the trial, and take the next step."""
+    first = jnp.isnan(server.fingerprint)
+    # The order of a sum over clients may change from round to round, for example with a source.
+    rounding = ORDER * jnp.finfo(server.fingerprint.dtype).eps
+    same = jnp.abs(uplink.fingerprint - server.fingerprint) <= rounding
+    unit = jnp.where(first, power_near(uplink.curvature), server.unit)
+    gradient, curvature, value, _ = (ratio(x, unit) for x in uplink)
+    found = Evaluation(gradient, value, curvature=curvature)
+    memory, accepted, left = climb(server.memory, found, same=same)
+    mark = jnp.where(accepted, uplink.fingerprint, server.fingerprint)
+    return Server(memory, mark, unit), {"stopping_measure": left}
+
+
+def power_near(numbers: Array) -> Scalar:
+    """Return a power of two near the largest number; division by it is exact; one for zeros."""
+    largest = jax.lax.stop_gradient(jnp.max(jnp.abs(numbers)))
+    normal = largest > jnp.finfo(largest.dtype).tiny
+    return jnp.ldexp(jnp.ones_like(largest), jnp.where(normal, jnp.frexp(largest)[1], 0))

@@ -1,0 +1,109 @@
+"""Where algorithms with shared and local components start without a warm start."""
+
+import dataclasses
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jaxfed.core.contract.reduction import Gram, Symmetric
+from jaxfed.linalg import Moment
+from jaxfed.linalg.division import ratio
+from jaxfed.pca.components import (
+    RandomKey,
+    Rows,
+    first_components,
+    moment_message,
+    moment_received,
+    retract,
+)
+
+StartName = Literal["common", "local_first", "random"]
+
+# Steps of subspace iteration for the shared components, from which a solver continues.
+STEPS = 40
+# The energy c of `common_message`, relative to the least energy of a client's components.
+SMALL = 1e-4
+
+
+def start_message(
+    start: StartName,
+    moment: Moment,
+    shared_rank: int,
+    local_rank: int,
+    active: Float[Array, " local_rank"] | None = None,
+) -> Gram | Symmetric | None:
+    """Return what ONE client sends for the first shared components; nothing for random ones.
+
+    Args:
+        start: `"common"`: the client's top `shared_rank + local_rank` components, of which the
+            server takes those that most clients have, the larger ones first. `"local_first"`: the
+            second moment deflated by the client's top `local_rank` components.
+        moment: the client's second moment.
+        shared_rank: number of shared components.
+        local_rank: number of local components.
+        active: 1 for local components in use; by default all.
+    """
+    if start == "random":
+        return None
+    if start == "local_first":
+        return moment_message(moment.deflate(first_components(moment, local_rank, active).T))
+    if active is not None:
+        active = jnp.concatenate([jnp.ones(shared_rank, active.dtype), active])
+    return common_message(moment, shared_rank + local_rank, active)
+
+
+def common_message(moment: Moment, rank: int, active: Float[Array, " rank"] | None = None) -> Gram:
+    """Return a message about the directions among the top eigenvectors of many clients.
+
+    It is a factor of the client's projector in which a component of energy e has the weight
+    e² / (e + c)², so that among directions common to all clients the larger come first.
+    """
+    rows = first_components(moment, rank, active)
+    inner = moment.row_products(rows)[1]
+    # K (K + c)^{-1} to first order in the off-diagonal entries. For eigenvectors these are zero,
+    # but their derivatives are not.
+    energies = jnp.diagonal(inner)
+    # Directions without variance, which complete a basis, have no weight despite rounding.
+    largest = energies.max()
+    present = energies > jnp.finfo(energies.dtype).eps * moment.dim * largest
+    small = SMALL * jnp.maximum(jnp.where(present, energies, largest).min(), 0)
+    inverse = ratio(jnp.ones_like(energies), energies + small)
+    inverse = jnp.where(present, inverse, 0)
+    mixed = small * inverse[:, None] * inner * inverse
+    weights = jnp.where(jnp.eye(rank, dtype=bool), jnp.diag(energies * inverse), mixed)
+    return Gram((weights @ rows).T, thin=True)
+
+
+def first_shared(
+    received: Array | None, rank: int, key: RandomKey, features: int, dtype: jnp.dtype
+) -> Rows:
+    """Return the server's first shared components.
+
+    Args:
+        received: the reduced messages of `start_message`; None for random components.
+        rank: number of components.
+        key: random key.
+        features: number of features.
+        dtype: type of random components.
+    """
+    if received is None:
+        # Transposed, so that rows hold the same random numbers as columns would.
+        return retract(jax.random.normal(key, (features, rank), dtype).T, "qr")
+    return first_components(moment_received(received), rank, steps=STEPS)
+
+
+def with_starts(algorithm: Any, count: int) -> list[Any]:
+    """Return copies of an algorithm with different starts, beginning with its own.
+
+    Without a clear difference the first one wins, and `"common"` shares the largest components.
+
+    Args:
+        algorithm: an algorithm with a field `start`.
+        count: number of copies.
+    """
+    own = algorithm.start
+    others = [name for name in ("common", "local_first") if name != own and own != "random"]
+    names = [own, *others, *["random"] * count][:count]
+    return [dataclasses.replace(algorithm, start=name) for name in names]
