@@ -88,7 +88,7 @@ class Sender(NamedTuple):
             if isinstance(part, Max) and first:
                 return self._grouped("max", part.value)
             if isinstance(part, Symmetric | Gram):
-                part = part.as_sum()
+                part = part.as_sum() if isinstance(part, Gram) else part
                 self._check_size(part.value)
                 return self._grouped("mean" if part.weighted else "sum", part.value, True)
             # Such as the fingerprint of `VarProPerPCA`, which only a plain mean preserves.
