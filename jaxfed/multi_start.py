@@ -77,7 +77,7 @@ class MultiStart(Algorithm, DifferentiatedThrough, HasRemarks):
 
         Args:
             algorithm: the algorithm that takes all rounds.
-            starts: number of starts, at least 2: those of `algorithm.different_starts`, for personalized PCA
+            starts: number of starts, at least 2, of `algorithm.different_starts`: for personalized PCA
                 `"common"`, `"local_first"` and random ones; or the algorithms that choose the
                 starts, which differ from `algorithm` in their starts alone.
 
