@@ -77,9 +77,9 @@ class MultiStart(Algorithm, DifferentiatedThrough, HasRemarks):
 
         Args:
             algorithm: the algorithm that takes all rounds.
-            starts: number of starts, at least 2, of `algorithm.different_starts`: for personalized PCA
-                `"common"`, `"local_first"` and random ones; or the algorithms that choose the
-                starts, which differ from `algorithm` in their starts alone.
+            starts: number of starts, at least 2: those of `algorithm.different_starts`, which for
+                personalized PCA are `"common"`, `"local_first"` and random ones; or the algorithms
+                that choose the starts, which differ from `algorithm` in their starts alone.
 
         Raises:
             ValueError: if an argument has another type, there are fewer than two starts, or other
