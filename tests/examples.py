@@ -73,20 +73,23 @@ class Examples(NamedTuple):
 EXAMPLES = {
     jf.pca.PerPCA: Examples(
         good={
-            "tangent": Example(lambda _: jf.pca.PerPCA(2, 2, step_size=0.05), (TRIANGLE, 12, 12)),
+            "tangent": Example(
+                lambda _: jf.pca.PerPCA(2, 2, step_size=0.05), (4 * FEATURES, 12, 12)
+            ),
             "polar": Example(
                 lambda _: jf.pca.PerPCA(2, 1, variant="polar", retraction="qr", decay=0.7),
-                (TRIANGLE + 1, 13, 13),
+                (3 * FEATURES + 1, 13, 13),
             ),
             "ranks": Example(
                 lambda m: jf.pca.PerPCA(1, tuple(2 - i % 3 for i in range(m)), start="random"),
                 (1, 6, 7),
             ),
             "shrinkage": Example(
-                lambda _: jf.pca.PerPCA(1, 1, shrinkage=True, step_size=0.1), (TRIANGLE, 6, 6)
+                lambda _: jf.pca.PerPCA(1, 1, shrinkage=True, step_size=0.1, start="local_first"),
+                (TRIANGLE, 6, 6),
             ),
             "power": Example(
-                lambda _: jf.pca.PerPCA(2, 1, variant="power", start="common"),
+                lambda _: jf.pca.PerPCA(2, 1, variant="power"),
                 (3 * FEATURES, 12, 12),
             ),
         },
@@ -102,20 +105,21 @@ EXAMPLES = {
     ),
     jf.pca.VarProPerPCA: Examples(
         good={
-            "": Example(lambda _: jf.pca.VarProPerPCA(2, 2), (TRIANGLE, 15, 12)),
+            "": Example(lambda _: jf.pca.VarProPerPCA(2, 2), (4 * FEATURES, 15, 12)),
             "ranks": Example(
                 lambda m: jf.pca.VarProPerPCA(1, tuple(2 - i % 3 for i in range(m)), memory=3),
-                (TRIANGLE, 9, 6),
+                (3 * FEATURES, 9, 6),
             ),
             "shrinkage": Example(
-                lambda _: jf.pca.VarProPerPCA(1, 1, shrinkage=True), (TRIANGLE, 9, 6)
+                lambda _: jf.pca.VarProPerPCA(1, 1, shrinkage=True), (2 * FEATURES, 9, 6)
             ),
-            "common": Example(
-                lambda _: jf.pca.VarProPerPCA(1, 1, start="common"), (2 * FEATURES, 9, 6)
+            "local_first": Example(
+                lambda _: jf.pca.VarProPerPCA(1, 1, start="local_first"), (TRIANGLE, 9, 6)
             ),
         },
         refused={
             "start": lambda: jf.pca.VarProPerPCA(2, 2, start="zeros"),
+            "local_penalty": lambda: jf.pca.VarProPerPCA(2, 2, local_penalty=-0.1),
             "shared_rank": lambda: jf.pca.VarProPerPCA(-1, 2),
             "local_rank": lambda: jf.pca.VarProPerPCA(2, 2.0),
             "memory": lambda: jf.pca.VarProPerPCA(2, 2, memory=0),
@@ -195,24 +199,32 @@ EXAMPLES = {
     ),
     jf.pca.HMF: Examples(
         good={
-            "": Example(lambda _: jf.pca.HMF(2, 2), (TRIANGLE + 1, 13, 13)),
+            "": Example(lambda _: jf.pca.HMF(2, 2), (4 * FEATURES, 15, 12)),
             "paper": Example(
-                lambda _: jf.pca.HMF(2, 1, step_size=2e-3, penalty=1.0), (TRIANGLE, 12, 12)
+                lambda _: jf.pca.HMF(
+                    2, 1, solver="gradient", step_size=2e-3, penalty=1.0, start="local_first"
+                ),
+                (TRIANGLE, 12, 12),
+            ),
+            "gradient": Example(
+                lambda _: jf.pca.HMF(2, 2, solver="gradient"), (4 * FEATURES + 1, 13, 13)
             ),
         },
         refused={
             "shared_rank": lambda: jf.pca.HMF(0, 2),
             "local_rank": lambda: jf.pca.HMF(2, 1.0),
-            "step_size": lambda: jf.pca.HMF(2, 2, step_size=0.0),
-            "penalty": lambda: jf.pca.HMF(2, 2, penalty=-1.0),
+            "solver": lambda: jf.pca.HMF(2, 2, solver="newton"),
+            "start": lambda: jf.pca.HMF(2, 2, start="zero"),
+            "step_size": lambda: jf.pca.HMF(2, 2, solver="gradient", step_size=0.0),
+            "penalty": lambda: jf.pca.HMF(2, 2, penalty=1.0),
         },
     ),
     jf.pca.TCMF: Examples(
         good={
-            "": Example(lambda _: jf.pca.TCMF(2, 2, 1.0), (TRIANGLE, 12, 12)),
+            "": Example(lambda _: jf.pca.TCMF(2, 2, 1.0), (4 * FEATURES, 12, 12)),
             "paper": Example(
                 lambda _: jf.pca.TCMF(2, 1, 1.0, first_threshold=3.0, inner_rounds=3),
-                (TRIANGLE, 12, 12),
+                (3 * FEATURES, 12, 12),
             ),
         },
         refused={
@@ -221,6 +233,7 @@ EXAMPLES = {
             "threshold": lambda: jf.pca.TCMF(2, 2, -1.0),
             "first_threshold": lambda: jf.pca.TCMF(2, 2, 1.0, first_threshold=0.0),
             "decay": lambda: jf.pca.TCMF(2, 2, 1.0, decay=1.0),
+            "start": lambda: jf.pca.TCMF(2, 2, 1.0, start="zero"),
             "inner_rounds": lambda: jf.pca.TCMF(2, 2, 1.0, inner_rounds=0),
         },
     ),

@@ -211,7 +211,7 @@ HYPERPARAMETERS = {
         lambda: jf.pca.PerPCA(1, 1, variant="power", step_size=0.1),
         "step_size: wanted None with variant='power', which has no steps, got 0.1",
     ),
-    "unknown start": (lambda: jf.pca.PerPCA(1, 1, start="qu"), "start: wanted one of local_first"),
+    "unknown start": (lambda: jf.pca.PerPCA(1, 1, start="qu"), "start: wanted one of common"),
     "unknown method": (lambda: jf.pca.OneShot(1, 1, method="qu"), "method: wanted one of proj"),
 }
 

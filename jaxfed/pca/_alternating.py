@@ -4,13 +4,19 @@ With the components given, each sample's scores are a small least-squares proble
 round each feature's.
 """
 
+from typing import NamedTuple, final
+
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float
 
-from jaxfed.linalg import orthonormalize
+from jaxfed.linalg import orthonormalize, polar
 from jaxfed.linalg.precision import client_matmul, data_matmul
-from jaxfed.pca.components import Rows, beside
+from jaxfed.pca._ascent import Local, SolutionAscent, scaled_norm
+from jaxfed.pca.components import Frame, Rows, beside
+
+# Steps of alternating least squares in a round.
+STEPS = 4
 
 Table = Float[Array, "samples features"]
 Seen = Bool[Array, "samples features"]
@@ -34,16 +40,48 @@ def scores_of(values: Table, observed: Seen, components: Rows) -> Float[Array, "
     return jnp.linalg.solve(gram + ridge, right[..., None])[..., 0]
 
 
-def best_components(values: Table, observed: Seen, shared: Rows, local: Rows, steps: int) -> Rows:
-    """Improve local components beside shared ones by steps of alternating least squares."""
+class Evaluation(NamedTuple):
+    """ONE client's error at given shared components, with its best factors beside these."""
+
+    local: Float[Array, "local_rank features"]  # components
+    objective: Float[Array, ""]  # half the squared error of the observed entries
+    ascent: Float[Array, "features shared_rank"]  # minus its derivative by the shared components
+    curvature: Float[Array, ""]  # an upper bound of its curvature
+
+
+def evaluate(
+    values: Table,
+    observed: Seen,
+    shared: Float[Array, "shared_rank features"],
+    local: Float[Array, "local_rank features"],
+) -> Evaluation:
+    """Improve local components beside shared ones, and evaluate the error of the samples."""
     rank = len(shared)
 
     def step(_, local):
         scores = scores_of(values, observed, jnp.concatenate([shared, local]))
         rest = observed * (values - client_matmul(scores[:, :rank], shared))
         # With orthonormal scores, which span the same, the ridge has the same scale as above.
-        span = orthonormalize(scores[:, rank:])
-        found = scores_of(rest.T, observed.T, span.T)
+        found = scores_of(rest.T, observed.T, orthonormalize(scores[:, rank:]).T)
         return beside(shared.T, found).T
 
-    return lax.fori_loop(0, steps, step, local)
+    local = lax.fori_loop(0, STEPS, step, local)
+    together = jnp.concatenate([shared, local])
+    scores = scores_of(values, observed, together)
+    rest = observed * (values - client_matmul(scores, together))
+    by_shared = scores[:, :rank]
+    # By the envelope theorem the best factors' change with U does not count.
+    ascent = data_matmul(rest.T, by_shared)
+    curvature = scaled_norm(client_matmul(by_shared.T, by_shared))
+    return Evaluation(local, jnp.sum(rest**2) / 2, ascent, curvature)
+
+
+@final
+class Alternated(SolutionAscent):
+    """Gradient ascent from a solution of `HMF`, with alternating least squares at the clients."""
+
+    def client_step(self, key, downlink: Frame, local: Local, data):
+        """Improve the local components, in the basis nearest to the last one, and evaluate."""
+        found = evaluate(data.values, data.observed, downlink.T, local.T)
+        own = found.local.T
+        return found.ascent, own @ polar(own.T @ local), {"objective": found.objective}

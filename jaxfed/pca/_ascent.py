@@ -5,14 +5,15 @@ server compares values between rounds with the same participants alone: see
 `jaxfed.pca._quasi_newton`.
 """
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, final
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxfed.contract import Diagnostics
+from jaxfed.contract import Algorithm, Bases, Diagnostics, HasBases
 from jaxfed.core.contract.reduction import Mean
+from jaxfed.linalg import polar
 from jaxfed.linalg.division import ratio
 from jaxfed.pca._quasi_newton import Evaluation, Memory, climb, initial_memory
 from jaxfed.pca.components import Frame, Rows, deflate, frobenius_norm
@@ -21,6 +22,7 @@ from jaxfed.pca.components import Frame, Rows, deflate, frobenius_norm
 ORDER = 32
 
 Scalar = Float[Array, ""]
+Local = Float[Array, "features local_rank"]
 
 
 class Uplink(NamedTuple):
@@ -73,9 +75,7 @@ def message(
         mark: the client's fingerprint.
         curvature: an upper bound of the curvature; by default the product's norm.
     """
-    if curvature is None:
-        unit = power_near(product)
-        curvature = unit * frobenius_norm(product / unit)
+    curvature = scaled_norm(product) if curvature is None else curvature
     return Uplink(deflate(product, shared), curvature, value, Mean(mark))
 
 
@@ -97,6 +97,58 @@ def ascend(server: Server, uplink: Uplink) -> tuple[Server, Diagnostics]:
     memory, accepted, left = climb(server.memory, found, same=same)
     mark = jnp.where(accepted, uplink.fingerprint, server.fingerprint)
     return Server(memory, mark, unit), {"stopping_measure": left}
+
+
+class SolutionAscent(Algorithm, HasBases):
+    """Gradient ascent from a solution, whose round gives the solution's implicit derivative.
+
+    The Jacobian of the round is I + t ∇²F at the solution, for any step size t. A subclass
+    evaluates the gradient; local states are bases of the clients' local components.
+    """
+
+    model: Algorithm  # prepares the data
+
+    @final
+    def prepare(self, data, client_id, rounds):
+        """Return what the model prepares."""
+        return self.model.prepare(data, client_id, rounds)
+
+    @final
+    def server_init(self, key, first, like, warm_start) -> Frame:
+        """Return the shared components of the solution."""
+        assert warm_start is not None
+        return warm_start.shared
+
+    @final
+    def downlink(self, server: Frame) -> Frame:
+        """Return the shared components."""
+        return server
+
+    @final
+    def client_init(self, key, downlink: Frame, data, warm_start) -> Local:
+        """Return the local components of the solution."""
+        assert warm_start is not None
+        return warm_start.local
+
+    @final
+    def server_step(self, key, server: Frame, uplink: Frame):
+        """Take a gradient step of length one over the gradient's norm."""
+        # Any step size gives the same implicit derivative as long as it is a constant: see the
+        # class.
+        size = jax.lax.stop_gradient(jnp.linalg.norm(uplink, 2))
+        scale = ratio(jnp.ones_like(size), size)
+        return polar(server + scale * deflate(uplink, server)), {}
+
+    @final
+    def bases(self, server: Frame, local: Local) -> Bases:
+        """Return the shared components and each client's local ones."""
+        return Bases(shared=(server,), own=(local,))
+
+
+def scaled_norm(x: Array) -> Scalar:
+    """Return the Frobenius norm of numbers whose squares may over- or underflow."""
+    unit = power_near(x)
+    return unit * frobenius_norm(x / unit)
 
 
 def power_near(numbers: Array) -> Scalar:

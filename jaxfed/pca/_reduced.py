@@ -1,95 +1,87 @@
 """Personalized PCA as a problem in the shared components alone, for derivatives and `VarProPerPCA`.
 
-    F(U) = mean_i max_V [ tr UᵀS_iU + (1 - τ) tr VᵀS_iV ] / 2   over orthonormal V orthogonal to U,
+    F(U) = mean_i max_V [ tr UᵀS_iU + Σ_j g(λ_j) ] / 2   over orthonormal V orthogonal to U,
 
-where τ is the local penalty. The gradient on the Grassmannian is
-(I - UUᵀ) mean_i (I - (1 - τ) V_iV_iᵀ) S_i U.
+where λ_j are the variances of the local components, the columns of V. Without a penalty, g(λ) = λ.
+The gradient on the Grassmannian is (I - UUᵀ) mean_i (I - V_i g'(Λ_i) V_iᵀ) S_i U.
 
 Source: the objective is (7) of Shi & Kontar (2024); eliminating the local components is variable
 projection (Golub & Pereyra 1973).
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, final
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Float
 
-from jaxfed.contract import Algorithm, Bases, HasBases
 from jaxfed.linalg import Moment, polar, thin_product
 from jaxfed.linalg.division import ratio
-from jaxfed.pca.components import Frame, best_local, deflate, uncaptured
+from jaxfed.pca._ascent import SolutionAscent
+from jaxfed.pca.components import Frame, best_local, uncaptured
 
 Active = Float[Array, " local_rank"] | None
+Scalar = Float[Array, ""]
+Variances = Float[Array, " local_rank"]
+
+
+class Penalty(NamedTuple):
+    """What local variance counts less, in ONE client: g(λ) = λ - τ c (1 - exp(-λ / c)).
+
+    A weak component counts the fraction τ less. A strong one, of a variance far above c, counts τ c
+    less whatever its variance, so that g' is one and no client pulls the shared components to its
+    own.
+    """
+
+    share: Scalar  # τ
+    limit: Scalar  # c
+
+    def counted(self, variances: Variances) -> tuple[Scalar, Variances]:
+        """Return the sum of g, and g' of each component."""
+        decay = jnp.where(self.limit > 0, jnp.exp(-ratio(variances, self.limit)), 0)
+        share = self.share.astype(variances.dtype)
+        return jnp.sum(variances - share * self.limit * (1 - decay)), 1 - share * decay
 
 
 class Uplink(NamedTuple):
     """Uplink: a client's part of the gradient and of the objective."""
 
-    product: Frame  # (I - (1 - τ) V Vᵀ) S U
-    value: Float[Array, ""]
+    product: Frame  # (I - V g'(Λ) Vᵀ) S U
+    value: Scalar
 
 
 def evaluate(
-    moment: Moment, shared: Frame, rank: int, active: Active, penalty: Float[Array, ""]
-) -> tuple[Uplink, Float[Array, ""]]:
+    moment: Moment, shared: Frame, rank: int, active: Active = None, penalty: Penalty | None = None
+) -> tuple[Uplink, Scalar]:
     """Return ONE client's part of gradient and value at U, and the variance it leaves."""
-    # By the envelope theorem the derivative by U is S U minus V times (1 - τ) VᵀS U, the multiplier
+    # By the envelope theorem the derivative by U is S U minus V times g'(Λ) VᵀS U, the multiplier
     # of the constraint VᵀU = 0; how V changes with U does not count.
-    keep = 1 - penalty.astype(shared.dtype)
     local = best_local(moment, shared, rank, active)
     product = moment.mv(jnp.concatenate([shared, local], axis=1))
     by_shared, by_local = jnp.split(product, [shared.shape[1]], axis=1)
-    by_shared_part, by_local_part = jnp.vdot(shared, by_shared), jnp.vdot(local, by_local)
-    uplink = Uplink(
-        by_shared - keep * thin_product(local, local.T @ by_shared),
-        (by_shared_part + keep * by_local_part) / 2,
-    )
-    return uplink, uncaptured(moment, by_shared_part + by_local_part)
+    captured = jnp.vdot(shared, by_shared)
+    variances = jnp.sum(local * by_local, axis=0)
+    own = jnp.sum(variances)
+    counted, slopes = (own, 1) if penalty is None else penalty.counted(variances)
+    rest = by_shared - thin_product(local * slopes, local.T @ by_shared)
+    return Uplink(rest, (captured + counted) / 2), uncaptured(moment, captured + own)
 
 
-class Reduced(Algorithm, HasBases):
-    """Gradient ascent of F from a solution, whose round gives the solution's implicit derivative.
+@final
+class Reduced(SolutionAscent):
+    """Gradient ascent of F from a solution.
 
-    The Jacobian of the round is I + t ∇²F at the solution, for any step size t. The local state
-    does not change; it only fixes the basis of the best local components.
+    The local state does not change; it only fixes the basis of the best local components.
     """
 
-    model: Algorithm  # prepares the data: `PerPCA`
-    penalty: Float[Array, ""]  # of the local components
+    penalty: Scalar | None  # τ, if local variance counts less
     rank: int = eqx.field(static=True)  # of the local components
-
-    def prepare(self, data, client_id, rounds):
-        """Return the client's second moment, with a mask if ranks differ."""
-        return self.model.prepare(data, client_id, rounds)
-
-    def server_init(self, key, first, like, warm_start):
-        """Return the shared components of the solution."""
-        assert warm_start is not None
-        return warm_start.shared
-
-    def downlink(self, server):
-        """Return the shared components."""
-        return server
-
-    def client_init(self, key, downlink, data, warm_start):
-        """Return the local components of the solution."""
-        assert warm_start is not None
-        return warm_start.local
 
     def client_step(self, key, downlink, local, data):
         """Evaluate the gradient and the objective with the best local components."""
-        uplink, rest = evaluate(data.moment, downlink, self.rank, data.active, self.penalty)
+        penalty = None if self.penalty is None else Penalty(self.penalty, data.limit)
+        uplink, rest = evaluate(data.moment, downlink, self.rank, data.active, penalty)
         return uplink.product, local, {"objective": rest}
-
-    def server_step(self, key, server, uplink):
-        """Take a gradient step of length one over the gradient's norm."""
-        # Any step size gives the same implicit derivative as long as it is a constant: see the
-        # class.
-        size = jax.lax.stop_gradient(jnp.linalg.norm(uplink, 2))
-        scale = ratio(jnp.ones_like(size), size)
-        return polar(server + scale * deflate(uplink, server)), {}
 
     def client_result(self, downlink, local, data):
         """Return the best local components, in the basis nearest to that of the solution."""
@@ -101,7 +93,3 @@ class Reduced(Algorithm, HasBases):
             # the other columns alone.
             overlap = overlap + jnp.diag(1 - data.active)
         return best @ polar(overlap)
-
-    def bases(self, server: PyTree, local: PyTree) -> Bases:
-        """Return the shared components and each client's local ones."""
-        return Bases(shared=(server,), own=(local,))

@@ -34,7 +34,7 @@ from jaxfed.linalg import Moment
 from jaxfed.linalg.division import ratio
 from jaxfed.linalg.precision import client_matmul, data_matmul
 from jaxfed.pca import _ascent
-from jaxfed.pca._alternating import best_components, scores_of
+from jaxfed.pca._alternating import Alternated, evaluate
 from jaxfed.pca._ascent import ascend, fingerprint, first_state, message
 from jaxfed.pca._starts import StartName, first_shared, start_message, with_starts
 from jaxfed.pca.components import (
@@ -52,9 +52,8 @@ Scalar = Float[Array, ""]
 
 # The automatic penalty, relative to the curvature, as in the authors' synthetic example.
 PENALTY = 0.1
-# Of `"quasi_newton"`: steps of alternating least squares in a round, and pairs that the server
-# keeps.
-STEPS, PAIRS = 4, 20
+# Pairs that the quasi-Newton server keeps.
+PAIRS = 20
 
 
 class Member(NamedTuple):
@@ -215,17 +214,14 @@ class HMF(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
             shared = warm_start.shared.T
         else:
             dim, dtype = like.values.shape[1], like.values.dtype
-            shared = first_shared(first["moment"], self.shared_rank, key, dim, dtype)
+            shared = first_shared(first.get("moment"), self.shared_rank, key, dim, dtype)
         if self.solver == "quasi_newton":
             return first_state(shared, PAIRS)
         curvature = first.get("curvature")
         return Server(shared, curvature, curvature)
 
     def client_init(self, key, downlink: Message, data: Member, warm_start) -> Local | Rows:
-        """Return the warm start's local components, or the top ones, and for gradient steps scores.
-
-        These are the least-squares ones.
-        """
+        """Return the warm start's local components, or the top ones; for gradient steps, scores."""
         shared = downlink.components
         if warm_start is not None and warm_start.local is not None:
             components = warm_start.local.T
@@ -235,9 +231,8 @@ class HMF(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
         components = beside(shared.T, components.T).T
         if self.solver == "quasi_newton":
             return components
-        # The warm start may be at a solution, whose scores they are.
-        together = jnp.concatenate([retract(shared, "polar"), components])
-        return Local(components, *self._split(scores_of(data.values, data.observed, together)))
+        together = jnp.concatenate([shared, components])
+        return Local(components, *self._split(data_matmul(data.values, together.T)))
 
     def downlink(self, server: Server | _ascent.Server) -> Message:
         """Return the shared components, and the curvature unless nothing is automatic."""
@@ -251,18 +246,10 @@ class HMF(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
 
     def _alternate(self, shared: Rows, local: Rows, data: Member):
         """Improve the local components, and evaluate the objective and its gradient."""
-        values, observed = data.values, data.observed
-        components = best_components(values, observed, shared, local, STEPS)
-        together = jnp.concatenate([shared, components])
-        scores = scores_of(values, observed, together)
-        rest = observed * (values - client_matmul(scores, together))
-        objective = jnp.sum(rest**2) / 2
-        by_shared = scores[:, : self.shared_rank]
-        # The objective is that of the best factors beside U, so it has the derivative by U alone.
-        product = data_matmul(rest.T, by_shared)
-        curvature = jnp.linalg.norm(client_matmul(by_shared.T, by_shared))
-        uplink = message(product, shared.T, -objective, data.fingerprint, curvature)
-        return uplink, components, {"objective": objective}
+        found = evaluate(data.values, data.observed, shared, local)
+        value, mark = -found.objective, data.fingerprint
+        uplink = message(found.ascent, shared.T, value, mark, found.curvature)
+        return uplink, found.local, {"objective": found.objective}
 
     def _descend(self, downlink: Message, local: Local, data: Member):
         """Make the local components orthogonal to the shared ones, and take a gradient step."""
@@ -330,9 +317,8 @@ class HMF(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
         return Bases((server.components.T,), (local.shared_scores,), (own,))
 
     def through(self) -> Algorithm:
-        """Return gradient descent, whose state is a single point."""
-        own = self.solver == "gradient"
-        return self if own else HMF(self.shared_rank, self.local_rank, solver="gradient")
+        """Return the algorithm itself, or for `"quasi_newton"` one whose state is a point."""
+        return self if self.solver == "gradient" else Alternated(self)
 
     @property
     def _needs_curvature(self) -> bool:

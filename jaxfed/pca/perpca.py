@@ -24,7 +24,6 @@ from jaxfed.contract import (
     check_flag,
     check_name,
     check_positive,
-    check_share,
     hyperparameter,
     refuse,
 )
@@ -91,7 +90,6 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
 
     step_size: Float[Array, ""] | None
     decay: Float[Array, ""] | None
-    local_penalty: Float[Array, ""]
     shared_rank: int = eqx.field(static=True)
     local_rank: int | tuple[int, ...] = eqx.field(static=True)
     variant: Literal["tangent", "polar", "power"] = eqx.field(static=True)
@@ -110,7 +108,6 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
         start: StartName = "common",
         decay: float | Array | None = None,
         shrinkage: bool = False,
-        local_penalty: float | Array = 0.0,
     ):
         """Set up the algorithm.
 
@@ -156,18 +153,11 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
                 drops shared components that no single client can tell from noise, even if all of
                 them together could. `jaxfed.pca.split_half` helps to choose. The local components
                 of the result are the best ones for the observed moments.
-            local_penalty: the fraction τ, from 0 to below 1, by which the variance of local
-                components counts less than that of shared ones: clients maximize
-                `tr(UᵀSU) + (1 - τ) tr(VᵀSV)`. If clients are alike, all splits of the same
-                components explain the same variance, and without a penalty the optimum fits the
-                noise; 0.03 then suffices to share the larger ones, and hardly changes the result
-                where clients differ. The reported objective stays the variance that is left. It is
-                not in the paper.
 
         Raises:
             ValueError: if a rank is not a positive whole number (a local rank may be 0 for some
-                clients), a name is unknown, a step size or decay is not positive and finite or
-                is given for `variant="power"`, or the penalty is negative or not below one.
+                clients), a name is unknown, or a step size or decay is not positive and finite or
+                is given for `variant="power"`.
         """
         check_count("shared_rank", shared_rank)
         ranks = local_rank if isinstance(local_rank, tuple | list) else (local_rank,)
@@ -184,13 +174,11 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
             if variant == "power" and value is not None:
                 raise refuse(name, "None with variant='power', which has no steps", value)
         check_flag("shrinkage", shrinkage)
-        check_share("local_penalty", local_penalty)
         self.shared_rank = shared_rank
         self.local_rank = local_rank if isinstance(local_rank, int) else tuple(local_rank)
         self.step_size, self.decay = hyperparameter(step_size), hyperparameter(decay)
         self.variant, self.retraction, self.start = variant, retraction, start
         self.shrinkage = shrinkage
-        self.local_penalty = hyperparameter(local_penalty)
 
     @property
     def _width(self) -> int:
@@ -248,7 +236,7 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
             shared = warm_start.shared.T
         else:
             dim, dtype = like.moment.dim, like.moment.trace.dtype
-            shared = first_shared(first["moment"], self.shared_rank, key, dim, dtype)
+            shared = first_shared(first.get("moment"), self.shared_rank, key, dim, dtype)
         curvature = objective = None
         if self._needs_curvature:
             curvature = first["curvature"].astype(shared.dtype)
@@ -293,14 +281,10 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
         # WᵀSW.
         sw, wsw = moment.row_products(w)
         objective = uncaptured(moment, jnp.trace(wsw))
-        keep = 1 - self.local_penalty.astype(objective.dtype)
         if self.variant == "tangent":
             # (I - P_U - P_V) S W is the tangent projection, because WᵀSW is symmetric.
             # Choice 1, (58) for the shared copy, which is not retracted before it is averaged.
-            # With a penalty, the multiplier of VᵀU = 0 in the shared rows is (1 - τ) UᵀS V.
-            is_shared = np.arange(len(w)) < self.shared_rank
-            inside = jnp.where(is_shared[:, None] & ~is_shared, keep, 1) * wsw
-            moved = w + self._step(sw - data_matmul(inside, w, once=True), curvature)
+            moved = w + self._step(sw - data_matmul(wsw, w, once=True), curvature)
             # The paper retracts the local part here and again, after deflation, at the start of the
             # next round. Only its span matters, so one retraction is enough.
         elif self.variant == "power":
@@ -308,15 +292,14 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
             inside = client_matmul(wsw[self.shared_rank :, : self.shared_rank], shared)
             local = retract(multiplied(local, by_local - inside), self.retraction, active)
             # The part of S U orthogonal to the new local components, not normalized.
-            moved = by_shared - keep * client_matmul(client_matmul(by_shared, local.T), local)
+            moved = by_shared - client_matmul(client_matmul(by_shared, local.T), local)
             moved = jnp.concatenate([moved, local])
         else:
             if active is not None:
                 active = jnp.concatenate([jnp.ones(self.shared_rank, active.dtype), active])
             # Always the polar factor: QR would keep only the span of the shared copy, and the
             # average would drift to pooled PCA.
-            counts = jnp.where(np.arange(len(w)) < self.shared_rank, 1, keep)
-            moved = retract(w + self._step(counts[:, None] * sw, curvature), "polar", active)
+            moved = retract(w + self._step(sw, curvature), "polar", active)
         copy, local = moved[: self.shared_rank], moved[self.shared_rank :]
         uplink = Message(copy, None if self.decay is None else objective)
         return uplink, local, {"objective": objective}
@@ -377,7 +360,7 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
 
         The rounds of `"polar"` do not end at stationary points of the objective.
         """
-        return self if self.variant == "polar" else Reduced(self, self.local_penalty, self._width)
+        return self if self.variant == "polar" else Reduced(self, None, self._width)
 
     def bases(self, server: Server, local: Rows) -> Bases:
         """Return the shared components and each client's local ones."""

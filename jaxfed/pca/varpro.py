@@ -10,6 +10,7 @@ round, of which the server needs only the mean. The server maximizes F by limite
 from typing import Any, NamedTuple, Self
 
 import equinox as eqx
+import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxfed.contract import (
@@ -18,29 +19,38 @@ from jaxfed.contract import (
     DifferentiatedThrough,
     HasRemarks,
     check_count,
+    check_share,
+    hyperparameter,
 )
 from jaxfed.core.clients.samples import Samples
 from jaxfed.core.contract.reduction import Gram, Symmetric
 from jaxfed.linalg import Moment
 from jaxfed.pca._ascent import Server, Uplink, ascend, fingerprint, first_state, message
-from jaxfed.pca._reduced import evaluate
+from jaxfed.pca._reduced import Penalty, Reduced, evaluate
 from jaxfed.pca._starts import StartName, with_starts
 from jaxfed.pca.components import (
     Frame,
     best_local,
     check_warm_start,
     common_local,
+    first_components,
 )
 from jaxfed.pca.perpca import Member as Prepared
 from jaxfed.pca.perpca import PerPCA
 
 Scalar = Float[Array, ""]
 
+# The limit of the penalty, relative to the weakest of a client's components.
+LIMIT = 3.0
+
 
 class Member(NamedTuple):
     """One client's prepared data."""
 
-    prepared: Prepared  # as for `PerPCA`
+    moment: Moment  # these three as for `PerPCA`
+    unshrunk: Moment | None
+    active: Float[Array, " local_rank"] | None
+    limit: Scalar  # of the local penalty, a variance
     fingerprint: Scalar  # pseudo-random, derived from the client's id and its data
 
 
@@ -60,7 +70,7 @@ class VarProPerPCA(Algorithm, DifferentiatedThrough, HasRemarks):
 
     quadratic_in_samples = True
 
-    local_penalty: Float[Array, ""]
+    local_penalty: Scalar
     shared_rank: int = eqx.field(static=True)
     local_rank: int | tuple[int, ...] = eqx.field(static=True)
     memory: int = eqx.field(static=True)
@@ -89,9 +99,12 @@ class VarProPerPCA(Algorithm, DifferentiatedThrough, HasRemarks):
                 `PerPCA`.
             start: where to start without a warm start, as in `PerPCA`. To try several starts, see
                 `jaxfed.MultiStart`.
-            local_penalty: the fraction τ by which the variance of local components counts less than
-                that of shared ones, as in `PerPCA`. The default decides between splits that
-                explain nearly the same variance; with 0 the objective is the paper's.
+            local_penalty: the fraction τ, from 0 to below 1, by which the variance of weak local
+                components counts less than that of shared ones (see `jaxfed.pca._reduced`). If
+                clients are alike, all splits of the same components explain the same variance, and
+                without a penalty the optimum fits the noise; the default then shares the larger
+                ones, and hardly changes the result where clients differ. The reported objective
+                stays the variance that is left. With 0 the objective is the paper's.
 
         Raises:
             ValueError: if a rank or the memory is not a positive whole number (a local rank may be
@@ -104,9 +117,9 @@ class VarProPerPCA(Algorithm, DifferentiatedThrough, HasRemarks):
             local_rank,
             shrinkage=shrinkage,
             start=start,
-            local_penalty=local_penalty,
         )
-        self.local_penalty = model.local_penalty
+        check_share("local_penalty", local_penalty)
+        self.local_penalty = hyperparameter(local_penalty)
         self.shared_rank, self.local_rank = model.shared_rank, model.local_rank
         self.memory, self.shrinkage, self.start = memory, shrinkage, start
 
@@ -119,7 +132,6 @@ class VarProPerPCA(Algorithm, DifferentiatedThrough, HasRemarks):
             step_size=1.0,
             start=self.start,
             shrinkage=self.shrinkage,
-            local_penalty=self.local_penalty,
         )
 
     @property
@@ -134,16 +146,24 @@ class VarProPerPCA(Algorithm, DifferentiatedThrough, HasRemarks):
     def prepare(self, data: Samples | Moment, client_id, rounds) -> Member:
         """Return the client's second moment, with a mask if ranks differ, and its fingerprint."""
         prepared = self._model.prepare(data, client_id, rounds)
-        return Member(prepared, fingerprint(client_id, prepared.moment.trace))
+        moment, _, active = prepared
+        total = self.shared_rank + self._width
+        rows = first_components(moment, total)
+        variances = jnp.diagonal(moment.row_products(rows)[1])
+        if active is not None:
+            used = jnp.concatenate([jnp.ones(self.shared_rank, bool), active > 0])
+            variances = jnp.where(used, variances, variances[0])
+        limit = LIMIT * jnp.maximum(variances.min(), 0)
+        return Member(*prepared, limit, fingerprint(client_id, moment.trace))
 
     def first_message(self, key, data: Member, warm_start) -> Gram | Symmetric | None:
         """Return what the server starts from, as in `PerPCA`."""
         # The model has a step size, so it sends no curvature.
-        return self._model.first_message(key, data.prepared, warm_start).get("moment")
+        return self._model.first_message(key, Prepared(*data[:3]), warm_start).get("moment")
 
     def server_init(self, key, first: Any, like: Member, warm_start) -> Server:
         """Return a state whose first trial is the start."""
-        model = self._model.server_init(key, {"moment": first}, like.prepared, warm_start)
+        model = self._model.server_init(key, {"moment": first}, like, warm_start)
         return first_state(model.shared, self.memory)
 
     def downlink(self, server: Server) -> Frame:
@@ -155,8 +175,8 @@ class VarProPerPCA(Algorithm, DifferentiatedThrough, HasRemarks):
 
     def client_step(self, key, downlink: Frame, local: None, data: Member):
         """Evaluate the gradient and the objective with the best local components."""
-        moment, _, active = data.prepared
-        part, rest = evaluate(moment, downlink, self._width, active, self.local_penalty)
+        penalty = Penalty(self.local_penalty, data.limit)
+        part, rest = evaluate(data.moment, downlink, self._width, data.active, penalty)
         mark = data.fingerprint
         return message(part.product, downlink, part.value, mark), local, {"objective": rest}
 
@@ -166,8 +186,8 @@ class VarProPerPCA(Algorithm, DifferentiatedThrough, HasRemarks):
 
     def client_result(self, downlink: Frame, local: None, data: Member):
         """Return the best local components for the final shared ones and the observed moments."""
-        moment, unshrunk, active = data.prepared
-        return best_local(moment if unshrunk is None else unshrunk, downlink, self._width, active)
+        moment = data.moment if data.unshrunk is None else data.unshrunk
+        return best_local(moment, downlink, self._width, data.active)
 
     def different_starts(self, count: int) -> list[Self]:
         """Return copies with different starts; all but a few are random."""
@@ -184,4 +204,4 @@ class VarProPerPCA(Algorithm, DifferentiatedThrough, HasRemarks):
 
     def through(self) -> Algorithm:
         """Return gradient ascent of the same function, whose state is a single point."""
-        return self._model.through()
+        return Reduced(self, self.local_penalty, self._width)

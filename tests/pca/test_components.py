@@ -12,7 +12,8 @@ import pytest
 
 import jaxfed as jf
 from jaxfed.linalg import Moment
-from jaxfed.pca.components import FEW, LOCAL_STEPS, SHARED_STEPS, first_components
+from jaxfed.pca import _starts
+from jaxfed.pca.components import FEW, STEPS, first_components
 
 FEATURES = FEW + 8
 RNG = np.random.default_rng(0)
@@ -36,7 +37,7 @@ def iterated(matrix, rank, shared, steps):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("steps", [LOCAL_STEPS, SHARED_STEPS])
+@pytest.mark.parametrize("steps", [STEPS, _starts.STEPS])
 @pytest.mark.parametrize("n", [60, 12], ids=["many", "few"])
 def test_are_those_of_subspace_iteration(n, steps, x64):
     samples, shared = falling(n), np.linalg.qr(RNG.normal(size=(FEATURES, 2)))[0]

@@ -124,7 +124,11 @@ def test_the_largest_client_does_not_slow_power_iteration():
     samples = draw_samples()
     samples[0] = 10 * samples[0]
     power, tangent = (
-        solve(jf.pca.PerPCA(SHARED, LOCAL, variant=variant), samples, rounds=1000)
+        solve(
+            jf.pca.PerPCA(SHARED, LOCAL, variant=variant, start="local_first"),
+            samples,
+            rounds=1000,
+        )
         for variant in ("power", "tangent")
     )
     objective = power.history["objective"]
@@ -190,11 +194,12 @@ def test_the_automatic_step_is_one_over_the_largest_eigenvalue():
 
 
 @pytest.mark.slow
-def test_the_default_start():
+def test_the_start_from_local_components():
     samples = draw_samples()
     shared, frames = reference.local_first(samples, SHARED, LOCAL)
     wanted = reference.perpca(samples, shared, frames, step_size=STEP, rounds=ROUNDS)
-    agree(solve(jf.pca.PerPCA(SHARED, LOCAL, step_size=STEP), samples).result, *wanted[:2])
+    algorithm = jf.pca.PerPCA(SHARED, LOCAL, step_size=STEP, start="local_first")
+    agree(solve(algorithm, samples).result, *wanted[:2])
 
 
 def test_missing_local_components_of_a_warm_start_are_the_best_ones():

@@ -12,6 +12,7 @@ import jaxfed as jf
 from jaxfed.pca.varpro import VarProPerPCA
 from tests.helpers import fit, gaussian_samples
 from tests.references import varpro as reference
+from tests.references.perpca import moment
 
 
 @pytest.fixture
@@ -39,8 +40,8 @@ def far(samples):
 
 
 @pytest.mark.parametrize("ranks", [(2,) * 10, (2, 0, 1, 2, 1) * 2], ids=["alike", "unequal"])
-@pytest.mark.parametrize("seed", [10, 11, 13])
-def test_steps_equal_the_reference(x64, ranks, seed):
+@pytest.mark.parametrize(("seed", "penalty"), [(10, 0.0), (11, 0.0), (13, 0.3)])
+def test_steps_equal_the_reference(x64, ranks, seed, penalty):
     """On noise with few samples, where some trials are rejected long before the end."""
     rng = np.random.default_rng(5)
     turns = (np.linalg.qr(rng.normal(size=(12, 12)))[0] for _ in ranks)
@@ -49,13 +50,16 @@ def test_steps_equal_the_reference(x64, ranks, seed):
         rng.normal(size=(n, 12)) * spread @ q for n, q in zip([8, 20] * 5, turns, strict=True)
     ]
     start = np.linalg.qr(np.random.default_rng(seed).normal(size=(12, 2)))[0]
-    algorithm = VarProPerPCA(2, 2 if ranks[1] else ranks, memory=4)
+    algorithm = VarProPerPCA(2, 2 if ranks[1] else ranks, memory=4, local_penalty=penalty)
     warm = jf.Personalized(jnp.asarray(start), None)
     found = fit(algorithm, samples, rounds=20, warm_start=warm).history["objective"]
-    _, values, accepted = reference.quasi_newton(samples, start, ranks, 20, memory=4)
-    energy = np.mean([np.sum(y**2) / len(y) for y in samples])
-    np.testing.assert_allclose(found, energy + 2 * values, rtol=1e-8)
-    assert not accepted[:15].all()
+    points, _, accepted = reference.quasi_newton(
+        samples, start, ranks, 20, memory=4, penalty=penalty
+    )
+    moments = [moment(y) for y in samples]
+    wanted = [reference.residual(moments, point, ranks) for point in points]
+    np.testing.assert_allclose(found, wanted, rtol=1e-8)
+    assert penalty or not accepted[:15].all()
 
 
 def common_start(samples, shared_rank, rank):
@@ -73,7 +77,7 @@ def common_start(samples, shared_rank, rank):
 @pytest.mark.parametrize("make", [VarProPerPCA, jf.pca.PerPCA])
 def test_starts_from_what_clients_have_in_common(make, x64):
     samples = gaussian_samples((40,) * 5, np.linspace(2, 0.5, 8), dtype=float)
-    found = fit(make(2, 2, start="common"), samples, rounds=20).history["objective"]
+    found = fit(make(2, 2), samples, rounds=20).history["objective"]
     warm = jf.Personalized(jnp.asarray(common_start(samples, 2, 4)), None)
     wanted = fit(make(2, 2), samples, rounds=20, warm_start=warm).history["objective"]
     np.testing.assert_allclose(found, wanted, rtol=1e-9)
@@ -105,7 +109,7 @@ def test_finds_known_components(x64):
 
 @pytest.mark.slow
 def test_ends_at_a_stationary_point(samples):
-    shared, local = fit(VarProPerPCA(2, 3), samples, rounds=60).result
+    shared, local = fit(VarProPerPCA(2, 3, local_penalty=0.0), samples, rounds=60).result
     joint = np.concatenate([np.broadcast_to(shared, (20, 12, 2)), local], axis=2)
     np.testing.assert_allclose(
         np.swapaxes(joint, 1, 2) @ joint, np.broadcast_to(np.eye(5), (20, 5, 5)), atol=1e-12
@@ -130,7 +134,8 @@ def test_digits_take_sixty_rounds(factor, best):
     train[0] = factor * train[0]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", jf.EnergyWarning)
-        found = fit(VarProPerPCA(10, 2), train, rounds=80).history["objective"]
+        algorithm = VarProPerPCA(10, 2, local_penalty=0.0)
+        found = fit(algorithm, train, rounds=80).history["objective"]
     within = found - best <= 1e-3 * best
     assert within[-1] and np.argmax(within) + 1 <= 60
 
@@ -139,8 +144,10 @@ def test_digits_take_sixty_rounds(factor, best):
 def test_takes_a_fifth_of_the_rounds_of_gradient_descent(samples):
     largest = max(np.linalg.norm(y.T @ y / len(y), 2) for y in samples)
     # At the largest step size that is sure to converge.
-    slow = fit(jf.pca.PerPCA(2, 3, step_size=1.9 / largest), samples, rounds=3000)
-    fast = fit(VarProPerPCA(2, 3), samples, rounds=60)
+    start = "local_first"
+    slow = jf.pca.PerPCA(2, 3, step_size=1.9 / largest, start=start)
+    slow = fit(slow, samples, rounds=3000)
+    fast = fit(VarProPerPCA(2, 3, start=start, local_penalty=0.0), samples, rounds=60)
     slow, fast = slow.history["objective"], fast.history["objective"]
     best = min(slow[-1], fast[-1])
     slow, fast = (int(np.argmax(h - best <= 1e-8 * best)) + 1 for h in (slow, fast))
@@ -154,6 +161,64 @@ def test_converges_from_a_distant_start(samples, far):
     far, near = far.history["objective"], near.history["objective"]
     np.testing.assert_allclose(far[-1], near[-1], rtol=1e-8)
     assert far[0] > 1.5 * far[-1]
+
+
+def alike(strong, seed=0, count=60):
+    """Samples of clients of one distribution, and the directions of its three largest variances."""
+    rng = np.random.default_rng(seed)
+    basis = np.linalg.qr(rng.normal(size=(20, 20)))[0]
+    variances = np.array([*((4, 3, 2) if not strong else (50, 30, 20)), 1.5, 1, *[0] * 15]) + 0.1
+    rows = rng.normal(size=(40, count, 20)) * np.sqrt(variances)
+    return (rows @ basis.T).astype(np.float32), basis[:, :3]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strong", [False, True])
+def test_alike_clients_share_the_larger_components(strong):
+    samples, top = alike(strong)
+    found, without = (
+        fit(VarProPerPCA(3, 2, local_penalty=penalty), list(samples), rounds=100).result.shared
+        for penalty in (0.03, 0.0)
+    )
+    errors = [np.sum((x @ x.T - top @ top.T) ** 2) for x in map(np.asarray, (found, without))]
+    assert errors[0] < 0.1 and errors[1] > 2 * errors[0]
+
+
+@pytest.mark.slow
+def test_the_penalty_leaves_clients_that_differ_alone():
+    """Few clients, whose local components are far stronger than the shared ones."""
+    data = jf.data.perpca_synthetic(
+        jax.random.key(0),
+        clients=3,
+        features=30,
+        shared_rank=2,
+        local_rank=2,
+        samples=60,
+        shared_scale=1.2,
+        local_scale=7.0,
+        noise_variance=0.25,
+    )
+    one, other = (
+        fit(VarProPerPCA(2, 2, local_penalty=x), list(data.samples), rounds=100).result.shared
+        for x in (0.03, 0.0)
+    )
+    assert jf.manifolds.grassmann.distance(one, other) < 1e-2
+
+
+@pytest.mark.slow
+def test_the_solution_has_a_derivative_by_the_penalty(x64):
+    samples = jnp.asarray(alike(strong=False)[0][:10], float)
+    turn = jnp.asarray(np.random.default_rng(0).normal(size=(20, 20)))
+
+    def loss(penalty):
+        model = VarProPerPCA(3, 2, local_penalty=penalty)
+        clients, key = jf.Clients.from_samples(samples), jax.random.key(0)
+        run = jf.rollout(model, clients, rounds=200, key=key, adjoint=jf.adjoint.implicit())
+        return jnp.sum(turn * (run.result.shared @ run.result.shared.T))
+
+    value, gradient = jax.jit(jax.value_and_grad(loss))(0.1)
+    near, far = (loss(0.1 + h) - loss(0.1 - h) for h in (1e-4, 2e-4))
+    np.testing.assert_allclose(gradient, (8 * near - far) / 12e-4, rtol=1e-5)
 
 
 @pytest.mark.slow
@@ -198,7 +263,8 @@ def test_with_drawn_participants_it_gets_as_close_as_gradient_descent(samples, f
 @pytest.mark.slow
 def test_shrinkage_equals_that_of_gradient_descent(samples):
     slow = fit(jf.pca.PerPCA(2, 3, shrinkage=True), samples, rounds=3000).result
-    fast = fit(VarProPerPCA(2, 3, shrinkage=True), samples, rounds=100).result
+    model = VarProPerPCA(2, 3, shrinkage=True, local_penalty=0.0)
+    fast = fit(model, samples, rounds=100).result
     assert jf.manifolds.grassmann.distance(fast.shared, slow.shared) < 1e-3
 
 

@@ -10,14 +10,31 @@ import numpy as np
 from tests.references.perpca import best_local, moment, polar, projector
 
 
-def value_and_gradient(moments, shared, ranks):
-    """f = -mean_i max_V [tr UᵀSU + tr VᵀSV] / 2 and its Riemannian gradient at U."""
+def value_and_gradient(moments, shared, ranks, penalty=0.0):
+    """f = -mean_i max_V [tr UᵀSU + Σ g(λ)] / 2 and its Riemannian gradient at U.
+
+    g(λ) = λ - τ c (1 - exp(-λ / c)) with c three times the weakest of all variances in the model.
+    """
     value, gradient = 0.0, np.zeros_like(shared)
     for s, rank in zip(moments, ranks, strict=True):
-        local = best_local(s, shared, rank)
-        value -= (np.trace(shared.T @ s @ shared) + np.trace(local.T @ s @ local)) / 2
-        gradient -= (np.eye(len(s)) - projector(shared) - projector(local)) @ s @ shared
+        local, c = best_local(s, shared, rank), 3 * weakest(s, shared.shape[1] + rank)
+        variances = np.diag(local.T @ s @ local)
+        own = np.sum(variances - penalty * c * (1 - np.exp(-variances / c)))
+        value -= (np.trace(shared.T @ s @ shared) + own) / 2
+        slopes = 1 - penalty * np.exp(-variances / c)
+        gradient -= (np.eye(len(s)) - projector(shared) - local * slopes @ local.T) @ s @ shared
     return value / len(moments), gradient / len(moments)
+
+
+def weakest(s, count):
+    """The last of the largest eigenvalues."""
+    return np.linalg.eigvalsh(s)[-count]
+
+
+def residual(moments, shared, ranks):
+    """The mean variance that the shared and the best local components leave."""
+    energy = np.mean([np.trace(s) for s in moments])
+    return energy + 2 * value_and_gradient(moments, shared, ranks)[0]
 
 
 def direction(pairs, gradient, scale):
@@ -36,7 +53,7 @@ def direction(pairs, gradient, scale):
     return -r
 
 
-def quasi_newton(samples, shared, ranks, rounds, memory=10, reach=0.5):
+def quasi_newton(samples, shared, ranks, rounds, memory=10, reach=0.5, penalty=0.0):
     """The points that are evaluated, f at them, and whether each was accepted.
 
     A trial is accepted if f falls by 1e-4 of what the slope promises, or after three that were not.
@@ -47,11 +64,13 @@ def quasi_newton(samples, shared, ranks, rounds, memory=10, reach=0.5):
     base_value, base_gradient, p = np.inf, np.zeros_like(shared), np.zeros_like(shared)
     step, refused = 0.0, 0
     for _ in range(rounds):
-        value, gradient = value_and_gradient(moments, trial, ranks)
-        products = [
-            (np.eye(len(s)) - projector(best_local(s, trial, rank))) @ s @ trial
-            for s, rank in zip(moments, ranks, strict=True)
-        ]
+        value, gradient = value_and_gradient(moments, trial, ranks, penalty)
+        # Without the projection at U, which changes no gradient but the norms below.
+        products = []
+        for s, rank in zip(moments, ranks, strict=True):
+            local, c = best_local(s, trial, rank), 3 * weakest(s, trial.shape[1] + rank)
+            slopes = 1 - penalty * np.exp(-np.diag(local.T @ s @ local) / c)
+            products.append((np.eye(len(s)) - local * slopes @ local.T) @ s @ trial)
         scale = np.mean(np.linalg.norm(products, axis=(1, 2)))
         points.append(trial)
         values.append(value)

@@ -66,7 +66,7 @@ def test_local_components_that_are_missing_are_passed_over():
 
 
 def test_a_run_that_ends_at_its_limit_while_it_falls_says_so():
-    slow = jf.pca.PerPCA(1, 1, step_size=1e-4)
+    slow = jf.pca.PerPCA(1, 1, step_size=1e-4, start="random")
     solution = fitted(samples(5), slow, 40)
     history = solution.history["objective"]
     fall = 100 * (history[16:20].min() - history[-4:].max()) / history[-1]

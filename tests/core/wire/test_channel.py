@@ -278,7 +278,7 @@ def test_for_start_must_return_a_channel(way):
 
 # --- bits: their exact numbers for every algorithm are in test_contract.py -----------------------
 
-TRIANGLE = FEATURES * (FEATURES + 1) // 2  # numbers in a symmetric matrix
+FIRST = 2 * FEATURES  # numbers in the first message of `PerPCA(1, 1)`: two components
 
 
 @pytest.mark.slow
@@ -291,7 +291,7 @@ def test_bits_of_single_precision(way, key):
     else:
         history = solve(algorithm, clients, channel=jf.channel.lossless()).history
     rounds = np.arange(1, ROUNDS + 1)
-    np.testing.assert_array_equal(history["bits_up"], 32 * (TRIANGLE + 1 + 7 * rounds))
+    np.testing.assert_array_equal(history["bits_up"], 32 * (FIRST + 1 + 7 * rounds))
     np.testing.assert_array_equal(history["bits_down"], 32 * 7 * rounds)
 
 
@@ -330,7 +330,7 @@ def test_bits_are_those_of_the_payload(key):
         channel=jf.Wire(Half(), jf.channel.lossless(), jf.channel.lossless()),
     ).history
     rounds = np.arange(1, 4)
-    np.testing.assert_array_equal(history["bits_up"], 32 * TRIANGLE + 16 * 6 * rounds)
+    np.testing.assert_array_equal(history["bits_up"], 32 * FIRST + 16 * 6 * rounds)
     np.testing.assert_array_equal(history["bits_down"], 32 * 6 * rounds)
 
 
@@ -369,13 +369,13 @@ def test_a_wire_is_made_of_channels(name):
 @pytest.mark.parametrize(
     ("channel", "up", "down"),
     [
-        (jf.channel.quantize(3), 8 * TRIANGLE + 32, 8 * 6 + 32),
-        (jf.channel.difference(jf.channel.quantize(3)), 8 * TRIANGLE + 32, 8 * 6 + 32),
-        (jf.Wire(jf.channel.sign(), jf.channel.lossless()), 8 * TRIANGLE + 32, 32 * 6),
-        (jf.Wire(jf.channel.lossless(), jf.channel.quantize(3)), 32 * TRIANGLE, 8 * 6 + 32),
+        (jf.channel.quantize(3), 8 * FIRST + 32, 8 * 6 + 32),
+        (jf.channel.difference(jf.channel.quantize(3)), 8 * FIRST + 32, 8 * 6 + 32),
+        (jf.Wire(jf.channel.sign(), jf.channel.lossless()), 8 * FIRST + 32, 32 * 6),
+        (jf.Wire(jf.channel.lossless(), jf.channel.quantize(3)), 32 * FIRST, 8 * 6 + 32),
         (
             jf.Wire(jf.channel.quantize(3), jf.channel.lossless(), jf.channel.cast("bfloat16")),
-            16 * TRIANGLE,
+            16 * FIRST,
             16 * 6,
         ),
     ],
