@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float
 
 from jaxfed.linalg import orthonormalize, polar
 from jaxfed.linalg.precision import client_matmul, data_matmul
-from jaxfed.pca._ascent import Local, SolutionAscent, scaled_norm
+from jaxfed.pca._ascent import Local, SolutionAscent
 from jaxfed.pca.components import Frame, Rows, beside
 
 # Steps of alternating least squares in a round.
@@ -45,8 +45,9 @@ class Evaluation(NamedTuple):
 
     local: Float[Array, "local_rank features"]  # components
     objective: Float[Array, ""]  # half the squared error of the observed entries
-    ascent: Float[Array, "features shared_rank"]  # minus its derivative by the shared components
-    curvature: Float[Array, ""]  # an upper bound of its curvature
+    # Minus its derivative by the shared components U, plus U VᵀV with their scores V: only the
+    # tangent part counts, and the norm is now near the curvature.
+    ascent: Float[Array, "features shared_rank"]
 
 
 def evaluate(
@@ -71,9 +72,9 @@ def evaluate(
     rest = observed * (values - client_matmul(scores, together))
     by_shared = scores[:, :rank]
     # By the envelope theorem the best factors' change with U does not count.
-    ascent = data_matmul(rest.T, by_shared)
-    curvature = scaled_norm(client_matmul(by_shared.T, by_shared))
-    return Evaluation(local, jnp.sum(rest**2) / 2, ascent, curvature)
+    inner = client_matmul(by_shared.T, by_shared)
+    ascent = data_matmul(rest.T, by_shared) + client_matmul(shared.T, inner)
+    return Evaluation(local, jnp.sum(rest**2) / 2, ascent)
 
 
 @final

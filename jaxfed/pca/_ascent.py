@@ -63,19 +63,18 @@ def fingerprint(client_id: Int[Array, ""], energy: Scalar) -> Scalar:
     return jax.random.uniform(jax.random.fold_in(key, bits)).astype(energy.dtype)
 
 
-def message(
-    product: Frame, shared: Frame, value: Scalar, mark: Scalar, curvature: Scalar | None = None
-) -> Uplink:
+def message(product: Frame, shared: Frame, value: Scalar, mark: Scalar) -> Uplink:
     """Return what ONE client sends.
 
     Args:
-        product: the function's derivative by the shared components; only the tangent part counts.
+        product: the function's derivative by the shared components. Only the tangent part counts;
+            the norm is an upper bound of the curvature.
         shared: the shared components.
         value: the function's value.
         mark: the client's fingerprint.
-        curvature: an upper bound of the curvature; by default the product's norm.
     """
-    curvature = scaled_norm(product) if curvature is None else curvature
+    unit = power_near(product)
+    curvature = unit * frobenius_norm(product / unit)
     return Uplink(deflate(product, shared), curvature, value, Mean(mark))
 
 
@@ -143,12 +142,6 @@ class SolutionAscent(Algorithm, HasBases):
     def bases(self, server: Frame, local: Local) -> Bases:
         """Return the shared components and each client's local ones."""
         return Bases(shared=(server,), own=(local,))
-
-
-def scaled_norm(x: Array) -> Scalar:
-    """Return the Frobenius norm of numbers whose squares may over- or underflow."""
-    unit = power_near(x)
-    return unit * frobenius_norm(x / unit)
 
 
 def power_near(numbers: Array) -> Scalar:

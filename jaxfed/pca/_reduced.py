@@ -1,9 +1,9 @@
 """Personalized PCA as a problem in the shared components alone, for derivatives and `VarProPerPCA`.
 
-    F(U) = mean_i max_V [ tr UᵀS_iU + Σ_j g(λ_j) ] / 2   over orthonormal V orthogonal to U,
+    F(U) = mean_i max_V [ tr UᵀS_iU + tr g(VᵀS_iV) ] / 2   over orthonormal V orthogonal to U,
 
-where λ_j are the variances of the local components, the columns of V. Without a penalty, g(λ) = λ.
-The gradient on the Grassmannian is (I - UUᵀ) mean_i (I - V_i g'(Λ_i) V_iᵀ) S_i U.
+where g(K) = K without a penalty on local variance. The gradient on the Grassmannian is
+(I - UUᵀ) mean_i (I - V_i g'(V_iᵀS_iV_i) V_iᵀ) S_i U.
 
 Source: the objective is (7) of Shi & Kontar (2024); eliminating the local components is variable
 projection (Golub & Pereyra 1973).
@@ -16,37 +16,44 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxfed.linalg import Moment, polar, thin_product
-from jaxfed.linalg.division import ratio
 from jaxfed.pca._ascent import SolutionAscent
-from jaxfed.pca.components import Frame, best_local, uncaptured
+from jaxfed.pca.components import Frame, best_local, positive, uncaptured
 
 Active = Float[Array, " local_rank"] | None
 Scalar = Float[Array, ""]
-Variances = Float[Array, " local_rank"]
+Inner = Float[Array, "local_rank local_rank"]
 
 
 class Penalty(NamedTuple):
-    """What local variance counts less, in ONE client: g(λ) = λ - τ c (1 - exp(-λ / c)).
+    """What local variance counts less, in ONE client: g(λ) = λ - τ c (1 - (1 + λ / 2c)⁻²).
 
     A weak component counts the fraction τ less. A strong one, of a variance far above c, counts τ c
-    less whatever its variance, so that g' is one and no client pulls the shared components to its
-    own.
+    less whatever its variance: g' is then one, and no client pulls the shared components to its own
+    strong ones.
     """
 
     share: Scalar  # τ
-    limit: Scalar  # c
+    limit: Scalar  # c, or 0 for no penalty
 
-    def counted(self, variances: Variances) -> tuple[Scalar, Variances]:
-        """Return the sum of g, and g' of each component."""
-        decay = jnp.where(self.limit > 0, jnp.exp(-ratio(variances, self.limit)), 0)
-        share = self.share.astype(variances.dtype)
-        return jnp.sum(variances - share * self.limit * (1 - decay)), 1 - share * decay
+    def counted(self, inner: Inner) -> tuple[Scalar, Inner]:
+        """Return tr g(K) and g'(K), where K is the second moment between the local components.
+
+        Functions of the matrix, not of its eigenvalues, do not depend on the basis, as derivatives
+        of `Moment.top` need it.
+        """
+        eye = jnp.eye(len(inner), dtype=inner.dtype)
+        present = self.limit > 0
+        share = jnp.where(present, self.share.astype(inner.dtype), 0)
+        kept = jnp.linalg.inv(eye + inner / (2 * positive(self.limit)) * present)
+        square = kept @ kept
+        lost = share * self.limit * jnp.trace(eye - square)
+        return jnp.trace(inner) - lost, eye - share * square @ kept
 
 
 class Uplink(NamedTuple):
     """Uplink: a client's part of the gradient and of the objective."""
 
-    product: Frame  # (I - V g'(Λ) Vᵀ) S U
+    product: Frame  # (I - V g'(VᵀSV) Vᵀ) S U
     value: Scalar
 
 
@@ -54,16 +61,17 @@ def evaluate(
     moment: Moment, shared: Frame, rank: int, active: Active = None, penalty: Penalty | None = None
 ) -> tuple[Uplink, Scalar]:
     """Return ONE client's part of gradient and value at U, and the variance it leaves."""
-    # By the envelope theorem the derivative by U is S U minus V times g'(Λ) VᵀS U, the multiplier
-    # of the constraint VᵀU = 0; how V changes with U does not count.
+    # By the envelope theorem the derivative by U is S U minus V times g'(VᵀSV) VᵀS U, the
+    # multiplier of the constraint VᵀU = 0; how V changes with U does not count.
     local = best_local(moment, shared, rank, active)
     product = moment.mv(jnp.concatenate([shared, local], axis=1))
     by_shared, by_local = jnp.split(product, [shared.shape[1]], axis=1)
-    captured = jnp.vdot(shared, by_shared)
-    variances = jnp.sum(local * by_local, axis=0)
-    own = jnp.sum(variances)
-    counted, slopes = (own, 1) if penalty is None else penalty.counted(variances)
-    rest = by_shared - thin_product(local * slopes, local.T @ by_shared)
+    captured, own = jnp.vdot(shared, by_shared), jnp.vdot(local, by_local)
+    counted, inside = own, local.T @ by_shared
+    if penalty is not None:
+        counted, slopes = penalty.counted(local.T @ by_local)
+        inside = slopes @ inside
+    rest = by_shared - thin_product(local, inside)
     return Uplink(rest, (captured + counted) / 2), uncaptured(moment, captured + own)
 
 

@@ -117,7 +117,8 @@ class HMF(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
     because errors are sums over entries, not means over samples.
 
     The components of the result are orthonormal, as they are at a solution for any positive
-    penalty. Clients keep scores of their samples, so the data may not be in buckets.
+    penalty. With `"gradient"`, clients keep scores of their samples, so the data may not be in
+    buckets.
 
     Source: Shi, Fattahi & Al Kontar (2023), arXiv:2305.17744. The automatic step sizes, which
     differ between clients, and `"quasi_newton"` are not in the paper; alternating least squares for
@@ -247,8 +248,7 @@ class HMF(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
     def _alternate(self, shared: Rows, local: Rows, data: Member):
         """Improve the local components, and evaluate the objective and its gradient."""
         found = evaluate(data.values, data.observed, shared, local)
-        value, mark = -found.objective, data.fingerprint
-        uplink = message(found.ascent, shared.T, value, mark, found.curvature)
+        uplink = message(found.ascent, shared.T, -found.objective, data.fingerprint)
         return uplink, found.local, {"objective": found.objective}
 
     def _descend(self, downlink: Message, local: Local, data: Member):

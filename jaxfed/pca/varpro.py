@@ -41,7 +41,7 @@ from jaxfed.pca.perpca import PerPCA
 Scalar = Float[Array, ""]
 
 # The limit of the penalty, relative to the weakest of a client's components.
-LIMIT = 3.0
+LIMIT = 5.0
 
 
 class Member(NamedTuple):
@@ -100,7 +100,7 @@ class VarProPerPCA(Algorithm, DifferentiatedThrough, HasRemarks):
             start: where to start without a warm start, as in `PerPCA`. To try several starts, see
                 `jaxfed.MultiStart`.
             local_penalty: the fraction τ, from 0 to below 1, by which the variance of weak local
-                components counts less than that of shared ones (see `jaxfed.pca._reduced`). If
+                components counts less than that of shared ones. If
                 clients are alike, all splits of the same components explain the same variance, and
                 without a penalty the optimum fits the noise; the default then shares the larger
                 ones, and hardly changes the result where clients differ. The reported objective
@@ -153,7 +153,10 @@ class VarProPerPCA(Algorithm, DifferentiatedThrough, HasRemarks):
         if active is not None:
             used = jnp.concatenate([jnp.ones(self.shared_rank, bool), active > 0])
             variances = jnp.where(used, variances, variances[0])
-        limit = LIMIT * jnp.maximum(variances.min(), 0)
+        # Rounding alone is no variance.
+        least = jnp.finfo(variances.dtype).eps * moment.dim * variances.max()
+        weakest = variances.min()
+        limit = LIMIT * jnp.where(weakest > least, weakest, 0)
         return Member(*prepared, limit, fingerprint(client_id, moment.trace))
 
     def first_message(self, key, data: Member, warm_start) -> Gram | Symmetric | None:

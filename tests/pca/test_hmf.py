@@ -316,7 +316,7 @@ def test_bad_input_is_refused():
     buckets = jf.Clients.from_samples(uneven, missing="mask", bucket=1.1)
     run = solve(jf.pca.HMF(2, 2), clients, rounds=1)
     for call, message in [
-        (lambda: solve(jf.pca.HMF(2, 2), buckets, rounds=1), "^clients: .* without buckets"),
+        (lambda: solve(gradient(2, 2), buckets, rounds=1), "^clients: .* without buckets"),
         (lambda: solve(jf.pca.HMF(2, 2), moments, rounds=1), "^clients: wanted samples, .* Moment"),
         (lambda: solve(jf.pca.HMF(7, 4), clients, rounds=1), r"^shared_rank \+ local_rank: 11 "),
         (
