@@ -41,7 +41,7 @@ from jaxfed.pca.perpca import PerPCA
 Scalar = Float[Array, ""]
 
 # The limit of the penalty, relative to the weakest of a client's components.
-LIMIT = 5.0
+LIMIT = 10.0
 
 
 class Member(NamedTuple):

@@ -13,11 +13,11 @@ from tests.references.perpca import best_local, moment, polar, projector
 def value_and_gradient(moments, shared, ranks, penalty=0.0):
     """f = -mean_i max_V [tr UᵀSU + Σ g(λ)] / 2 and its Riemannian gradient at U.
 
-    g(λ) = λ - τ c (1 - (1 + λ / 2c)⁻²) with c five times the weakest of all variances in the model.
+    g(λ) = λ - τ c (1 - (1 + λ / 2c)⁻²) with c ten times the weakest of all variances in the model.
     """
     value, gradient = 0.0, np.zeros_like(shared)
     for s, rank in zip(moments, ranks, strict=True):
-        local, c = best_local(s, shared, rank), 5 * weakest(s, shared.shape[1] + rank)
+        local, c = best_local(s, shared, rank), 10 * weakest(s, shared.shape[1] + rank)
         variances = np.diag(local.T @ s @ local)
         own = np.sum(variances - penalty * c * (1 - (1 + variances / 2 / c) ** -2))
         value -= (np.trace(shared.T @ s @ shared) + own) / 2
@@ -68,7 +68,7 @@ def quasi_newton(samples, shared, ranks, rounds, memory=10, reach=0.5, penalty=0
         # Without the projection at U, which changes no gradient but the norms below.
         products = []
         for s, rank in zip(moments, ranks, strict=True):
-            local, c = best_local(s, trial, rank), 5 * weakest(s, trial.shape[1] + rank)
+            local, c = best_local(s, trial, rank), 10 * weakest(s, trial.shape[1] + rank)
             slopes = 1 - penalty * (1 + np.diag(local.T @ s @ local) / 2 / c) ** -3
             products.append((np.eye(len(s)) - local * slopes @ local.T) @ s @ trial)
         scale = np.mean(np.linalg.norm(products, axis=(1, 2)))
