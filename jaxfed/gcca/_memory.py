@@ -12,10 +12,10 @@ from jaxtyping import Array, Float
 from jaxfed.gcca.views import Scores
 from jaxfed.linalg import matmul, polar, top_eigenvectors
 
-# Of the residual's norm, the error up to which a product is used again.
+# Relative error of a product up to which it is used again.
 TRUST = 0.1
-# The same for rounding errors, in their unit; and, squared, how long a column must be outside the
-# span of others to join it.
+# How long a column must be outside the span of the others to join it, squared, in units of
+# rounding error.
 NOISE = 32
 
 
@@ -39,8 +39,8 @@ def within_span(shared: Scores, memory: Memory, product: Scores) -> tuple[Scores
     rank, columns = shared.shape[1], memory.basis.shape[1]
     basis, products = _trusted(shared, memory, product)
 
-    # The new product is the exact one, so the old columns are made orthogonal to the new ones:
-    # errors of old products then never enter it.
+    # Errors of products grow when columns are scaled. Only the new product has none, so the old
+    # columns are made orthogonal to the new ones, and not the other way round.
     def outside(old, images):
         inside = matmul(shared.T, old)
         return old - matmul(shared, inside), images - matmul(product, inside)
@@ -60,8 +60,11 @@ def within_span(shared: Scores, memory: Memory, product: Scores) -> tuple[Scores
 
     span = jnp.concatenate([shared, old], axis=1)
     images = jnp.concatenate([product, images], axis=1)
-    projected = matmul(span.T, images)
-    # The operator has no negative eigenvalue, so zero columns come last.
+    # The operator is symmetric, so the new product alone says how new and old columns interact:
+    # where it is right, errors of the others only slow the iteration down.
+    beside, among = matmul(span.T, product), matmul(old.T, images[:, rank:])
+    projected = jnp.concatenate([beside, jnp.concatenate([beside[rank:].T, among])], axis=1)
+    # It has no negative eigenvalue, so zero columns come last.
     empty = jnp.pad(1 - clear.astype(span.dtype), (rank, 0))
     projected = (projected + projected.T) / 2 - jnp.diag(empty)
     # Computed twice, because the derivative of a span has no part within it.
@@ -75,16 +78,12 @@ def within_span(shared: Scores, memory: Memory, product: Scores) -> tuple[Scores
 def _trusted(shared: Scores, memory: Memory, product: Scores) -> Memory:
     """Set columns to zero whose products disagree with the new product.
 
-    Products are of one symmetric operator only if all clients took part and nothing was lost on
-    the way. Otherwise, or where rounding errors have grown, `basis' (A shared)` differs from
-    `(A basis)' shared`. An error that does not depend on the representation has the share
-    `rank / entities` of its square in that difference.
+    Products are of one symmetric operator only if all clients took part and little was lost on the
+    way. Otherwise `basis' (A shared)` differs from `(A basis)' shared`. An error that does not
+    depend on the representation has the share `rank / entities` of its square in that difference.
     """
     basis, products = memory
-    entities, rank = shared.shape
     difference = matmul(basis.T, product) - matmul(products.T, shared)
-    error = jnp.linalg.norm(difference, axis=1) * (entities / rank) ** 0.5
-    residual = product - matmul(shared, matmul(shared.T, product))
-    rounding = NOISE * jnp.finfo(product.dtype).eps * jnp.linalg.norm(product)
-    kept = jax.lax.stop_gradient(error <= TRUST * jnp.linalg.norm(residual) + rounding)
+    error = jnp.linalg.norm(difference, axis=1) * len(shared) ** 0.5
+    kept = jax.lax.stop_gradient(error <= TRUST * jnp.linalg.norm(product))
     return Memory(basis * kept, products * kept)

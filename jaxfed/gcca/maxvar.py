@@ -321,7 +321,7 @@ class MaxVar(Algorithm, DifferentiatedThrough, HasBases):
             return weights - ratio(gradient + ridge * weights, curvature), None
 
         # Only if needed: splitting keys takes longer than small products.
-        keys = None if batch is None else jax.random.split(key, self.inner_steps)
+        keys = None if batch is None else jax.random.split(key, self._steps)
         return jax.lax.scan(step, weights, keys, length=self._steps)[0]
 
     def server_step(self, key, server: Server, uplink: Scores):
