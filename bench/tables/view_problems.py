@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import ArrayLike, Float
 
 import jaxfed as jf
 
@@ -74,7 +74,7 @@ def least_cost(views: jf.gcca.Views, rank: int = RANK) -> float:
     return float(len(bases) * rank - values.sum()) / 2
 
 
-def cost_of(views: jf.gcca.Views, shared: Table) -> float:
+def cost_of(views: jf.gcca.Views, shared: ArrayLike) -> float:
     """Compute the cost of a representation, with the best maps, in double precision.
 
     The representation is first made feasible, as that of a method with another constraint is not.
@@ -90,7 +90,7 @@ def cost_of(views: jf.gcca.Views, shared: Table) -> float:
     return sum(float(np.sum(x**2)) for x in misfits) / 2
 
 
-def recovered(problem: Problem, shared: Table) -> float:
+def recovered(problem: Problem, shared: ArrayLike) -> float:
     """Compute the share of the latent variables' variance that is linear in a representation."""
     latent = problem.latent - problem.latent.mean(0)
     known = np.c_[np.asarray(shared, np.float64), np.ones(len(latent))]
@@ -118,7 +118,9 @@ def _views(tables: list[Table], alignment: jf.gcca.Alignment | None = None) -> j
 def _bases(views: jf.gcca.Views) -> tuple[Float[np.ndarray, "entities 1"], list[Table]]:
     """Orthonormal bases of the views, and the roots of the shares that have seen each entity."""
     widths = np.asarray(views.data.count).astype(int)
-    tables = [np.float64(x)[:, :d] for x, d in zip(views.data.values, widths, strict=True)]
+    tables = [
+        np.asarray(x, np.float64)[:, :d] for x, d in zip(views.data.values, widths, strict=True)
+    ]
     observed = views.data.observed
     shares = np.ones(len(tables[0])) if observed is None else np.asarray(observed).mean(0)
     return np.sqrt(shares)[:, None], [np.linalg.qr(x)[0] for x in tables]

@@ -1,5 +1,7 @@
 """`MaxVar` as it is called without options: it reaches the least cost of ordinary views."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -89,11 +91,12 @@ def test_units_of_views_do_not_matter_to_gradient_steps():
 
 def test_options_belong_to_a_solver():
     assert jf.gcca.MaxVar(2, batch_size=3).solver == jf.gcca.MaxVar(2, inner_steps=3).solver
-    for options, message in (
+    cases: tuple[tuple[dict[str, Any], str], ...] = (
         ({"solver": "exact", "inner_steps": 3}, "inner_steps: wanted None with solver='exact'"),
         ({"solver": "exact", "batch_size": 3}, "batch_size: wanted None with solver='exact'"),
         ({"memory": 2, "inner_steps": 3}, "memory: wanted 0 with solver='gradient'"),
         ({"memory": 2, "solver": "gradient"}, "memory: wanted 0 with solver='gradient'"),
-    ):
+    )
+    for options, message in cases:
         with pytest.raises(ValueError, match=message):
             jf.gcca.MaxVar(2, **options)
