@@ -365,21 +365,20 @@ EXAMPLES = {
         good={
             "": Example(lambda _: jf.gcca.MaxVar(2), (18, 18, 18)),
             "exact": Example(
-                lambda _: jf.gcca.MaxVar(2, solver="exact", ridge=0.1, proximal=0.1), (18, 18, 18)
+                lambda _: jf.gcca.MaxVar(2, memory=0, ridge=0.1, proximal=0.1), (18, 18, 18)
             ),
+            "gradient": Example(lambda _: jf.gcca.MaxVar(2, solver="gradient"), (18, 18, 18)),
             "batch": Example(
                 lambda _: jf.gcca.MaxVar(2, batch_size=5, inner_steps=2), (18, 18, 18)
             ),
-            "memory": Example(
-                lambda _: jf.gcca.MaxVar(2, solver="exact", memory=2, ridge=0.1), (18, 18, 18)
-            ),
+            "memory": Example(lambda _: jf.gcca.MaxVar(2, memory=2, ridge=0.1), (18, 18, 18)),
         },
         refused={
             "rank": lambda: jf.gcca.MaxVar(2.0),
             "solver": lambda: jf.gcca.MaxVar(2, solver="newton"),
             "inner_steps": lambda: jf.gcca.MaxVar(2, inner_steps=0),
             "batch_size": lambda: jf.gcca.MaxVar(2, solver="exact", batch_size=2),
-            "memory": lambda: jf.gcca.MaxVar(2, memory=2),
+            "memory": lambda: jf.gcca.MaxVar(2, inner_steps=3, memory=2),
             "ridge": lambda: jf.gcca.MaxVar(2, ridge=-0.1),
             "proximal": lambda: jf.gcca.MaxVar(2, proximal=float("inf")),
         },

@@ -190,6 +190,7 @@ SCALED = {
     "GlobalProbabilisticPCA": jf.pca.GlobalProbabilisticPCA(2, 0.5),
     "LocalProbabilisticPCA": jf.pca.LocalProbabilisticPCA(2, 0.5),
     "MaxVar": jf.gcca.MaxVar(2),
+    "MaxVar, gradient": jf.gcca.MaxVar(2, solver="gradient"),
     "MVLSA": jf.gcca.MVLSA(2),
     "AJIVE": jf.gcca.AJIVE(2, 2),
 }

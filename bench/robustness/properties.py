@@ -60,8 +60,8 @@ def settings() -> dict[str, Setting]:
         "EmpiricalBayesPCA": bayes(pca.EmpiricalBayesPCA(2, 0.5)),
         "GlobalProbabilisticPCA": bayes(pca.GlobalProbabilisticPCA(2, 0.5)),
         "LocalProbabilisticPCA": bayes(pca.LocalProbabilisticPCA(2, 0.5)),
-        "MaxVar": Setting(gcca.MaxVar(2), views=True),
-        "MaxVar, exact": Setting(gcca.MaxVar(2, solver="exact"), views=True),
+        "MaxVar": Setting(gcca.MaxVar(2, solver="gradient"), views=True),
+        "MaxVar, exact": Setting(gcca.MaxVar(2), views=True),
         "MVLSA": Setting(gcca.MVLSA(2), views=True),
         "AJIVE": Setting(gcca.AJIVE(2, 2), views=True),
     }

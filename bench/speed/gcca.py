@@ -138,7 +138,7 @@ def rival(folder: Path) -> list[dict[str, object]]:
     for rank, chosen in ((5, arrays), (10, others)):
         views = jf.gcca.Views.from_arrays(chosen)
         optimum = jax.jit(jf.gcca.optimum, static_argnums=1)
-        exact = jf.gcca.MaxVar(rank, solver="exact")
+        exact = jf.gcca.MaxVar(rank)
         found = optimum(views, rank).shared
         theirs = {}
         for floor in (1e-6, 1e-12):

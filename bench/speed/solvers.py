@@ -119,9 +119,9 @@ FAMILIES = {
         objectives.view_problems,
         objectives.VIEWS,
         {
-            "gradient": Solver(max_var(), 300),
-            "exact": Solver(max_var(solver="exact"), 300),
-            "exact, memory=4": Solver(max_var(solver="exact", memory=4), 60),
+            "gradient": Solver(max_var(solver="gradient"), 300),
+            "exact": Solver(max_var(memory=0), 300),
+            "exact, memory=4": Solver(max_var(), 60),
         },
     ),
 }

@@ -10,8 +10,7 @@ of the entities, the mean of five splits. Means of the draws and their standard 
 
 Rivals: maps learned from the entities that every client has seen, with the mean of the scores that
 there are of all others; and rows that are filled with the features' means, which are zeros here as
-features are standardized by what each client has seen. All run `MaxVar(solver="exact", memory=4)`
-for 40 rounds.
+features are standardized by what each client has seen. All run `MaxVar` for 40 rounds.
 
 Synthetic: six views of 12 features of 600 entities with three latent variables, noise of deviation
 2. With `--data DIR`: six views of 2,000 handwritten digits from DIR/mfeat/mfeat.npz (in the wheel
@@ -85,7 +84,7 @@ def aligned(problem: Problem, seen: np.ndarray) -> jf.gcca.Views:
 
 
 def solved(problem: Problem, views: jf.gcca.Views) -> jf.Personalized:
-    algorithm = jf.gcca.MaxVar(problem.rank, solver="exact", memory=4, ridge=problem.ridge)
+    algorithm = jf.gcca.MaxVar(problem.rank, ridge=problem.ridge)
     return jf.fit(algorithm, views, rounds=ROUNDS, key=jax.random.key(0)).result
 
 

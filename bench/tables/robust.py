@@ -277,7 +277,7 @@ CASES = {
     "VarProPerPCA": Case(jf.pca.VarProPerPCA(3, 5), personalized, 80),
     "HierarchicalPCA": Case(jf.pca.HierarchicalPCA(3, 0.1, 0.1), around, 150),
     "SubspaceIteration": Case(jf.pca.SubspaceIteration(3), around, 50),
-    "MaxVar": Case(jf.gcca.MaxVar(3, solver="exact"), views, 50),
+    "MaxVar": Case(jf.gcca.MaxVar(3), views, 50),
     "FedAvg": Case(
         jf.generative.FedAvg({"w": jnp.zeros(FEATURES)}, loss, SGD, local_steps=5, step_size=0.1),
         regressions,

@@ -113,7 +113,7 @@ def panels() -> Iterator[Panel]:
 
 def distances() -> Panel:
     """Distances to the optimal subspace: exact messages, compressed ones, and SGD as well."""
-    exact = jf.gcca.MaxVar(runs.RANK, solver="exact")
+    exact = jf.gcca.MaxVar(runs.RANK, memory=0)
     inexact = jf.gcca.MaxVar(runs.RANK, inner_steps=10, batch_size=30)
     some = runs.NOISES[1:2]
     found = [

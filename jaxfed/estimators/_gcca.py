@@ -32,14 +32,14 @@ class FederatedGCCA(BaseEstimator):
     canonical correlation analysis.
     """
 
-    solver: Literal["gradient", "exact"]
+    solver: Literal["gradient", "exact"] | None
 
     def __init__(
         self,
         n_components: int = 1,
         *,
         ridge: float = 0.0,
-        solver: Literal["gradient", "exact"] = "exact",
+        solver: Literal["gradient", "exact"] | None = None,
         rounds: int = 50,
         center: bool = True,
         random_state: Any = None,
@@ -50,7 +50,7 @@ class FederatedGCCA(BaseEstimator):
             n_components: number of components.
             ridge: weight of the maps' squared norms; needed for views with as many features as
                 entities.
-            solver: a client's update in each round; see `jaxfed.gcca.MaxVar`.
+            solver: a client's update in each round; by default that of `jaxfed.gcca.MaxVar`.
             rounds: number of rounds.
             center: whether to subtract each view's means.
             random_state: a seed or a `numpy.random.RandomState`.

@@ -10,7 +10,7 @@ from jaxfed.contract import ClientsLike, check_count
 from jaxfed.core.common.printing import is_known
 from jaxfed.gcca.views import View
 from jaxfed.linalg import svd
-from jaxfed.linalg.svd import not_rounding
+from jaxfed.linalg.svd import not_rounding, rounding
 
 Ranks = int | tuple[int, ...]  # one for all views, or one per view
 
@@ -30,11 +30,11 @@ def signal_of(view: View, ranks: Ranks, client_id: Int[Array, ""]) -> Signal:
     rank, width = rank_of(ranks, client_id), widest(ranks)
     left, singular, right = svd(view.values)
     kept = (not_rounding(singular, view.shape) & (jnp.arange(len(singular)) < rank))[:width]
-    rounding = jnp.finfo(singular.dtype).eps * max(view.shape) * singular[0]
+    least = rounding(singular, view.shape)
     ends = jnp.pad(singular, (0, 1))  # without noise, zero follows the last singular value
-    threshold = jnp.maximum((ends[rank - 1] + ends[rank]) / 2, rounding)
+    threshold = jnp.maximum((ends[rank - 1] + ends[rank]) / 2, least)
     left, right = left[:, :width] * kept, right[:width].T * kept
-    return Signal(left, singular[:width] * kept, right, threshold, rounding)
+    return Signal(left, singular[:width] * kept, right, threshold, least)
 
 
 def concatenated(

@@ -5,9 +5,8 @@ r"""MAX-VAR generalized canonical correlation analysis: one representation of ma
 over a common representation `G` of the L entities and one linear map `Q_j` per view.
 
 Source: Shrestha & Fu (2023), Communication-efficient federated linear and deep generalized
-canonical correlation analysis, IEEE Transactions on Signal Processing. `memory` adds block Lanczos
-iteration with the thick restarts of Wu & Simon (2000), Thick-restart Lanczos method for large
-symmetric eigenvalue problems. The module `shares` treats entities that some clients have not seen.
+canonical correlation analysis, IEEE Transactions on Signal Processing. The module
+`_memory` adds a block Krylov method, and `shares` treats entities that some clients have not seen.
 """
 
 import dataclasses
@@ -31,7 +30,8 @@ from jaxfed.contract import (
     without_batches,
 )
 from jaxfed.core.common.shuffle import shuffled
-from jaxfed.gcca.factors import factorize
+from jaxfed.gcca._memory import Memory, within_span
+from jaxfed.gcca.factors import Factors, factorize
 from jaxfed.gcca.shares import Root, divided, root_of, seen_rows
 from jaxfed.gcca.views import (
     First,
@@ -49,13 +49,14 @@ from jaxfed.linalg import (
     largest_eigenvalue,
     matmul,
     polar,
-    top_eigenvectors,
 )
 from jaxfed.linalg.division import ratio
 from jaxfed.linalg.moments import should_densify
 
-# How long a column outside the memory's span must be to join it, in units of rounding error.
-NOISE = 32
+# The authors' number of gradient steps in a round.
+STEPS = 10
+# Four blocks bring nearly all that more would bring.
+BLOCKS = 4
 
 
 class Member(NamedTuple):
@@ -63,18 +64,9 @@ class Member(NamedTuple):
 
     view: Any  # View or SparseView; Factors if the inner problem is solved exactly
     mask: Float[Array, " features"]
+    unit: Float[Array, ""]  # largest singular value of X / sqrt(L)
     moment: Float[Array, "features features"] | None  # X'X / L, if that is cheaper
     curvature: Float[Array, ""] | None  # one over the step size
-
-
-class Memory(NamedTuple):
-    """Representations of earlier rounds, and their products with the operator.
-
-    With exact maps, the mean score is a symmetric operator applied to the representation.
-    """
-
-    basis: Float[Array, "entities columns"]  # orthonormal; unused columns are zero
-    products: Float[Array, "entities columns"]  # of the operator with the basis
 
 
 class Server(NamedTuple):
@@ -95,21 +87,21 @@ class Map(NamedTuple):
 class MaxVar(Algorithm, DifferentiatedThrough, HasBases):
     r"""MAX-VAR GCCA by alternating optimization.
 
-    Each round, a client moves its map towards the received representation, by a few gradient steps
-    or all the way, and sends the scores `M_j` of its view. The server takes the orthonormal matrix
-    closest to the mean score.
-    With a lossless channel this is AltMaxVar (Fu et al. 2017). With ::
+    Each round, a client moves its map to the received representation and sends the scores `M_j` of
+    its view. The server takes the orthonormal matrix closest to the mean score. By default, clients
+    compute least-squares maps, and the server finds the best representation within the span of
+    those of the last rounds and their scores: each round is a step of a block Krylov method instead
+    of the power method, with messages of the same size. The server checks that what it remembers
+    agrees with each new mean score, and forgets what does not: if messages are lossy, or clients
+    are absent, it takes as many rounds as without a memory.
+
+    The authors' AltMaxVar (Fu et al. 2017) is `solver="gradient"` or `solver="exact", memory=0`;
+    with a warm start (`jf.gcca.MVLSA`) and ::
 
         channel=jf.channel.difference(jf.channel.quantize(3))
 
-    it is CuteMaxVar (Shrestha & Fu 2023), with 8 bits before the first round instead of the paper's
-    32; for these, use `jf.Wire(coarse, coarse, jf.channel.lossless())`. A warm start
-    (`jf.gcca.MVLSA`) saves many rounds, and so does `solver="exact", memory=4`, with messages of
-    the same size: each round of exact maps is then a step of a block Krylov method instead of the
-    power method. A memory needs every client in each round and a lossless channel, since it
-    combines products of different rounds: on six views of digits the cost stays 0.2 % above the
-    minimum with differences of eight bits, 0.7 % with bfloat16, and 180 % with differences of three
-    bits.
+    these are CuteMaxVar (Shrestha & Fu 2023), with 8 bits before the first round instead of the
+    paper's 32; for these, use `jf.Wire(coarse, coarse, jf.channel.lossless())`.
 
     If clients have seen different entities (`jf.gcca.align`), a view's term of the objective is the
     sum over those that it has seen, and \(G^T W G = I\), where W holds the shares of clients that
@@ -129,19 +121,19 @@ class MaxVar(Algorithm, DifferentiatedThrough, HasBases):
     ridge: Float[Array, ""]
     proximal: Float[Array, ""]
     rank: int = eqx.field(static=True)
-    solver: Literal["gradient", "exact"] = eqx.field(static=True)
-    inner_steps: int = eqx.field(static=True)
+    solver: Literal["gradient", "exact"] | None = eqx.field(static=True)
+    inner_steps: int | None = eqx.field(static=True)
     batch_size: int | None = eqx.field(static=True)
-    memory: int = eqx.field(static=True)
+    memory: int | None = eqx.field(static=True)
 
     def __init__(
         self,
         rank: int,
         *,
-        solver: Literal["gradient", "exact"] = "gradient",
-        inner_steps: int = 10,
+        solver: Literal["gradient", "exact"] | None = None,
+        inner_steps: int | None = None,
         batch_size: int | None = None,
-        memory: int = 0,
+        memory: int | None = None,
         ridge: float | Array = 0.0,
         proximal: float | Array = 0.0,
     ):
@@ -149,16 +141,19 @@ class MaxVar(Algorithm, DifferentiatedThrough, HasBases):
 
         Args:
             rank: number of components of the common representation.
-            solver: what a client does in each round. `"gradient"` takes `inner_steps` steps, of
-                size one over the largest eigenvalue of its second moment. `"exact"` computes the
-                least-squares map, from a singular value decomposition of the view that is computed
-                once. Exact maps do not depend on their start; their derivatives need distinct
-                singular values, and are zero in the directions of equal ones.
-            inner_steps: gradient steps of a client in each round.
-            batch_size: entities in each step, drawn without replacement; by default all of them.
-            memory: blocks of `rank` columns that the server keeps of earlier rounds, with exact
-                maps, to find the best representation within their span; it keeps as many for their
-                products. 0 is the authors' iteration; 4 brings nearly all of the gain.
+            solver: what a client does in each round. `"exact"` computes the least-squares map, from
+                a singular value decomposition of the view that is computed once. Exact maps do not
+                depend on their start; their derivatives need distinct singular values, and are zero
+                in the directions of equal ones. `"gradient"` takes `inner_steps` steps, of size one
+                over the largest eigenvalue of the view's second moment. By default `"gradient"` for
+                sparse views or if `inner_steps` or `batch_size` is given, and `"exact"` otherwise.
+            inner_steps: gradient steps of a client in each round, for `solver="gradient"`; by
+                default 10.
+            batch_size: entities in each gradient step, drawn without replacement; by default all
+                of them.
+            memory: blocks of `rank` columns that the server keeps of earlier rounds, for
+                `solver="exact"`; it keeps as many for their products. By default 4; 0 is the
+                authors' iteration.
             ridge: weight of `1/2 ||Q_j||^2` in each view's objective. Views with as many features
                 as entities fit any representation and so need a positive one.
             proximal: weight of the server's own last representation relative to the mean score.
@@ -166,19 +161,24 @@ class MaxVar(Algorithm, DifferentiatedThrough, HasBases):
 
         Raises:
             ValueError: if the rank, steps or batch size is not a positive whole number, the solver
-                is unknown or does not support a batch size or a memory, the memory is not a whole
-                number of at least 0, or a weight is negative or not finite.
+                is unknown or an option belongs to the other one, the memory is not a whole number
+                of at least 0, or a weight is negative or not finite.
         """
         check_count("rank", rank)
-        check_count("inner_steps", inner_steps)
-        check_name("solver", solver, ("gradient", "exact"))
-        if batch_size is not None:
-            check_count("batch_size", batch_size)
-            if solver == "exact":
-                raise ValueError(f"batch_size: solver='exact' needs all entities, got {batch_size}")
-        check_count("memory", memory, least=0)
-        if memory and solver != "exact":
-            raise ValueError(f"memory: solver={solver!r} wants 0, got {memory}")
+        steps = {"inner_steps": inner_steps, "batch_size": batch_size}
+        for name, value in steps.items():
+            check_count(name, 1 if value is None else value)
+        check_count("memory", 0 if memory is None else memory, least=0)
+        if solver is None and any(value is not None for value in steps.values()):
+            solver = "gradient"
+        elif solver is None and memory:
+            solver = "exact"
+        check_name("solver", "exact" if solver is None else solver, ("gradient", "exact"))
+        for name, value in steps.items():
+            if solver == "exact" and value is not None:
+                raise ValueError(f"{name}: wanted None with solver='exact', got {value}")
+        if solver == "gradient" and memory:
+            raise ValueError(f"memory: wanted 0 with solver='gradient', got {memory}")
         check_factor("ridge", ridge)
         check_factor("proximal", proximal)
         self.rank, self.solver = rank, solver
@@ -186,14 +186,16 @@ class MaxVar(Algorithm, DifferentiatedThrough, HasBases):
         self.ridge, self.proximal = hyperparameter(ridge), hyperparameter(proximal)
 
     @property
+    def _steps(self) -> int:
+        return STEPS if self.inner_steps is None else self.inner_steps
+
+    def _exact(self, sparse: bool) -> bool:
+        return not sparse if self.solver is None else self.solver == "exact"
+
+    @property
     def quadratic_in_samples(self) -> bool:
         """Whether all entities take part in each step; two equal ones may be in other batches."""
         return self.batch_size is None
-
-    @property
-    def needs_everybody(self) -> bool:
-        """Whether every client must take part in each round, as a memory needs."""
-        return self.memory > 0
 
     def check(self, clients, warm_start) -> None:
         """Raise a `ValueError` if data, batch size or warm start do not fit."""
@@ -212,19 +214,22 @@ class MaxVar(Algorithm, DifferentiatedThrough, HasBases):
     def prepare(self, data: View | SparseView, client_id, rounds) -> Member:
         """Return the view's singular value decomposition, or what gradient steps need."""
         data = data.with_zeros()
-        if self.solver == "exact":
-            # All singular triples, computed once; every round then needs only products.
-            return Member(factorize(data, min(data.shape)), data.mask, None, None)
         (entities, features), moment = data.shape, None
+        if self._exact(isinstance(data, SparseView)):
+            # All singular triples, computed once; every round then needs only products.
+            factors = factorize(data, min(data.shape))
+            return Member(factors, data.mask, factors.singular[0] / entities**0.5, None, None)
         if isinstance(data, SparseView):
             largest = _largest_eigenvalue(data)
         else:
             whole = Moment.from_samples(data.values)
             largest = whole.largest_eigenvalue()
-            steps = rounds * self.inner_steps
+            steps = rounds * self._steps
             if self.batch_size is None and should_densify(entities, features, self.rank, steps):
                 moment = whole.matrix()
-        return Member(data, data.mask, moment, largest + self.ridge.astype(largest.dtype))
+        unit = jnp.where(largest > 0, jnp.sqrt(jnp.where(largest > 0, largest, 1)), 0)
+        curvature = largest + self.ridge.astype(largest.dtype)
+        return Member(data, data.mask, unit, moment, curvature)
 
     def first_message(self, key, data: Member, warm_start) -> Scores | First:
         """Return the scores of the first map, and the seen entities if not all are seen."""
@@ -240,8 +245,11 @@ class MaxVar(Algorithm, DifferentiatedThrough, HasBases):
             shared = polar(divided(first.scores, root))
         else:
             shared = warm_start.shared if root is None else warm_start.shared * root
+        blocks = BLOCKS if self.memory is None else self.memory
         # More columns than entities would never be used.
-        columns = min(self.memory * self.rank, len(shared) - self.rank)
+        columns = min(blocks * self.rank, len(shared) - self.rank)
+        if not isinstance(like.view, Factors):
+            columns = 0
         if columns <= 0:
             return Server(shared, root, None)
         none = jnp.zeros((len(shared), columns), shared.dtype)
@@ -259,6 +267,9 @@ class MaxVar(Algorithm, DifferentiatedThrough, HasBases):
     def _first(self, key: RandomKey, data: Member, warm_start: Personalized | None) -> Map:
         if warm_start is None or warm_start.local is None:
             weights = jax.random.normal(key, (len(data.mask), self.rank), data.mask.dtype)
+            # Scores of the size of a representation, in whichever units the views are.
+            size = data.unit * jnp.sqrt(jnp.sum(data.mask))
+            weights = ratio(weights, jnp.where(size > 0, size, 1))
         else:
             weights = warm_start.local
         weights = weights * data.mask[:, None]
@@ -271,7 +282,7 @@ class MaxVar(Algorithm, DifferentiatedThrough, HasBases):
         distance = jnp.sum(misfit**2) / 2
         # Maps of tiny views are huge. In this order no square overflows if the ridge is zero.
         objective = distance + jnp.sum(ridge * local.weights * local.weights) / 2
-        if self.solver == "exact":
+        if isinstance(data.view, Factors):
             weights = data.view.solve(downlink, ridge)
         else:
             weights = self._gradient_steps(key, downlink, local.weights, data, ridge)
@@ -310,8 +321,8 @@ class MaxVar(Algorithm, DifferentiatedThrough, HasBases):
             return weights - ratio(gradient + ridge * weights, curvature), None
 
         # Only if needed: splitting keys takes longer than small products.
-        keys = None if batch is None else jax.random.split(key, self.inner_steps)
-        return jax.lax.scan(step, weights, keys, length=self.inner_steps)[0]
+        keys = None if batch is None else jax.random.split(key, self._steps)
+        return jax.lax.scan(step, weights, keys, length=self._steps)[0]
 
     def server_step(self, key, server: Server, uplink: Scores):
         """Take the orthonormal matrix closest to the mean score (the Procrustes problem)."""
@@ -319,7 +330,7 @@ class MaxVar(Algorithm, DifferentiatedThrough, HasBases):
         product = divided(uplink, root) + self.proximal.astype(shared.dtype) * shared
         if memory is None:
             return Server(polar(product), root, None), {}
-        best, memory = _within_span(shared, memory, product)
+        best, memory = within_span(shared, memory, product)
         return Server(best, root, memory), {}
 
     def client_result(self, downlink: Scores, local: Map, data: Member) -> Weights:
@@ -337,50 +348,6 @@ class MaxVar(Algorithm, DifferentiatedThrough, HasBases):
     def bases(self, server: Server, local: Map) -> Bases:
         """Return the representation, the maps and the scores, which all rotate together."""
         return Bases(shared=(server.shared,), along=tuple(local))
-
-
-def _within_span(shared: Scores, memory: Memory, product: Scores) -> tuple[Scores, Memory]:
-    """Apply the operator to the best representation in the span of the memory and the received one.
-
-    For the best one, a Rayleigh-Ritz approximation, this product is known without a message. It
-    extends the span by the same directions as the residual would, but unlike the residual it
-    converges, so that messages change less and less.
-    """
-    basis, products = memory
-    rank, columns = shared.shape[1], basis.shape[1]
-    new, images = shared, product
-
-    def outside(new, images):
-        inside = matmul(basis.T, new)
-        return new - matmul(basis, inside), images - matmul(products, inside)
-
-    new, images = outside(new, images)
-    # Columns of rounding errors are left out. Rotating and scaling the others has no derivative,
-    # because only their span matters.
-    gram = jax.lax.stop_gradient(matmul(new.T, new))
-    squares, turn = top_eigenvectors(gram, rank)
-    clear = squares > NOISE * jnp.finfo(squares.dtype).eps
-    turn = turn * jnp.where(clear, jax.lax.rsqrt(jnp.where(clear, squares, 1)), 0)
-    new, images = outside(matmul(new, turn), matmul(images, turn))
-    unused = jnp.diag(1 - clear.astype(new.dtype))
-    for _ in range(2):
-        # A Newton-Schulz step to orthonormal columns: values nearly are, but derivatives are not.
-        half = 1.5 * jnp.eye(rank, dtype=new.dtype) - (matmul(new.T, new) + unused) / 2
-        new, images = matmul(new, half), matmul(images, half)
-
-    span = jnp.concatenate([basis, new], axis=1)
-    images = jnp.concatenate([products, images], axis=1)
-    projected = matmul(span.T, images)
-    # The operator has no negative eigenvalue, so zero columns come last.
-    empty = jnp.sum(jax.lax.stop_gradient(span) ** 2, axis=0) < 0.5
-    projected = (projected + projected.T) / 2 - jnp.diag(empty.astype(span.dtype))
-    # Computed twice, because the derivative of a span has no part within it.
-    best = top_eigenvectors(projected, rank)[1]
-    kept = top_eigenvectors(projected, columns)[1]
-    # In the basis nearest to the received one; if all that is new is rounding, use its product.
-    best = matmul(best, polar(matmul(matmul(span, best).T, shared)))
-    image = jnp.where(jnp.any(clear), matmul(images, best), product)
-    return polar(image), Memory(matmul(span, kept), matmul(images, kept))
 
 
 def _scores(data: Member, weights: Weights) -> Scores:

@@ -52,7 +52,15 @@ def svd(w: Float[ArrayLike, "m n"]) -> Triples:
 
 def not_rounding(singular: Float[Array, " k"], shape: tuple[int, ...]) -> Bool[Array, " k"]:
     """Which singular values, descending, exceed the rounding of the largest."""
-    return singular > jnp.finfo(singular.dtype).eps * max(shape) * singular[0]
+    return singular > rounding(singular, shape)
+
+
+def rounding(singular: Float[Array, " k"], shape: tuple[int, ...]) -> Float[Array, ""]:
+    """Bound the rounding errors of a matrix's singular values, descending."""
+    # They grow with the smaller size alone. Those of a constant column are up to 33 units of
+    # rounding, from some thousand rows on.
+    size = min(max(shape), max(min(shape), 64))
+    return jnp.finfo(singular.dtype).eps * size * singular[0]
 
 
 decomposed = one_by_one(
@@ -78,9 +86,8 @@ def _rule(primals, tangents):
     kept = not_rounding(singular, w.shape)
     # Of two directions that are both lost, nothing is known about the rotation between them.
     some = kept[:, None] | kept
-    rounding = jnp.finfo(w.dtype).eps * max(w.shape) * singular[0]
     gaps, sums = singular - singular[:, None], singular + singular[:, None]
-    clear = some & (jnp.abs(gaps) > rounding)
+    clear = some & (jnp.abs(gaps) > rounding(singular, w.shape))
     by_gaps, by_sums = reciprocal(gaps, clear), reciprocal(sums, some)
     reciprocals = reciprocal(singular, kept)
 

@@ -289,7 +289,7 @@ def test_only_steps_that_get_short_end_at_a_critical_point(x64):
 
 @pytest.mark.slow
 def test_distances_fall_at_the_ratio_beside_the_gap(x64):
-    exact = jf.gcca.MaxVar(runs.RANK, solver="exact")
+    exact = jf.gcca.MaxVar(runs.RANK, memory=0)
     found = runs.subspaces(exact, None, (0.3, 1.0), draws=2, rounds=60)
     assert np.all(least(found.curves) > 1 - 1e-9)
     np.testing.assert_allclose(theorems.geometric(found.curves.measured, found.ratio), 1, atol=0.05)

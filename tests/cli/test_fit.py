@@ -394,7 +394,7 @@ def test_fit_gcca_takes_sparse_views_for_what_they_are(tmp_path):
     for name in ("dense", "sparse"):
         (tmp_path / name).mkdir()
         views = seen(tmp_path / name, sparse=name == "sparse")
-        options = ["--rank", 2, "--rounds", 3, "--view-rank", 4]
+        options = ["--rank", 2, "--rounds", 3, "--view-rank", 4, "--solver", "gradient"]
         assert fit("gcca", views, tmp_path / f"{name} out", *options) == 0
     dense, sparse = loaded(tmp_path / "dense out"), loaded(tmp_path / "sparse out")
     for name in ("shared", "mean", "scale", "history_objective"):
@@ -814,7 +814,7 @@ MISTAKES = {
         (["--rank", "2", "--views", "a", "d"], "holds a, b, c, not d"),
         (["--rank", "2", "--held-out", "1"], "--held-out: wanted"),
         (["--rank", "2", "--view-rank", "8"], "view_rank: wanted at most 7, got 8"),
-        (["--rank", "2", "--batch-size", "4", "--solver", "exact"], "batch_size: solver"),
+        (["--rank", "2", "--batch-size", "4", "--solver", "exact"], "batch_size: wanted None"),
     ],
     "autoencoder": [
         (("--training", "local", "--initial-spread", 0.1), "--initial-spread: is for"),

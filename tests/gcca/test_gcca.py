@@ -129,7 +129,7 @@ def test_convergence_is_linear_down_to_the_floor_of_the_channel(x64):
     @functools.partial(jax.jit, static_argnames="channel")
     def distances(channel):
         return jf.rollout(
-            jf.gcca.MaxVar(RANK, solver="exact"),
+            jf.gcca.MaxVar(RANK, memory=0),
             clients,
             rounds=150,
             key=jax.random.key(3),
@@ -290,7 +290,7 @@ def test_derivatives_by_the_views_ignore_padding(x64):
 def test_random_start_is_feasible_and_ignores_padding(key):
     clients = jf.gcca.Views.from_arrays(arrays(dtype=np.float32), center=True)
     np.testing.assert_allclose(clients.data.values.mean(1), 0, atol=1e-6)
-    solution = jf.fit(jf.gcca.MaxVar(RANK), clients, rounds=5, key=key)
+    solution = jf.fit(jf.gcca.MaxVar(RANK, solver="gradient"), clients, rounds=5, key=key)
     shared, local = solution.result
     chex.assert_shape(local, (3, 7, RANK))
     np.testing.assert_allclose(shared.T @ shared, np.eye(RANK), atol=1e-5)
@@ -369,7 +369,7 @@ def test_exact_maps_are_least_squares_maps(x64):
     clients = jf.gcca.Views.from_arrays(views)
     warm = padded(*start(views))
     for ridge in (0.0, 0.3):
-        exact = jf.gcca.MaxVar(RANK, solver="exact", ridge=ridge)
+        exact = jf.gcca.MaxVar(RANK, memory=0, ridge=ridge)
         solve = jax.jit(
             functools.partial(jf.rollout, exact, clients, key=jax.random.key(0)),
             static_argnames="rounds",
@@ -411,7 +411,7 @@ def test_rounds_with_a_memory_are_a_block_krylov_method(x64):
     shared, maps = start(views)
     clients, warm = jf.gcca.Views.from_arrays(views), padded(shared, maps)
     for rounds in (2, 4):
-        algorithm = jf.gcca.MaxVar(RANK, solver="exact", memory=4)
+        algorithm = jf.gcca.MaxVar(RANK)
         found = solve(algorithm, clients, rounds=rounds, warm_start=warm)
         span, projector = krylov(views, shared, rounds)
         best = span @ np.linalg.eigh(span.T @ projector @ span)[1][:, -RANK:]
@@ -438,7 +438,7 @@ def test_a_memory_saves_rounds(memory, dtype, x64):
     best = float(jf.gcca.optimum(clients, RANK).cost) / len(views)
 
     def above(memory, rounds):
-        algorithm = jf.gcca.MaxVar(RANK, solver="exact", memory=memory)
+        algorithm = jf.gcca.MaxVar(RANK, memory=memory)
         found = solve(algorithm, clients, rounds=rounds)
         shared = np.asarray(found.result.shared)
         np.testing.assert_allclose(shared.T @ shared, np.eye(RANK), atol=1e-5)
@@ -458,7 +458,7 @@ def test_a_memory_is_mapped_over_ridges(x64):
 
     @jax.jit
     def end(ridge):
-        algorithm = jf.gcca.MaxVar(RANK, solver="exact", memory=2, ridge=ridge)
+        algorithm = jf.gcca.MaxVar(RANK, memory=2, ridge=ridge)
         shared = jf.rollout(algorithm, clients, rounds=4, key=jax.random.key(0)).result.shared
         return shared @ shared.T
 
@@ -479,7 +479,7 @@ def test_derivatives_through_a_memory(rounds, x64):
     @jax.jit
     @jax.value_and_grad
     def end(change):
-        algorithm = jf.gcca.MaxVar(RANK, solver="exact", memory=2, ridge=0.1)
+        algorithm = jf.gcca.MaxVar(RANK, memory=2, ridge=0.1)
         first = views[0].at[:, 0].multiply(1 + change)
         clients = jf.gcca.Views.from_arrays([first, *views[1:]])
         shared = jf.rollout(algorithm, clients, rounds=rounds, key=jax.random.key(0)).result.shared

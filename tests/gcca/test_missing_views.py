@@ -18,8 +18,9 @@ from tests.helpers import solve
 from tests.references import gcca as reference
 
 RANK, ENTITIES, FEATURES = 2, 24, (5, 7, 4)
-EXACT = jf.gcca.MaxVar(RANK, solver="exact")
-KRYLOV = jf.gcca.MaxVar(RANK, solver="exact", memory=4)
+EXACT = jf.gcca.MaxVar(RANK, solver="exact", memory=0)
+STEPS = jf.gcca.MaxVar(RANK, solver="gradient")
+KRYLOV = jf.gcca.MaxVar(RANK)
 
 
 def drawn(seed=0):
@@ -81,7 +82,7 @@ def test_rounds_are_those_of_the_reference(solver, step, proximal, x64):
     places = alignment.places
     expected = reference.run_some(tables, places, shared, maps, 20, solve=step, proximal=proximal)
     clients = jf.gcca.Views.from_arrays(tables, alignment=alignment)
-    algorithm = jf.gcca.MaxVar(RANK, solver=solver, proximal=proximal)
+    algorithm = jf.gcca.MaxVar(RANK, solver=solver, memory=0, proximal=proximal)
     found = solve(algorithm, clients, rounds=20, warm_start=warm)
     np.testing.assert_allclose(found.result.shared, expected[0], atol=1e-9)
     for own, w in zip(found.result.local, expected[1], strict=True):
@@ -102,7 +103,7 @@ def test_solutions_are_the_closed_form(x64):
     np.testing.assert_allclose(pooled.cost, least, rtol=1e-10)
     np.testing.assert_allclose(spanned(pooled.shared), spanned(g), atol=1e-9)
     np.testing.assert_allclose(jf.gcca.cost(clients, *pooled[1:3]), least, rtol=1e-10)
-    for algorithm, rounds in ((EXACT, 400), (KRYLOV, 40), (jf.gcca.MaxVar(RANK), 800)):
+    for algorithm, rounds in ((EXACT, 400), (KRYLOV, 40), (STEPS, 800)):
         result = solve(algorithm, clients, rounds=rounds).result
         np.testing.assert_allclose(spanned(result.shared), spanned(g), atol=1e-7)
         np.testing.assert_allclose(jf.gcca.cost(clients, *result), least, rtol=1e-9)
@@ -118,7 +119,7 @@ def test_solutions_are_the_closed_form(x64):
 def test_a_ridge_is_that_of_single_views(x64):
     tables, ids = drawn()
     clients = views(tables, ids)
-    algorithm = jf.gcca.MaxVar(RANK, solver="exact", ridge=0.1)
+    algorithm = jf.gcca.MaxVar(RANK, solver="exact", memory=0, ridge=0.1)
     result = solve(algorithm, clients, rounds=400).result
     best = jf.gcca.optimum(clients, RANK, ridge=0.1)
     cost = jf.gcca.cost(clients, *result, ridge=0.1)
@@ -168,7 +169,7 @@ def test_without_gaps_all_is_as_without_ids():
     some = jf.gcca.align([ids] * 3, order=ids)
     shared_out = jf.gcca.Views.from_arrays(tables, center=True, alignment=some)
     assert shared_out.data.observed is not None
-    for algorithm in (KRYLOV, jf.gcca.MaxVar(RANK), jf.gcca.MVLSA(RANK)):
+    for algorithm in (KRYLOV, STEPS, jf.gcca.MVLSA(RANK)):
         one, two, three = (
             solve(algorithm, clients, rounds=6).result for clients in (plain, aligned, shared_out)
         )
@@ -187,7 +188,7 @@ def test_sparse_views_give_what_dense_ones_give(center, x64):
     sparse = jf.gcca.Views.from_sparse(matrices, center=center, alignment=alignment)
     assert np.all(np.diff(sparse.data.rows) >= 0)
     warm = start(tables)[2]
-    one, two = (solve(jf.gcca.MaxVar(RANK), x, rounds=10, warm_start=warm) for x in (dense, sparse))
+    one, two = (solve(STEPS, x, rounds=10, warm_start=warm) for x in (dense, sparse))
     np.testing.assert_allclose(two.result.shared, one.result.shared, atol=1e-10)
     np.testing.assert_allclose(two.history["objective"], one.history["objective"], rtol=1e-10)
     one, two = (solve(jf.gcca.MVLSA(RANK), x, rounds=1).result.shared for x in (dense, sparse))
@@ -200,7 +201,7 @@ def test_a_batch_of_all_entities_is_all_of_them(x64):
     clients, warm = views(tables, ids), start(tables)[2]
     batch = jf.gcca.MaxVar(RANK, batch_size=ENTITIES)
     found = solve(batch, clients, rounds=3, warm_start=warm).result.shared
-    whole = solve(jf.gcca.MaxVar(RANK), clients, rounds=3, warm_start=warm).result.shared
+    whole = solve(STEPS, clients, rounds=3, warm_start=warm).result.shared
     np.testing.assert_allclose(found, whole, atol=1e-10)
 
 
@@ -274,7 +275,7 @@ def test_derivatives_by_what_was_seen(algorithm, rounds, x64):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "algorithm",
-    [EXACT, jf.gcca.MaxVar(RANK), jf.gcca.MVLSA(RANK)],
+    [EXACT, STEPS, jf.gcca.MVLSA(RANK)],
     ids=["exact", "steps", "MVLSA"],
 )
 def test_rows_that_were_not_seen_have_no_part(algorithm, x64):
@@ -299,7 +300,7 @@ def test_rows_that_were_not_seen_have_no_part(algorithm, x64):
 @pytest.mark.slow
 def test_implicit_derivatives_are_those_of_all_rounds(x64):
     tables, ids = drawn()
-    algorithm = jf.gcca.MaxVar(RANK, solver="exact", ridge=0.1)
+    algorithm = jf.gcca.MaxVar(RANK, memory=0, ridge=0.1)
     weights = np.random.default_rng(5).normal(size=(ENTITIES, ENTITIES))
 
     def slope(adjoint):
@@ -322,8 +323,8 @@ def test_implicit_derivatives_are_those_of_all_rounds(x64):
     "make",
     [
         lambda: jf.gcca.MaxVar(RANK, inner_steps=3),
-        lambda: jf.gcca.MaxVar(RANK, solver="exact", ridge=0.1, proximal=0.1),
-        lambda: jf.gcca.MaxVar(RANK, solver="exact", memory=2, ridge=0.1),
+        lambda: jf.gcca.MaxVar(RANK, memory=0, ridge=0.1, proximal=0.1),
+        lambda: jf.gcca.MaxVar(RANK, memory=2, ridge=0.1),
         lambda: jf.gcca.MVLSA(RANK, view_rank=3),
     ],
     ids=["gradient", "exact", "memory", "MVLSA"],

@@ -97,7 +97,7 @@ def test_views_on_what_they_have_in_common(key):
     common = rng.normal(size=(9, 2))
     arrays = [common @ rng.normal(size=(2, 3)) + 0.3 * rng.normal(size=(9, 3)) for _ in range(3)]
     make = eqx.nn.make_with_state(jf.nn.CommonRepresentation)
-    algorithm = jf.gcca.MaxVar(2, solver="exact", ridge=0.1)
+    algorithm = jf.gcca.MaxVar(2, ridge=0.1)
     layer, state = make(algorithm, jf.gcca.Views.from_arrays(arrays), rounds=300, key=key)
 
     @jax.jit

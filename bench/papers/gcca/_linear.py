@@ -86,7 +86,7 @@ def solved(
 ) -> tuple[Costs, Float[np.ndarray, "draws 2 rounds"]]:
     """Costs, at the start and after each round, and cumulative bits up and down."""
     history = runs(
-        MaxVar(RANK, batch_size=batch),
+        MaxVar(RANK, solver="gradient", batch_size=batch),
         views,
         keys,
         rounds,
@@ -126,7 +126,7 @@ def processor_time(
 
     def once() -> float:
         start_time = time.process_time()
-        algorithm = MaxVar(RANK, batch_size=batch)
+        algorithm = MaxVar(RANK, solver="gradient", batch_size=batch)
         jax.block_until_ready(
             runs(algorithm, views, keys, rounds, warm_start, channel=wire_of(bits))
         )

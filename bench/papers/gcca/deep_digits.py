@@ -52,7 +52,7 @@ def run(
         ]
         key = jax.random.key(0)
         start = fit(MVLSA(rank, view_rank=rank), views, rounds=1, key=key)
-        exact = MaxVar(rank, solver="exact")
+        exact = MaxVar(rank, solver="exact", memory=0)
         linear = fit(exact, views, rounds=100, key=key, warm_start=start)
     root = len(labels) ** 0.5
     known = dict(zip(NAMES, tables, strict=True)) | {

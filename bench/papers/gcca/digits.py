@@ -47,7 +47,7 @@ def _measure(views, labels, rank, bits, seeds, rounds, measured, arrays) -> None
     wires = {FULL: None} | {f"{b} bits": channels.difference(channels.quantize(b)) for b in bits}
 
     def run(solver: str, wire: channels.Channel, seed: int) -> tuple[Personalized, np.ndarray]:
-        algorithm = MaxVar(rank, solver="exact" if solver == "exact" else "gradient")
+        algorithm = MaxVar(rank, solver="exact" if solver == "exact" else "gradient", memory=0)
         solution = fit(
             algorithm,
             views,

@@ -53,7 +53,7 @@ def run(
             order = np.random.default_rng(seed).permutation(len(tables[0]))
             views = Views.from_arrays([x[order[held_out:]] for x in tables])
             others = [x[order[:held_out]] for x in tables]
-            algorithm = MaxVar(rank, inner_steps=INNER, batch_size=batch)
+            algorithm = MaxVar(rank, solver="gradient", inner_steps=INNER, batch_size=batch)
             costs, aligned = {}, {}
             for name, bits in ((FULL, None), (QUANTIZED, BITS)):
                 costs[name], aligned[name] = _learning(algorithm, views, others, bits, seed, rounds)

@@ -130,9 +130,9 @@ CASES = {
     "GlobalProbabilisticPCA": (lambda: PCA.GlobalProbabilisticPCA(2, 0.5), 1500, 1e-6),
     # Of one component, since with more the start, which is random, chooses the solution.
     "INMF": (lambda: jf.nmf.INMF(1, 1.0), 1000, 1e-6),
-    "MaxVar": (lambda: jf.gcca.MaxVar(2, ridge=0.1), 3000, 1e-6),
-    "MaxVar exact": (lambda: jf.gcca.MaxVar(2, solver="exact", ridge=0.3, proximal=0.2), 500, 1e-6),
-    "MaxVar memory": (lambda: jf.gcca.MaxVar(2, solver="exact", memory=4, ridge=0.3), 40, 1e-6),
+    "MaxVar": (lambda: jf.gcca.MaxVar(2, solver="gradient", ridge=0.1), 3000, 1e-6),
+    "MaxVar exact": (lambda: jf.gcca.MaxVar(2, memory=0, ridge=0.3, proximal=0.2), 500, 1e-6),
+    "MaxVar memory": (lambda: jf.gcca.MaxVar(2, ridge=0.3), 40, 1e-6),
     "FedAvg": (fedavg, 2000, 1e-6),
     "Standardize": (jf.preprocess.Standardize, 3, 1e-6),
     "Impute": (lambda: jf.preprocess.Impute(1, 1), 3000, 1e-6),
