@@ -175,7 +175,7 @@ def main() -> None:
     loss = problem(algorithm, held_out, given.rounds)
     # From a solution, so that every run ends at a fixed point.
     solution = jf.fit(
-        jf.pca.VarProPerPCA(*shape[3:]),
+        jf.pca.VarProPerPCA(*shape[3:], local_penalty=0.0),
         jf.Clients.from_samples(values),
         rounds=300,
         key=jax.random.key(0),

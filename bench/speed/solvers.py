@@ -89,7 +89,7 @@ FAMILIES = {
         objectives.PCA,
         {
             "PerPCA": Solver(per_pca(jf.pca.PerPCA), 600),
-            "VarProPerPCA": Solver(per_pca(jf.pca.VarProPerPCA), 150),
+            "VarProPerPCA": Solver(per_pca(partial(jf.pca.VarProPerPCA, local_penalty=0.0)), 150),
         },
     ),
     "hierarchical": Family(

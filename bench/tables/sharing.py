@@ -67,7 +67,8 @@ def starts() -> dict[str, tuple[jf.pca.PerPCA, jf.pca.OneShot | None]]:
     perpca = jf.pca.PerPCA(*ranks)
     once = {method: jf.pca.OneShot(*ranks, method=method) for method in ("projector", "spectrum")}
     return {
-        '`PerPCA(start="local_first")`, the default': (perpca, None),
+        '`PerPCA(start="common")`, the default': (perpca, None),
+        '`PerPCA(start="local_first")`': (jf.pca.PerPCA(*ranks, start="local_first"), None),
         **{
             f'`warm_start=` of `OneShot(method="{method}")`': (perpca, algorithm)
             for method, algorithm in once.items()

@@ -69,7 +69,8 @@ def scales(name: str) -> Float[np.ndarray, " clients"]:
 
 def one_step(largest: float) -> HMF:
     """The authors' step size and penalty, for clients whose largest eigenvalue is this."""
-    return HMF(RANK, RANK, step_size=STEP_SIZE / largest, penalty=PENALTY * largest)
+    step_size, penalty = STEP_SIZE / largest, PENALTY * largest
+    return HMF(RANK, RANK, solver="gradient", step_size=step_size, penalty=penalty)
 
 
 def distance(found: Array, truth: Array) -> Float[Array, ""]:
@@ -109,7 +110,7 @@ def run(seeds: Seeds, *, rounds: int = 500, at: Sequence[int] = (20, 50, 100, 20
             )
             methods = {
                 ONE_STEP: one_step(float(sizes.max() ** 2)),
-                OWN_STEPS: HMF(RANK, RANK),
+                OWN_STEPS: HMF(RANK, RANK, solver="gradient"),
                 PERPCA: PerPCA(RANK, RANK),
             }
             for method, algorithm in methods.items():

@@ -70,7 +70,7 @@ def mistakes(
 def by_tcmf(truth: Truth, rounds: int) -> dict[str, float]:
     """What `TCMF` mistakes."""
     clients = jf.Clients.from_samples(truth.samples)
-    algorithm = TCMF(RANK, RANK, 0.0, decay=DECAY)
+    algorithm = TCMF(RANK, RANK, 0.0, decay=DECAY, start="local_first")
     run = jf.fit(algorithm, clients, rounds=rounds, key=jax.random.key(0))
     return mistakes(*map(np.asarray, (*run.result, run.local.cleaned)), truth)
 
@@ -78,7 +78,8 @@ def by_tcmf(truth: Truth, rounds: int) -> dict[str, float]:
 def by_hmf(truth: Truth) -> dict[str, float]:
     """What `HMF` mistakes, which has no sparse part."""
     clients = jf.Clients.from_samples(truth.samples)
-    run = jf.fit(HMF(RANK, RANK), clients, rounds=max(ROUNDS), key=jax.random.key(0))
+    algorithm = HMF(RANK, RANK, solver="gradient", start="local_first")
+    run = jf.fit(algorithm, clients, rounds=max(ROUNDS), key=jax.random.key(0))
     found = mistakes(*map(np.asarray, run.result), truth.samples, truth)
     return {name: found[name] for name in PARTS[:2]}
 

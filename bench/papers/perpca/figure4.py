@@ -28,7 +28,7 @@ def _published(
     clients, truth, pooled = drawn_moments("table2_published", data_keys, sizes)
     once = one_shots(clients, keys, 2, 10)
     local = gaussian(keys, 100, 15, 10)
-    perpca = pca.PerPCA(2, 10, step_size=0.2)
+    perpca = pca.PerPCA(2, 10, step_size=0.2, start="local_first")
     unsorted = Personalized(smallest_first(pooled)[:, :, :2], local)
     spectrum = Personalized(once["spectrum"].shared, local)
     return {
@@ -36,7 +36,7 @@ def _published(
         AUTHORS: learned(perpca, clients, keys, 100, unsorted),
         "PerPCA, spectrum start": learned(perpca, clients, keys, 100, spectrum),
         LOCAL_FIRST: once["local first"],
-        "PerPCA, default start": learned(perpca, clients, keys, 100),
+        "PerPCA, local-first start": learned(perpca, clients, keys, 100),
     }, truth
 
 
@@ -49,11 +49,12 @@ def _as_in_the_text(
     )
     once = one_shots(clients, keys, 2, 10)
     polar = pca.PerPCA(2, 10, step_size=1.0, variant="polar", start="random")
+    local_first = pca.PerPCA(2, 10, start="local_first")
     return {
         "distPCA": once["distPCA"],
         "PerPCA polar, random start": learned(polar, clients, keys, 200),
         LOCAL_FIRST: once["local first"],
-        "PerPCA, default start": learned(pca.PerPCA(2, 10), clients, keys, 200),
+        "PerPCA, local-first start": learned(local_first, clients, keys, 200),
     }, truth
 
 
@@ -62,7 +63,7 @@ def _well_posed(
 ) -> tuple[dict[str, Personalized], Personalized]:
     clients, truth, _ = drawn_moments("figure4", data_keys, sizes)
     once = one_shots(clients, keys, 2, 4)
-    perpca = partial(pca.PerPCA, 2, 4, step_size=0.15)
+    perpca = partial(pca.PerPCA, 2, 4, step_size=0.15, start="local_first")
     spectrum = Personalized(once["spectrum"].shared, gaussian(keys, 100, 15, 4))
     return {
         "distPCA": once["distPCA"],
@@ -70,7 +71,7 @@ def _well_posed(
         LOCAL_FIRST: once["local first"],
         "PerPCA, spectrum start": learned(perpca(), clients, keys, 300, spectrum),
         "PerPCA, random start": learned(perpca(start="random"), clients, keys, 300),
-        "PerPCA, default start": learned(perpca(), clients, keys, 300),
+        "PerPCA, local-first start": learned(perpca(), clients, keys, 300),
     }, truth
 
 

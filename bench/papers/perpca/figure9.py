@@ -24,11 +24,11 @@ _RUNS = [
     (0.5, 1000, "tangent, step 0.2", _TANGENT(step_size=0.2), (30,)),
     (0.5, 1000, "tangent, step 1", _TANGENT(step_size=1.0), (0, 1, 30)),
     (0.5, 1000, "polar, step 1", _POLAR(step_size=1.0), (30,)),
-    (0.5, 1000, "default start and step", _TANGENT(), (30, 300)),
+    (0.5, 1000, "local-first start, default step", _TANGENT(start="local_first"), (30, 300)),
     (0.5, 100, "tangent, step 1", _TANGENT(step_size=1.0), (30,)),
     (0.05, 1000, "polar, step 10", _POLAR(step_size=10.0), (1, 2, 5, 10)),
     (0.05, 1000, "polar, step 1000", _POLAR(step_size=1000.0), (1, 2)),
-    (0.05, 1000, "default start and step", _TANGENT(), (30,)),
+    (0.05, 1000, "local-first start, default step", _TANGENT(start="local_first"), (30,)),
 ]
 
 
@@ -55,7 +55,7 @@ def run(seeds: Seeds) -> Found:
         labels = draws[0].labels
         shared = learned(pca.OneShot(2, 3, method="spectrum"), clients, keys).shared
         local = gaussian(keys, 100, 15, 3)
-        start = None if name.startswith("default") else Personalized(shared, local)
+        start = None if name.startswith("local-first") else Personalized(shared, local)
         for rounds in stops:
             if rounds == 0:
                 deflated = local - shared[:, None] @ (shared.mT[:, None] @ local)

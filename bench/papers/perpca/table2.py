@@ -21,7 +21,7 @@ from papers.perpca._synthetic import (
 from papers.report import Cell, Found, Labels, ahead
 from papers.runs import Seeds, learned
 
-DEFAULT = "PerPCA, default start"
+DEFAULT = "PerPCA, local-first start"
 RIVALS = ("indivPCA", "CPCA", "distPCA")
 
 
@@ -44,7 +44,7 @@ def _published(seeds: Seeds, n: int, *, longer: bool) -> dict[Labels, Any]:
     unsorted = smallest_first(pooled)
     local = gaussian(keys, 100, 15, 10)
     once = one_shots(clients, keys, 2, 10)
-    perpca = partial(pca.PerPCA, 2, 10, step_size=0.2)
+    perpca = partial(pca.PerPCA, 2, 10, step_size=0.2, start="local_first")
 
     def descend(shared, rounds=100):
         return learned(perpca(), clients, keys, rounds, Personalized(shared, local))
@@ -57,7 +57,7 @@ def _published(seeds: Seeds, n: int, *, longer: bool) -> dict[Labels, Any]:
         AUTHORS: descend(unsorted[:, :, :2]),
         "PerPCA, spectrum start": descend(once["spectrum"].shared),
         "local first, one exchange": once["local first"],
-        "PerPCA, default start": learned(perpca(), clients, keys, 100),
+        "PerPCA, local-first start": learned(perpca(), clients, keys, 100),
         "truth": truth,
     }
     if longer:
@@ -93,7 +93,7 @@ def _well_posed(seeds: Seeds) -> dict[Labels, Any]:
     draws, clients, truth = draw("table2", data_keys)
     test = jnp.stack([draw.draw(key, 500) for draw, key in zip(draws, test_keys, strict=True)])
     once = one_shots(clients, keys, 2, 3)
-    perpca = partial(pca.PerPCA, 2, 3, step_size=0.05)
+    perpca = partial(pca.PerPCA, 2, 3, step_size=0.05, start="local_first")
     spectrum = Personalized(once["spectrum"].shared, gaussian(keys, 100, 15, 3))
     results = {
         "indivPCA": learned(pca.Local(5), clients, keys),
@@ -101,7 +101,7 @@ def _well_posed(seeds: Seeds) -> dict[Labels, Any]:
         "distPCA": once["distPCA"],
         "PerPCA, spectrum start": learned(perpca(), clients, keys, 300, spectrum),
         "PerPCA, random start": learned(perpca(start="random"), clients, keys, 300),
-        "PerPCA, default start": learned(perpca(), clients, keys, 300),
+        "PerPCA, local-first start": learned(perpca(), clients, keys, 300),
         "truth": truth,
     }
     measured = {}
