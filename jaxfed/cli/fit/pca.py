@@ -99,14 +99,13 @@ def _command(name: str, entry: Entry) -> Command:
     if entry.has_rounds:
         options["rounds"] = [rounds(200), TOL, PARTICIPATION, CHECKPOINTS]
     if entry.has_warm_start:
-        starts = [option for option in options_of(entry.algorithm) if option.flag == "--start"]
-        choices = (*starts[0].keywords["choices"], SEVERAL) if starts else ("local_first",)
+        (start,) = (option for option in options_of(entry.algorithm) if option.flag == "--start")
+        choices = *start.keywords["choices"], SEVERAL
         about = (
-            "first components: the algorithm's own choice, or the solution of oneshot with method "
-            "projector or spectrum"
+            "first components: the algorithm's own choice, the solution of oneshot with method "
+            f"projector or spectrum, or the best of {STARTS} starts after {multi_start.ROUNDS} "
+            "rounds of each"
         )
-        if starts:
-            about += f", or the best of {STARTS} starts after {multi_start.ROUNDS} rounds of each"
         options["rounds"].append(option("--start", (*choices, *WARM_STARTS), about, choices[0]))
     if entry.has_rounds:
         options["faulty or malicious clients"] = ROBUST
