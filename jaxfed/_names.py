@@ -49,7 +49,8 @@ def public_names(module: str) -> Callable[[], list[str]]:
         own = (
             name
             for name, member in members.items()
-            if not name.startswith("_") and getattr(member, "__module__", "").startswith(module)
+            if not name.startswith("_")
+            and f"{getattr(member, '__module__', '')}.".startswith(f"{module}.")
         )
         return sorted(members.get("__all__", own))
 
@@ -58,17 +59,16 @@ def public_names(module: str) -> Callable[[], list[str]]:
 
 def caller() -> int:
     """The `stacklevel` of a warning that points to the line that called this package."""
-    level, frame, package = 1, sys._getframe(1), os.path.dirname(__file__)
+    level, frame, package = 1, sys._getframe(1), os.path.dirname(__file__) + os.sep
     # A type checker of this function stands between it and the function that warns.
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("jaxtyping"):
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("jaxtyping."):
         frame = frame.f_back
     # Skip context managers used as decorators, type checkers and wrappers of methods: they call
     # from their own modules.
     while frame.f_back is not None and (
         frame.f_code.co_filename.startswith(package)
-        or frame.f_globals.get("__name__", "").startswith(
-            ("contextlib", "equinox", "jaxtyping", "sklearn")
-        )
+        or frame.f_globals.get("__name__", "").partition(".")[0]
+        in ("contextlib", "equinox", "jaxtyping", "sklearn")
     ):
         level, frame = level + 1, frame.f_back
     return level

@@ -98,7 +98,7 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
             self._seen = self._solution = None
             return self
         self.groups_, places = np.unique(labels, return_inverse=True)
-        self.mean_ = X.mean(axis=0) if self.center else np.zeros(X.shape[1])
+        self.mean_ = X.mean(axis=0) if self.center else np.zeros(X.shape[1], X.dtype)
         tables = [X[places == i] - self.mean_ for i in range(len(self.groups_))]
         clients = Clients.from_samples(tables)
         self._describe(self._run(clients), clients, tables, np.concatenate(tables))
@@ -200,7 +200,7 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
                     "personalize(X, groups)"
                 )
             found[rows] = X[rows][:, : law.basis.shape[1]] @ law.basis.T
-        return found + self.mean_
+        return found + self.mean_.astype(found.dtype)
 
     @final
     def score_samples(

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, final
 
 import equinox as eqx
-from jaxtyping import Array, PyTree
+from jaxtyping import Array, Float, PyTree
 
 from jaxfed.contract import (
     Algorithm,
@@ -88,10 +88,10 @@ class PersonalizedPCA(Algorithm, DifferentiatedThrough, HasBases):
 
     quadratic_in_samples = True
 
-    noise_variance: Array
-    prior_variance: Array
-    step_size: Array | None
-    global_step_size: Array | None
+    noise_variance: Float[Array, ""]
+    prior_variance: Float[Array, ""]
+    step_size: Float[Array, ""] | None
+    global_step_size: Float[Array, ""] | None
     rank: int = eqx.field(static=True)
     solver: Literal["gradient", "eigenvectors", "quasi_newton"] = eqx.field(static=True)
     likelihood: Literal["exact", "half"] = eqx.field(static=True)

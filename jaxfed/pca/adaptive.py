@@ -84,8 +84,8 @@ class AdaptivePCA(PersonalizedPCA):
     Source: Ozkara et al., ADEPT, Algorithm 1 and Lemma 3.2.
     """
 
-    hyper_prior: Array | None
-    spread_step_size: Array | None
+    hyper_prior: Float[Array, ""] | None
+    spread_step_size: Float[Array, ""] | None
     spread: Literal["closed_form", "log", "gradient"] = eqx.field(static=True)
     dimension: Literal["subspace", "frame"] = eqx.field(static=True)
 

@@ -109,7 +109,7 @@ class EmpiricalBayesPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
 
     quadratic_in_samples = True
 
-    noise_variance: Array
+    noise_variance: Float[Array, ""]
     rank: int = eqx.field(static=True)
     solver: Literal["em", "quasi_newton"] = eqx.field(static=True)
 

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jaxtyping import Array, ArrayLike, Float
+from jaxtyping import Array, ArrayLike, Float, Int
 
 from jaxfed._checks import checked_array, is_list, is_whole
 from jaxfed.contract import Personalized, check_count, check_instance, refuse
@@ -244,6 +244,20 @@ def principal_axes(
     axes = axes @ np.linalg.eigh(scores.T @ scores)[1][:, ::-1]
     largest = np.take_along_axis(axes, np.argmax(np.abs(axes), axis=0)[None], axis=0)
     return axes * np.sign(largest)
+
+
+def finite_clients(
+    local: Float[ArrayLike, "m d r2"] | None, samples: Sequence[Float[np.ndarray, "n_i d"]]
+) -> Int[np.ndarray, " finite"]:
+    """Return the positions of clients whose local components and energies are finite.
+
+    A robust run goes on without the others, which pictures and measures then leave out.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        finite = np.asarray([np.isfinite(np.sum(table * table)) for table in samples])
+    if local is not None:
+        finite &= np.isfinite(np.asarray(local)).all(axis=(1, 2))
+    return np.flatnonzero(finite)
 
 
 def side_by_side(fitted: Fitted) -> tuple[Frame | None, Float[Array, "m d r2"] | None]:

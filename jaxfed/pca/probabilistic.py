@@ -7,7 +7,7 @@ calls them local and global training.
 from typing import Literal, NamedTuple, final
 
 import equinox as eqx
-from jaxtyping import Array, PyTree
+from jaxtyping import Array, Float, PyTree
 
 from jaxfed.contract import Algorithm, Bases, Diagnostics, HasBases, check_name, hyperparameter
 from jaxfed.core.clients.samples import Samples
@@ -22,8 +22,8 @@ class _Descent(Algorithm, HasBases):
 
     quadratic_in_samples = True
 
-    noise_variance: Array
-    step_size: Array | None
+    noise_variance: Float[Array, ""]
+    step_size: Float[Array, ""] | None
     rank: int = eqx.field(static=True)
 
     @final

@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from jaxtyping import Array
+from jaxtyping import Array, Int
 
 from jaxfed import plot
 from jaxfed._checks import host_array
@@ -21,7 +21,7 @@ from jaxfed.core.store.saved import story
 from jaxfed.inference import Confidence
 from jaxfed.metrics import misalignment, separation
 from jaxfed.pca import principal_axes
-from jaxfed.pca.fitted import side_by_side
+from jaxfed.pca.fitted import finite_clients, side_by_side
 from jaxfed.pca.ranks import SuggestedRanks
 from jaxfed.report import intervals
 from jaxfed.report._page import Section, facts, figure, folded, paragraph, table
@@ -84,11 +84,22 @@ class Given:
         rows = zip(values, self.counts.astype(int), strict=True)
         return [table[:count] for table, count in rows]
 
+    @cached_property
+    def finite(self) -> np.ndarray:
+        """The clients whose components and samples can be drawn: all, but in robust runs."""
+        if self.parts is None or self.samples is None:
+            return np.arange(len(self.names))
+        return finite_clients(self.parts[1], self.samples)
+
     @property
     def some(self) -> np.ndarray:
-        """The clients to draw: all, or an even selection if there are too many."""
-        number = len(self.names)
-        return np.unique(np.linspace(0, number - 1, min(number, POINTS)).astype(int))
+        """The clients to draw: all of these, or an even selection if there are too many."""
+        number = len(self.finite)
+        return self.finite[np.unique(np.linspace(0, number - 1, min(number, POINTS)).astype(int))]
+
+    def drawn(self, chosen: Int[np.ndarray, " chosen"]) -> list[np.ndarray] | None:
+        """The samples of these clients, if there are any samples."""
+        return None if self.samples is None else [self.samples[i] for i in chosen]
 
 
 def summary(given: Given) -> str:
@@ -169,8 +180,10 @@ def _ranks(given: Given, picture: Any) -> Section | None:
         caption = "Scores of components; those in the grey band are not significant"
         parts += [paragraph(text), picture(plot.ranks(ranks), caption), table(rows)]
     found = None
-    if given.samples is not None:
-        found = spectra(given.samples, *(x if x is None else np.asarray(x) for x in given.parts))
+    samples, (shared, local) = given.drawn(given.finite), given.parts
+    if samples:
+        own = None if local is None else np.asarray(local)[given.finite]
+        found = spectra(samples, None if shared is None else np.asarray(shared), own)
     if found is not None:
         drawn = plot.scree(found.variances, total=found.total, chosen=found.chosen)
         parts.append(picture(drawn, found.caption))
@@ -206,15 +219,15 @@ def _components(given: Given, picture: Any) -> Section | None:
     shared, local = given.parts
     groups = {}
     if shared is not None:
-        groups["shared"] = _turned(shared, given.samples)
+        groups["shared"] = _turned(shared, given.drawn(given.finite))
+    chosen = given.finite[:DRAWN]
     if local is not None:
-        for i in range(min(DRAWN, len(local))):
-            samples = None if given.samples is None else [given.samples[i]]
-            groups[given.names[i]] = _turned(local[i], samples)
+        for i in chosen:
+            groups[given.names[i]] = _turned(local[i], given.drawn(chosen[chosen == i]))
     drawn = plot.components(groups, given.image_shape, feature_names=given.feature_names)
     words = ["shared"] * (shared is not None)
     if local is not None:
-        words.append(f"local of {min(DRAWN, len(local))} of {len(local):,} clients")
+        words.append(f"local of {len(chosen)} of {len(local):,} clients")
     caption = f"Components ({' and '.join(words)}), red above zero and blue below"
     return Section("Components", [picture(drawn, caption)])
 
@@ -241,12 +254,13 @@ def _clients(given: Given, picture: Any) -> Section | None:
     shared, local = given.parts
     some, parts = given.some, []
     names = [given.names[i] for i in some]
-    if given.samples is not None:
+    samples = given.drawn(some)
+    if samples:
         chosen = None if local is None else local[some]
-        found = separation([given.samples[i] for i in some], shared, chosen, per_client=True)
+        found = separation(samples, shared, chosen, per_client=True)
         drawn = plot.variance_shares(found, names=names)
         parts.append(picture(drawn, "How each client's variance splits"))
-    if local is not None and len(local) > 2:
+    if local is not None and len(some) > 2:
         data, label = given.metadata, given.label
         if data is None:
             data, label = given.counts, "samples"
@@ -255,13 +269,17 @@ def _clients(given: Given, picture: Any) -> Section | None:
         drawn = plot.client_map(local[some], data, label=label, names=written)
         caption = "Clients, closer together if their local components are more similar"
         parts.append(picture(drawn, caption))
+        found = float(misalignment(local[given.finite]))
         text = (
-            f"Misalignment of the local components: {float(misalignment(local)):.4f}. It is 0 if "
-            "all clients share a direction, which should not be local."
+            f"Misalignment of the local components: {found:.4f}. It is 0 if all clients share a "
+            "direction, which should not be local."
         )
         parts.append(paragraph(text))
-    if len(some) < len(given.names):
-        text = f"Pictures show {len(some):,} of {len(given.names):,} clients, selected evenly."
+    if lost := len(given.names) - len(given.finite):
+        text = f"Not drawn: {lost:,} clients whose components or energy are not finite numbers."
+        parts.append(paragraph(text, note=True))
+    if len(some) < len(given.finite):
+        text = f"Pictures show {len(some):,} of {len(given.finite):,} clients, selected evenly."
         parts.append(paragraph(text, note=True))
     return Section("Clients", parts) if parts else None
 

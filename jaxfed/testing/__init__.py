@@ -54,7 +54,7 @@ def check_algorithm(
     channels: Mapping[str, Channel | Wire] | None = None,
     backends: Mapping[str, Backend] | None = None,
     checks: Sequence[str] | None = None,
-    progress: bool = False,
+    progress: bool | None = None,
     rtol: float = 1e-6,
     atol: float = 1e-6,
 ) -> Report:
@@ -95,7 +95,8 @@ def check_algorithm(
         rounds: number of rounds of the runs, at least two.
         key: random key.
         essence: `f(result) -> (shared, local)`, the part of the result to compare, without
-            arbitrary choices such as the basis of a subspace. By default the result itself.
+            arbitrary choices such as the basis of a subspace; `local` has a leading axis of
+            clients, or is None. By default the result itself.
         loss: `f(result) -> number`, the function to differentiate; by default a fixed
             combination of all numbers of the essence.
         constraint: `f(result)`, raises an AssertionError for an invalid result, such as components
@@ -109,7 +110,8 @@ def check_algorithm(
         channels: channels to run through, under any names; by default one of each kind.
         backends: backends, under any names; by default all that the devices allow.
         checks: names of the checks to run; all by default.
-        progress: print each check's name and duration to standard error.
+        progress: print each check's name and duration to standard error; by default if that is a
+            terminal.
         rtol: relative tolerance of the comparisons.
         atol: absolute tolerance of the comparisons.
 
@@ -118,9 +120,11 @@ def check_algorithm(
 
     Raises:
         AssertionError: names the violated property, with the values compared.
-        ValueError: if a check is unknown, or there are too few clients or rounds.
+        ValueError: if a check is unknown, there are too few clients or rounds, or a function that
+            was given returns something else.
     """
     names = CHECKS if checks is None else checks
+    progress = sys.stderr.isatty() if progress is None else progress
     check_flag("progress", progress)
     if unknown := set(names) - set(CHECKS):
         raise ValueError(f"checks: wanted some of {', '.join(CHECKS)}, got {sorted(unknown)}")
@@ -140,9 +144,9 @@ def check_algorithm(
             wider=_compare.floats_as(algorithm if wider is None else wider, np.float64),
             key=jax.random.key(0) if key is None else key,
             rounds=rounds,
-            essence=essence or (lambda result: result),
-            loss=loss,
-            constraint=constraint,
+            essence=_case.checked_essence(essence),
+            loss=None if loss is None else _case.checked_loss(loss),
+            constraint=None if constraint is None else _case.checked_constraint(constraint),
             pad=pad,
             deterministic=deterministic,
             channels=channels,

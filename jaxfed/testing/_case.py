@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Array, Float, Key, PyTree
 
 from jaxfed import backend, channel
+from jaxfed._checks import refuse
 from jaxfed.core.backends.backend import Backend
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.common.buckets import first_of
@@ -29,6 +30,44 @@ from jaxfed.core.wire.wire import Wire
 from jaxfed.testing._compare import floating, same
 
 Essence = Callable[[Personalized], PyTree]
+Loss = Callable[[Personalized], Float[Array, ""]]
+Constraint = Callable[[Personalized], None]
+
+
+def checked_essence(essence: Essence | None) -> Essence:
+    """Return the function, or the identity, with a check of what it returns."""
+
+    def checked(result: Personalized) -> PyTree:
+        found = result if essence is None else essence(result)
+        if not isinstance(found, tuple) or len(found) != 2:
+            raise refuse("essence", "a function that returns a pair (shared, local)", found)
+        return found
+
+    return checked
+
+
+def checked_loss(loss: Loss) -> Loss:
+    """Return the function, with a check of what it returns."""
+
+    def checked(result: Personalized) -> Float[Array, ""]:
+        found = loss(result)
+        if jnp.shape(found) != () or not eqx.is_inexact_array(found):
+            raise refuse("loss", "a function that returns a scalar array of floats", found)
+        return found
+
+    return checked
+
+
+def checked_constraint(constraint: Constraint) -> Constraint:
+    """Return the function, with a check that it does not return what it should raise."""
+
+    def checked(result: Personalized) -> None:
+        found = constraint(result)
+        if found is not None:
+            wanted = "a function that raises an AssertionError, or else returns None"
+            raise refuse("constraint", wanted, found)
+
+    return checked
 
 
 class Skipped(Exception):
@@ -54,8 +93,8 @@ class Case:
     key: Key[Array, ""]
     rounds: int
     essence: Essence
-    loss: Callable[[Personalized], Float[Array, ""]] | None
-    constraint: Callable[[Personalized], None] | None
+    loss: Loss | None
+    constraint: Constraint | None
     pad: Callable[[Clients], Clients] | None
     deterministic: bool
     channels: Mapping[str, Channel | Wire] | None

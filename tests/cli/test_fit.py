@@ -265,6 +265,38 @@ def test_clients_that_stand_out_are_named(data, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("perpca", ["--center", "shared", "--start", "projector", "--report"]),
+        ("perpca", ["--scale", "shared", "--start", "several"]),
+        ("perpca", ["--center", "local"]),
+        ("hmf", ["--start", "spectrum"]),
+        ("gcca", ["--scale", "none"]),
+    ],
+)
+def test_one_client_that_overflows_does_not_end_a_robust_fit(name, options, data, tmp_path):
+    """Neither what precedes the rounds nor what follows them depends on it."""
+    spoiled = tmp_path / "spoiled"
+    spoiled.mkdir()
+    for path in data.iterdir():
+        rows = np.load(path)[:20]
+        np.save(spoiled / path.name, 1e30 * rows if path.stem == "client2" else rows)
+    ranks = ["--rank", "2"] if name == "gcca" else RANKS
+    options = [*ranks, "--rounds", "3", "--groups", "8", *options]
+    assert fit(name, spoiled, tmp_path / "out", *options) == 0
+    arrays, summary = loaded(tmp_path / "out")
+    assert np.isfinite(arrays["shared"]).all()
+    if name != "gcca":
+        assert value(summary, "clients left out of these measures") == 1
+        assert 0 < value(summary, "error on training") < 100
+        return
+    given = [row["quantity"] for row in summary["table"] if "representation" in row["quantity"]]
+    assert len(given) == 7 and not any("client2" in name for name in given)
+    assert fit(name, spoiled, tmp_path / "out", *options, "--start", "mvlsa", "--force") == 2
+
+
+@pytest.mark.slow
 def test_a_warm_start_is_another_algorithms_solution(data, tmp_path):
     assert fit("oneshot", data, tmp_path / "one", *RANKS) == 0
     options = [*RANKS, "--rounds", 1, "--start", "projector"]

@@ -45,6 +45,18 @@ def fitted(data):
     )
 
 
+@pytest.mark.parametrize("center", [True, False])
+def test_scores_and_reconstructions_keep_the_precision(center, data):
+    X, groups, _ = data
+    single = X.astype(np.float32)
+    for samples in (single, X):  # what the means are computed from
+        model = estimators.FederatedPCA(2, center=center, rounds=2).fit(samples, groups=groups)
+        for given in (single, X):
+            scores = model.transform(given, groups=groups)
+            again = model.inverse_transform(scores, groups=groups)
+            assert scores.dtype == again.dtype == given.dtype
+
+
 @pytest.mark.slow
 def test_components_are_those_of_the_truth(data, fitted):
     shared = data[2]

@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import sys
 
 import equinox as eqx
 import jax
@@ -158,6 +159,26 @@ def test_the_check_that_fails_is_named_and_progress_is_shown(capsys):
     check_algorithm(Average(), sampled(), checks=["refusals"], progress=True)
     shown = capsys.readouterr().err.splitlines()[-1]
     assert shown.startswith("refusals ... refusals ... passed, ") and shown.endswith(" s")
+
+
+@pytest.mark.parametrize(
+    ("function", "check", "wanted"),
+    [
+        ({"essence": lambda result: result.shared}, "order", r"returns a pair \(shared, local\)"),
+        ({"loss": lambda result: result.shared}, "gradients", "returns a scalar array of floats"),
+        ({"constraint": lambda result: False}, "structure", "raises an AssertionError, or else"),
+    ],
+)
+def test_functions_that_return_something_else_are_named(function, check, wanted):
+    (name,) = function
+    with pytest.raises(ValueError, match=rf"^{name}: wanted a function that {wanted}"):
+        check_algorithm(Average(), sampled(), checks=[check], **function)
+
+
+def test_progress_is_shown_on_a_terminal(capsys, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    check_algorithm(Average(), sampled(), checks=["refusals"])
+    assert capsys.readouterr().err.startswith("refusals ... passed, ")
 
 
 def test_compilations_are_detected():

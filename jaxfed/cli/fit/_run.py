@@ -4,9 +4,12 @@ import argparse
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Key
 
@@ -122,7 +125,8 @@ def run(
         return prepare(arguments)
 
     inputs = together.read(ready)
-    inputs = inputs._replace(algorithm=robust(arguments, inputs.algorithm))
+    start = None if inputs.start is None else robust(arguments, inputs.start)
+    inputs = inputs._replace(algorithm=robust(arguments, inputs.algorithm), start=start)
     clients = together.spread(inputs.clients, backend)
     # Before `_begin`, which removes the results of an earlier run.
     for algorithm in (inputs.start, inputs.algorithm):
@@ -137,6 +141,8 @@ def run(
         start = None
         if inputs.start is not None:
             start = fit(inputs.start, clients, rounds=inputs.start_rounds, **common)
+            if isinstance(inputs.start, aggregation.Robust):
+                start = replace(start, result=jax.tree.map(_finite, start.result))
         count = arguments.participation
         solution = attempt(
             partial(
@@ -190,6 +196,11 @@ def run(
     arrays = {**entries, "names": inputs.names, **findings.arrays}
     summary = {"seconds": seconds, **findings.summary, "table": rows}
     _report.finish(folder, arguments, arrays, summary, others)
+
+
+def _finite(array: Array) -> Array:
+    """Return zeros for what a client outside of the aggregate failed to compute."""
+    return jnp.where(jnp.isfinite(array), array, 0)
 
 
 def robust(arguments: argparse.Namespace, algorithm: Algorithm) -> Algorithm:

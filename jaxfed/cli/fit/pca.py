@@ -4,11 +4,11 @@ import argparse
 import re
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import jax
 import numpy as np
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Float, Int, Key
 
 from jaxfed import data, multi_start, pca, plot
 from jaxfed.cli import _evaluate
@@ -33,7 +33,7 @@ from jaxfed.core.contract.algorithm import Algorithm, Personalized
 from jaxfed.core.run.fit import fit
 from jaxfed.core.run.solution import Solution
 from jaxfed.inference import Confidence
-from jaxfed.pca.fitted import side_by_side
+from jaxfed.pca.fitted import finite_clients, side_by_side
 from jaxfed.preprocess import Impute, Standardization, Standardize
 from jaxfed.preprocess.impute import ROUNDS
 
@@ -140,6 +140,11 @@ class Split(NamedTuple):
     imputed: Solution | None = None  # the run that imputed missing entries
     missing: float = 0.0  # share of the entries of training samples that were missing
 
+    def only(self, kept: Int[np.ndarray, " kept"]) -> Self:
+        """Return the clients at these positions; preprocessing remains that of all."""
+        parts = {"names": self.names, "train": self.train, "held_out": self.held_out}
+        return self._replace(**{k: [x[i] for i in kept] if x else x for k, x in parts.items()})
+
 
 def prepare(arguments: argparse.Namespace, *, entry: Entry) -> _run.FitInputs:
     """Make the algorithm, and read the samples."""
@@ -148,7 +153,7 @@ def prepare(arguments: argparse.Namespace, *, entry: Entry) -> _run.FitInputs:
         delattr(settings, "start")  # the algorithm's own default, which the warm start replaces
     algorithm = call(settings, entry.algorithm)
     if entry.has_warm_start and arguments.start == SEVERAL:
-        start = _run.robust(arguments, multi_start.MultiStart(algorithm, STARTS))
+        start = multi_start.MultiStart(algorithm, STARTS)
         start_rounds = multi_start.ROUNDS
     elif entry.has_warm_start and arguments.start in WARM_STARTS:
         start = pca.OneShot(arguments.shared_rank, arguments.local_rank, method=arguments.start)
@@ -205,8 +210,12 @@ def read(arguments: argparse.Namespace, key: Key[Array, ""]) -> Split:
         train, held_out = data.train_test_split(arrays, share, key=key)
     # Of training samples only, so that held-out samples have no influence.
     algorithm = Standardize(arguments.center, arguments.scale)
+    exchanged = "shared" in (arguments.center, arguments.scale)
+    if exchanged:
+        algorithm = _run.robust(arguments, algorithm)
     clients = Clients.from_samples(train, missing="mask" if incomplete else "refuse")
-    units = fit(algorithm, clients, rounds=1, key=key).result.local
+    # Without an exchange, the round changes nothing; if its objective overflows, the fit says so.
+    units = fit(algorithm, clients, rounds=1, key=key, throw=exchanged).result.local
 
     # With NumPy, since JAX would compile a division for each number of samples. Either all
     # clients have held-out samples or none.
@@ -245,6 +254,12 @@ def _evaluated(
     confidence: Callable[[Solution, Clients], Confidence | None],
 ) -> _run.Findings:
     result = Personalized(*side_by_side(solution))
+    kept = finite_clients(result.local, split.train)
+    lost = len(split.train) - len(kept)
+    if lost:  # only a robust run goes on without them
+        clients, split = clients.take(kept), split.only(kept)
+        if result.local is not None:
+            result = result._replace(local=result.local[kept])
     train = _evaluate.shares(result, clients.data)
     unseen = None
     if split.held_out:
@@ -261,8 +276,12 @@ def _evaluated(
     }
     if split.imputed is not None:
         quantities["missing entries, completed (% of training samples)"] = 100 * split.missing
+    if lost:
+        quantities["clients left out of these measures, not finite"] = lost
     samples = dict(zip(split.names, map(len, split.train), strict=True))
-    figures = _figures(solution, split, shape)
+    figures = _figures(result, split, shape)
+    if solution.rounds > 1:
+        figures[PICTURES[1]] = plot.convergence(solution.history)
     arrays, summary = {"units": split.choices, "features": split.features}, {"samples": samples}
     found = confidence(solution, clients)
     if found is not None:
@@ -272,16 +291,13 @@ def _evaluated(
     return _run.Findings(quantities, figures, arrays, summary, confidence=found)
 
 
-def _figures(solution: Solution, split: Split, shape: tuple[int, int] | None) -> dict[str, Any]:
-    """Draw pictures, by file name."""
-    shared, local = solution.result
+def _figures(result: Personalized, split: Split, shape: tuple[int, int] | None) -> dict[str, Any]:
+    """Draw the components, by file name."""
+    shared, local = result
     groups = {}
     if shared is not None:
         groups["shared components"] = pca.principal_axes(shared, split.train)
     if local is not None:
         for name, basis, samples in list(zip(split.names, local, split.train, strict=True))[:DRAWN]:
             groups[f"local components of {name}"] = pca.principal_axes(basis, [samples])
-    figures = {PICTURES[0]: plot.components(groups, shape, feature_names=split.features)}
-    if solution.rounds > 1:
-        figures[PICTURES[1]] = plot.convergence(solution.history)
-    return figures
+    return {PICTURES[0]: plot.components(groups, shape, feature_names=split.features)}

@@ -59,14 +59,17 @@ def _plain(sparse: str) -> list[Option]:
 
 def commands() -> dict[str, Command]:
     """Describe the commands."""
-    start = "first representation: that of mvlsa, or a random one"
+    start = (
+        "first representation: that of mvlsa, or a random one; default: mvlsa, but random with "
+        "--groups, since mvlsa trusts every client"
+    )
     sparse, loop = _plain(" or of scipy.sparse.save_npz"), [TOL, CHECKPOINTS]
     linear = {
         "": sparse,
         "rounds": [
             rounds(100),
             *loop,
-            option("--start", ("mvlsa", "random"), start, "mvlsa"),
+            option("--start", ("mvlsa", "random"), start, None),
             *options_of(gcca.MVLSA, without={"rank"}),
         ],
         "algorithm": options_of(gcca.MaxVar),
@@ -91,7 +94,7 @@ def commands() -> dict[str, Command]:
     one_round = {"": sparse, "algorithm": options_of(gcca.MVLSA)}
     return {
         "gcca": _command("gcca", linear),
-        "mvlsa": _command("mvlsa", one_round, start=None, ridge=0.0),
+        "mvlsa": _command("mvlsa", one_round, ridge=0.0),
         "deep-gcca": _command("deep-gcca", deep),
         "ajive": _command("ajive", {"": _plain(""), "algorithm": options_of(gcca.AJIVE)}),
     }
@@ -152,8 +155,13 @@ def prepare(arguments: argparse.Namespace) -> _run.FitInputs:
 
 
 def _linear(arguments: argparse.Namespace) -> ViewMethod:
-    algorithm = gcca.MVLSA if arguments.algorithm == "mvlsa" else gcca.MaxVar
-    start = call(arguments, gcca.MVLSA) if arguments.start == "mvlsa" else None
+    algorithm, start = gcca.MVLSA, None
+    if arguments.algorithm != "mvlsa":
+        algorithm = gcca.MaxVar
+        if arguments.groups is None and arguments.start != "random":
+            start = call(arguments, gcca.MVLSA)
+        elif arguments.start == "mvlsa":
+            raise ValueError("--start: wanted random with --groups, since mvlsa has no robust form")
 
     def outputs(local: Array, views: gcca.Views) -> Array:
         return jax.vmap(lambda view, weights: view.mv(weights))(views.data, local)
@@ -193,7 +201,10 @@ def _evaluated(
 ) -> _run.Findings:
     shared, local = np.asarray(solution.result.shared), solution.result.local
     scores = np.asarray(method.outputs(local, views)) / len(split.entities) ** 0.5
-    shares = _shares(shared, scores)
+    with np.errstate(over="ignore"):  # a robust run goes on without views that overflow
+        finite = np.flatnonzero(np.isfinite(np.square(scores)).all(axis=(1, 2)))
+    names = [split.names[i] for i in finite]
+    shares = _shares(shared, scores[finite])
     quantities: dict[str, float | None] = {}
     arrays = _about(views, split)
     least = None
@@ -206,12 +217,16 @@ def _evaluated(
         if isinstance(views.data, gcca.View) and views.data.values.size <= POOLED:
             least = float(gcca.optimum(views, arguments.rank, ridge=arguments.ridge).cost)
         quantities["least cost, of pooled views"] = least
-    for name, share in zip(split.names, shares.mean(1), strict=True):
+    for name, share in zip(names, shares.mean(1), strict=True):
         quantities[f"representation that {name} gives (%)"] = 100 * float(share)
     quantities[HELD_OUT] = _accuracy(method, local, split)
-    figures = {PICTURES[0]: plot.agreement(shares, split.names)}
+    figures = {PICTURES[0]: plot.agreement(shares, names)}
     if solution.rounds > 1:
-        levels = None if least is None else {"least cost / views": least / len(split.names)}
+        levels = (
+            None
+            if least is None or not np.isfinite(least)
+            else {"least cost / views": least / len(split.names)}
+        )
         label = "cost / views"
         figures[PICTURES[1]] = plot.convergence(solution.history, levels=levels, label=label)
     return _run.Findings(quantities, figures, arrays, captions=CAPTIONS)

@@ -35,7 +35,7 @@ from jaxfed.core.clients.checks import (
 )
 from jaxfed.core.clients.layout import Layout, Padded
 from jaxfed.core.clients.mapped import TableSequence
-from jaxfed.core.clients.samples import are_of_samples, at_least_single, in_buckets, kind_of
+from jaxfed.core.clients.samples import at_least_single, in_buckets, kind_of
 from jaxfed.core.clients.source import FromSource, Reader, Source, sample_counts
 from jaxfed.core.clients.spread import Spread, spread
 from jaxfed.core.common.buckets import Buckets, in_order, layout_of, parts_of
@@ -192,7 +192,8 @@ class Clients(eqx.Module):
 
         Args:
             matrices: symmetric positive semi-definite matrices, one per client.
-            counts: numbers of samples; only needed for `weights="samples"`.
+            counts: numbers of samples, for `weights="samples"` and algorithms with a likelihood; by
+                default one each.
             weights: as in `from_samples`.
 
         Raises:
@@ -259,13 +260,13 @@ class Clients(eqx.Module):
         if (sharding := backend.sharding) is None:
             raise refuse("backend", "jaxfed.backend.shard(...)", backend)
 
-        def given() -> tuple[Clients, Array | None]:
+        def given() -> Clients:
             check_instance("own", own, Clients, "this process's jaxfed.Clients")
             if is_traced(own.ids) or not own.layout.in_one_process:
                 raise refuse("own", "clients of this process alone, not traced", own)
             if not own.layout.in_memory or len(own.parts) > 1:
                 raise refuse("own", "clients whose samples are in one array, without buckets", own)
-            return own, own.data.count if are_of_samples(own.data) else None
+            return own
 
         return type(own)(*spread(given, sharding, ids, weights))
 

@@ -27,12 +27,13 @@ def energies(clients: Clients) -> Float[np.ndarray, " clients"]:
     """Each client's mean squared norm of a sample; zero if the data are not samples."""
     if not all(are_of_samples(part) for part in clients.parts):
         return np.zeros(len(clients))
-    found = clients.layout.over_parts(_energy)
+    found = clients.layout.over_parts(energy_of)
     return on_host(in_order(layout_of(found), parts_of(found)))[clients.layout.rows(len(clients))]
 
 
 @jax.jit
-def _energy(part: Any) -> Float[Array, " clients"]:
+def energy_of(part: Any) -> Float[Array, " clients"]:
+    """The energies of one part of the data."""
     return part.energy
 
 
@@ -47,6 +48,8 @@ def warn_of_large(energies: Float[np.ndarray, " clients"], clients: Clients) -> 
     ids, weights = np.asarray(clients.ids)[rows], np.asarray(clients.weights)[rows]
     # A client of weight 0 dominates nothing, and must not move the median.
     there = weights > 0
+    # One without an energy, since its samples are not finite, must not silence the others.
+    there &= ~np.isnan(energies)
     median = np.median(energies[there]) if there.any() else 0.0
     large = np.flatnonzero(there & (energies > FACTOR * median))
     if median == 0 or not large.size:

@@ -15,6 +15,7 @@ from jaxfed._checks import check_name
 from jaxfed.core.clients.checks import is_traced, on_device
 from jaxfed.core.common.buckets import Buckets, grouped
 from jaxfed.core.common.printing import is_known
+from jaxfed.linalg import Moment
 
 
 class Ragged(eqx.Module):
@@ -175,6 +176,15 @@ def are_of_samples(data: PyTree) -> bool:
     These have an `energy`, the mean squared norm of a sample.
     """
     return hasattr(type(data), "energy")
+
+
+def known_counts(data: PyTree) -> np.ndarray | None:
+    """Return the numbers of samples; None if they are unknown, as in second moments without any."""
+    if not are_of_samples(data):
+        return None
+    counts = np.asarray(data.count, float)
+    # Second moments count as those of one sample if nothing else was said.
+    return None if isinstance(data, Moment) and np.all(counts == 1) else counts
 
 
 def sample_shapes(

@@ -18,6 +18,7 @@ from jaxtyping import Array, ArrayLike, Bool, Float, Int, PyTree, Shaped
 
 from jaxfed._checks import LARGEST, checked_weights, host_array, refuse
 from jaxfed.core.clients.layout import InMemory, check_leading
+from jaxfed.core.clients.samples import known_counts
 from jaxfed.core.common.processes import attempted, exchanged, is_here
 
 
@@ -138,7 +139,7 @@ class AllClients(NamedTuple):
 
 
 def spread(
-    own: Callable[[], tuple[Any, Array | None]],
+    own: Callable[[], Any],
     sharding: NamedSharding,
     ids: Sequence[int] | None,
     weights: Literal["equal", "samples"] | ArrayLike | Sequence[float],
@@ -148,7 +149,7 @@ def spread(
     Processes exchange only ids, weights and shapes.
 
     Args:
-        own: returns this process's clients and, if they have samples, their numbers.
+        own: returns this process's clients.
         sharding: of the leading axis.
         ids: ids of this process's clients; None to number all clients.
         weights: `"equal"`, `"samples"`, or the weights of this process's clients, on any scale.
@@ -160,13 +161,13 @@ def spread(
     held: list[Any] = []
 
     def described() -> dict[str, Any]:
-        clients, samples = own()
+        clients = own()
         if any(np.shape(x)[:1] != (len(clients),) for x in jax.tree.leaves(clients.data)):
             raise refuse("own", "clients in arrays with a row for each, without buckets", clients)
         held.append(clients)
         return {
             "ids": len(clients) if ids is None else _checked_ids(ids, len(clients)).tolist(),
-            "weights": _raw_weights(weights, clients.weights, samples).tolist(),
+            "weights": _raw_weights(weights, clients).tolist(),
             "lengths": list(getattr(clients.data, "lengths", ())),
         }
 
@@ -208,20 +209,21 @@ def _checked_ids(ids: Any, clients: int) -> np.ndarray:
     return found
 
 
-def _raw_weights(weights: Any, within: Array, samples: Array | None) -> np.ndarray:
+def _raw_weights(weights: Any, clients: Any) -> np.ndarray:
     """This process's clients' weights, on a scale common to all processes."""
-    count = len(within)
+    count = len(clients)
     if not isinstance(weights, str):
         return checked_weights(weights, count)
     if weights == "equal":
-        if np.ptp(np.asarray(within)) > 1e-5 / count:
+        if np.ptp(np.asarray(clients.weights)) > 1e-5 / count:
             wanted = "numbers on a scale common to all processes, since the weights in own differ"
             raise refuse("weights", wanted, weights)
         return np.ones(count)
-    if weights != "samples" or samples is None:
-        known = "'equal', 'samples' or numbers" if samples is not None else "'equal' or numbers"
+    counts = known_counts(clients.data)
+    if weights != "samples" or counts is None:
+        known = "'equal', 'samples' or numbers" if counts is not None else "'equal' or numbers"
         raise refuse("weights", known, weights)
-    return np.asarray(samples, float)
+    return counts
 
 
 def _all_ids(everybody: Sequence[dict[str, Any]]) -> list[np.ndarray]:

@@ -82,10 +82,18 @@ class EarlyStopping(Callback):
 
 
 class Best(eqx.Module):
-    """The lowest value of a metric so far, and the state at which it occurred."""
+    """The lowest value of a metric so far, and the state at which it occurred.
+
+    Before the first measurement, the value is infinite and the state the last one.
+    """
 
     value: np.ndarray
     state: State
+
+    @property
+    def measured(self) -> bool:
+        """Whether any value has been a number."""
+        return bool(self.value < np.inf)
 
 
 def initial(callback: Callback | Callable) -> PyTree:
@@ -111,7 +119,7 @@ def better(name: str | None, best: Best | None, solution: Solution) -> Best | No
     if name is None:
         return None
     value = newest(solution, "best", name)
-    if best is None or value < best.value:
+    if best is None or not best.measured or value < best.value:
         return Best(np.asarray(value, float), solution.state)
     return best
 

@@ -84,7 +84,8 @@ def fit(
         callbacks: called after each chunk; each is a `Callback`, or a stateless function of the
             solution so far that may return True to stop the run.
         best: name of a history entry, where smaller is better. Return the solution at the end of
-            the chunk with the lowest value instead of the last one.
+            the chunk with the lowest value instead of the last one. If no value is a number, the
+            last one is returned, with `jaxfed.Status.unmeasured`.
         chunk_rounds: rounds per chunk. By default all rounds if nothing happens in between.
         throw: raise an error if the run diverges. If False, return the solution of the round
             before, with the failure in its `status` and `failure`.

@@ -113,7 +113,10 @@ class HostLoop:
                 self._save()
                 bar.update(self.done - before, self._history["objective"][-1])
         best = self.progress.best
-        return self._solution_at(self.progress.state if best is None else best.state)
+        solution = self._solution_at(self.progress.state if best is None else best.state)
+        if best is None or best.measured:
+            return solution
+        return replace(solution, status=Status.unmeasured)
 
     def _chunk(self) -> Solution | None:
         """Run a chunk. If it diverges, return the solution of the round before."""

@@ -34,6 +34,7 @@ class Status(eqx.Enumeration):
     converged = "The stopping measure met the tolerance."
     diverged = "An objective or a message is no longer finite."
     stopped = "A callback stopped the run."
+    unmeasured = "The entry that `best` names was never a finite number: this is the last state."
 
 
 class Solution(eqx.Module):

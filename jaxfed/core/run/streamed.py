@@ -14,7 +14,7 @@ import numpy as np
 from jax.interpreters.partial_eval import dce_jaxpr
 from jaxtyping import Array, Bool, Int, PyTree
 
-from jaxfed.core.clients.energies import warn_of_large
+from jaxfed.core.clients.energies import energy_of, warn_of_large
 from jaxfed.core.clients.samples import SampleRows, sample_shapes
 from jaxfed.core.clients.source import ClientBlock, Reader, read_ahead
 from jaxfed.core.clients.states import States, rows
@@ -64,11 +64,10 @@ class Streamed(FromHost, LocalRunner):
 
         def work(number: int, block: ClientBlock, data: tuple) -> Collected:
             if problem.algorithm.energy_weighted:
-                values, counts = data
                 # While the block is in memory anyway; `fit` warns of clients in memory, but would
                 # have to read these for it. If first messages need no samples, these are zeros, and
                 # there is no warning.
-                energies[block.places] = np.einsum("mnd,mnd->m", values, values) / counts
+                energies[block.places] = energy_of(reader.kind(*jax.device_put(data)))
             members = _members(problem, block, data, warm_start)
             found = self.call(_first_messages, problem, broadcast, members)
             failed[block.places] = found.failed

@@ -38,7 +38,8 @@ PARTS = Personalized._fields
 BEFORE = {"preprocessing": Standardization, "imputation": Imputation}  # the fit, in this order
 HISTORY = "history_"
 KNOWN = ("versions", "algorithm", "clients", "rounds", "status", "remarks")
-STATUSES = ("round_limit", "converged", "diverged", "stopped")  # the names of `jaxfed.Status`
+# The names of `jaxfed.Status`.
+STATUSES = ("round_limit", "converged", "diverged", "stopped", "unmeasured")
 
 
 class Saved(NamedTuple):

@@ -1,8 +1,10 @@
 """Many runs in one compiled call, over algorithms, data sets and seeds."""
 
+import dataclasses
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from types import NoneType
+from typing import Any, get_args, get_type_hints
 
 import equinox as eqx
 import jax
@@ -12,7 +14,7 @@ from jax.core import Tracer
 from jax.tree_util import Partial
 from jaxtyping import Array, Key, PyTree
 
-from jaxfed._checks import check_count, check_list, is_list, refuse
+from jaxfed._checks import check_count, check_list, is_list, is_whole, refuse
 from jaxfed.core.backends.backend import Backend
 from jaxfed.core.backends.one_device import chunked
 from jaxfed.core.clients.clients import Clients
@@ -22,6 +24,8 @@ from jaxfed.core.run.rollout import rollout
 from jaxfed.core.run.solution import Solution
 from jaxfed.core.wire import channel
 from jaxfed.core.wire.wire import checked_wire
+
+HYPERPARAMETERS = "hyperparameters"
 
 
 def stack(trees: Sequence[PyTree]) -> PyTree:
@@ -48,6 +52,7 @@ def sweep(
     *,
     keys: Key[Array, "*seeds"],
     rounds: int,
+    in_axes: PyTree = HYPERPARAMETERS,
     chunk_size: int | None = None,
     **arguments: Any,
 ) -> Solution:
@@ -59,11 +64,17 @@ def sweep(
     results only by rounding, so compare without them.
 
     Args:
-        algorithms: one algorithm, a list of algorithms that differ only in floats, or one whose
-            floats have a leading axis (`jax.vmap(lambda s: PerPCA(2, 3, step_size=s))(steps)`).
+        algorithms: one algorithm, a list of algorithms that differ only in floats, or one with an
+            axis of algorithms (`jax.vmap(lambda s: PerPCA(2, 3, step_size=s))(steps)`).
         clients: one data set, a list of data sets of equal shapes, or one with a leading axis.
         keys: one random key, or several along a leading axis.
         rounds: rounds of each run.
+        in_axes: which arrays of one algorithm have an axis of algorithms, and where, as in
+            `equinox.filter_vmap`: an integer, None, a function from an array to one of these, or a
+            pytree of them with the algorithm's structure or a prefix of it. By default, the
+            hyperparameters that are not scalars have one in front, and other arrays, such as those
+            of a model to train, have none. A hyperparameter is a field that the algorithm's class
+            declares as a scalar, `step_size: Float[Array, ""]`.
         chunk_size: number of runs at once; all by default. Fewer need less memory.
         **arguments: passed on to `rollout`.
 
@@ -72,8 +83,9 @@ def sweep(
         which there are several, in this order.
 
     Raises:
-        ValueError: if algorithms, data sets or keys do not fit together, masks would use a key
-            twice, or as in `rollout`.
+        ValueError: if algorithms, data sets or keys do not fit together, other arrays than
+            hyperparameters might have an axis of algorithms too and `in_axes` does not say so,
+            masks would use a key twice, or as in `rollout`.
     """
     algorithm = _one("algorithms", algorithms, Algorithm)
     data = _one("clients", clients, Clients)
@@ -85,9 +97,19 @@ def sweep(
     if chunk_size is not None:
         check_count("chunk_size", chunk_size)
     data.check_ids()
-    several = (_several(algorithm), data.ids.ndim == 2, keys.ndim == 1)
-    _check_masks(arguments, several[0] or several[1], keys)
-    return _swept((algorithm, data, keys), several, rounds, chunk_size, arguments)
+    if isinstance(algorithms, Algorithm):
+        axes, length = _axes(algorithm, in_axes)
+    elif _is_default(in_axes):
+        axes, length = (0,) * len(jax.tree.leaves(algorithm)), len(algorithms)
+    else:
+        raise refuse("in_axes", "nothing beside a list, whose algorithms get one", in_axes)
+    sizes = (
+        length,
+        len(data.ids) if data.ids.ndim == 2 else None,
+        len(keys) if keys.ndim else None,
+    )
+    _check_masks(arguments, sizes[:2] != (None, None), keys)
+    return _swept((algorithm, data, keys), axes, sizes, rounds, chunk_size, arguments)
 
 
 def _check_masks(arguments: dict[str, Any], shared: bool, keys: Key[Array, "*seeds"]) -> None:
@@ -115,40 +137,117 @@ def _one(name: str, given: Any, kind: type) -> Any:
     return stack(given)
 
 
+def _axes(algorithm: Algorithm, in_axes: PyTree) -> tuple[tuple[int | None, ...], int | None]:
+    """The axis of algorithms of each leaf, and the number of algorithms, or None for one."""
+    leaves = jax.tree.leaves(algorithm)
+    axes = _declared(algorithm) if _is_default(in_axes) else _told(algorithm, in_axes)
+    found = {leaf.shape[axis] for leaf, axis in zip(leaves, axes, strict=True) if axis is not None}
+    if len(found) > 1:
+        wanted = "arrays of one length along the axis of algorithms"
+        raise refuse("algorithms", wanted, f"lengths {sorted(found)}")
+    return axes, found.pop() if found else None
+
+
+def _is_default(in_axes: PyTree) -> bool:
+    return isinstance(in_axes, str) and in_axes == HYPERPARAMETERS
+
+
+def _declared(algorithm: Algorithm) -> tuple[int | None, ...]:
+    """The first axis of hyperparameters that have one, unless other arrays leave a doubt."""
+    leaves = list(declared_scalars(algorithm))
+    axes = tuple(0 if scalar and jnp.ndim(leaf) else None for leaf, scalar in leaves)
+    lengths = {len(leaf) for (leaf, _), axis in zip(leaves, axes, strict=True) if axis == 0}
+    others = [(jnp.shape(leaf), scalar) for leaf, scalar in leaves if not scalar]
+    swept_too = others and all(shape and shape[0] in lengths for shape, _ in others)
+    if swept_too or any(shape and scalar is None for shape, scalar in others):
+        raise ValueError(
+            f"in_axes: wanted which arrays of {type(algorithm).__name__} have an axis of "
+            "algorithms, such as 0 if all have it in front, got nothing, and shapes do not tell; a "
+            "list of algorithms needs no `in_axes`"
+        )
+    return axes
+
+
+def declared_scalars(algorithm: Algorithm) -> Iterator[tuple[Any, bool | None]]:
+    """Each leaf, in order, and whether its field is declared as a scalar; None if it says neither.
+
+    Only scalar fields can be told from one algorithm to many by their shapes.
+    """
+    try:
+        kinds = get_type_hints(type(algorithm))
+    except NameError:  # a name that only a type checker imports
+        kinds = {}
+    for field in dataclasses.fields(algorithm):
+        if field.metadata.get("static", False):
+            continue
+        value, scalar = getattr(algorithm, field.name), _is_scalar(kinds.get(field.name, Array))
+        for part in jax.tree.leaves(value, is_leaf=lambda x: isinstance(x, Algorithm)):
+            if isinstance(part, Algorithm):
+                yield from declared_scalars(part)
+            else:
+                yield part, scalar
+
+
+def _is_scalar(kind: Any) -> bool | None:
+    kinds = [each for each in get_args(kind) or (kind,) if each is not NoneType]
+    if any(each is Array for each in kinds):
+        return None
+    return all(each is float or getattr(each, "dims", None) == () for each in kinds)
+
+
+def _told(algorithm: Algorithm, in_axes: PyTree) -> tuple[int | None, ...]:
+    """The axes that the caller named."""
+
+    def of_part(axis: Any, part: PyTree) -> list:
+        return [axis(leaf) if callable(axis) else axis for leaf in jax.tree.leaves(part)]
+
+    def is_axis(tree: Any) -> bool:
+        return tree is None or (callable(tree) and not isinstance(tree, eqx.Module))
+
+    try:
+        parts = jax.tree.map(of_part, in_axes, algorithm, is_leaf=is_axis)
+    except ValueError as error:
+        raise refuse(
+            "in_axes", "axes in the algorithm's structure or a prefix of it", in_axes
+        ) from error
+    axes = tuple(jax.tree.leaves(parts, is_leaf=lambda x: x is None))
+    for leaf, axis in zip(jax.tree.leaves(algorithm), axes, strict=True):
+        if axis is not None and not (is_whole(axis) and -jnp.ndim(leaf) <= axis < jnp.ndim(leaf)):
+            raise refuse("in_axes", f"None or an axis of an array of shape {jnp.shape(leaf)}", axis)
+    return axes
+
+
 @eqx.filter_jit
-def _swept(parts, several, rounds, chunk_size, arguments):
-    sizes = [_length(part) for part, many in zip(parts, several, strict=True) if many]
+def _swept(parts, axes, sizes, rounds, chunk_size, arguments):
+    lengths = [size for size in sizes if size is not None]
 
     def run(parts, number):
         # The run's position on each axis; the last axis varies fastest.
-        places = list(jnp.unravel_index(number, sizes)) if sizes else []
-        algorithm, data, key = (
-            _picked(part, places.pop(0)) if many else part
-            for part, many in zip(parts, several, strict=True)
-        )
+        places = iter(jnp.unravel_index(number, lengths)) if lengths else None
+        algorithm, data, key = parts
+        many_algorithms, many_data, many_keys = (size is not None for size in sizes)
+        if many_algorithms:
+            algorithm = _picked(algorithm, axes, next(places))
+        if many_data:
+            place = next(places)
+            data = jax.tree.map(lambda leaf: leaf[place], data)
+        key = key[next(places)] if many_keys else key
         return rollout(algorithm, data, rounds=rounds, key=key, **arguments)
 
-    if not sizes:
+    if not lengths:
         return run(parts, 0)
-    total = math.prod(sizes)
+    total = math.prod(lengths)
     runs = mapped(Partial(run, parts), jnp.arange(total), chunked(chunk_size or total))
-    return jax.tree.map(lambda leaf: leaf.reshape(*sizes, *leaf.shape[1:]), runs)
+    return jax.tree.map(lambda leaf: leaf.reshape(*lengths, *leaf.shape[1:]), runs)
 
 
-def _picked(tree: PyTree, place: Array) -> PyTree:
-    # Floats without an axis are common to all algorithms.
-    return jax.tree.map(lambda leaf: leaf[place] if jnp.ndim(leaf) else leaf, tree)
-
-
-def _several(algorithm: Algorithm) -> bool:
-    return any(jnp.ndim(leaf) > 0 for leaf in jax.tree.leaves(algorithm))
-
-
-def _length(tree: PyTree) -> int:
-    lengths = {leaf.shape[0] for leaf in jax.tree.leaves(tree) if jnp.ndim(leaf) > 0}
-    if len(lengths) != 1:
-        raise ValueError(f"algorithms: their floats need one common leading axis, got {lengths}")
-    return lengths.pop()
+def _picked(tree: PyTree, axes: Sequence[int | None], place: Array) -> PyTree:
+    leaves, structure = jax.tree.flatten(tree)
+    picked = [
+        leaf if axis is None else jax.lax.dynamic_index_in_dim(leaf, place, axis, keepdims=False)
+        for leaf, axis in zip(leaves, axes, strict=True)
+    ]
+    return jax.tree.unflatten(structure, picked)
 
 
 def mapped(function: Callable[[PyTree], PyTree], points: PyTree, backend: Backend) -> PyTree:

@@ -190,6 +190,17 @@ def test_bad_cluster_settings_are_refused(monkeypatch):
         processes.initialize()
 
 
+def test_weights_by_samples_need_their_numbers():
+    """Second moments without numbers of samples had equal weights, without a word."""
+    matrices, spread = np.stack([np.eye(3)] * 4), jf.Clients.from_process_local
+    counted = jf.Clients.from_moments(matrices, counts=[1, 2, 3, 2])
+    found = spread(counted, backend=jf.backend.shard(1), weights="samples")
+    np.testing.assert_allclose(found.weights, [1 / 8, 2 / 8, 3 / 8, 2 / 8])
+    with pytest.raises(ValueError, match=r"^weights: wanted 'equal' or numbers, got 'samples'"):
+        moments = jf.Clients.from_moments(matrices)
+        spread(moments, backend=jf.backend.shard(1), weights="samples")
+
+
 @pytest.mark.slow
 def test_one_process_has_all_of_its_clients(key):
     """The same program runs in one process, on its own devices."""

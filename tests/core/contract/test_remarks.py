@@ -9,6 +9,7 @@ import pytest
 
 import jaxfed as jf
 from jaxfed.cli import main
+from jaxfed.core.clients.energies import warn_of_large
 from jaxfed.core.contract.remarks import not_converged
 
 KEY = jax.random.key(0)
@@ -183,6 +184,22 @@ def test_a_client_of_another_scale_is_told_however_the_data_lie(make):
     with pytest.warns(jf.EnergyWarning, match=r"client id, 7 \(") as told:
         jf.fit(jf.pca.PerPCA(1, 1), make(of_another_scale()), rounds=1, key=KEY)
     assert len(told) == 1
+
+
+def test_a_missing_entry_silences_no_warning():
+    arrays = list(of_another_scale())
+    arrays[2] = arrays[2].copy()
+    arrays[2][0, 0] = np.nan
+    clients = jf.Clients.from_source(arrays, missing="mask")
+    with pytest.warns(jf.EnergyWarning, match=r"client id, 7 \("):
+        jf.fit(jf.pca.HMF(1, 1), clients, rounds=1, key=KEY)
+
+
+def test_an_energy_that_is_no_number_silences_no_warning():
+    energies = np.ones(20)
+    energies[[3, 7]] = np.nan, 99
+    with pytest.warns(jf.EnergyWarning, match=r"client id, 7 \(99 times the median\);"):
+        warn_of_large(energies, jf.Clients.from_samples(of_another_scale()))
 
 
 def test_who_does_not_dominate_is_not_told_of():

@@ -255,6 +255,18 @@ def test_early_stopping_in_a_run(key, x64):
     assert fit(key, callbacks=[stopping], **arguments).rounds == 9
 
 
+@pytest.mark.parametrize(
+    ("metric", "every"), [(lambda r: jnp.nan * r.shared.sum(), 1), (lambda r: r.shared.sum(), 50)]
+)
+def test_a_metric_that_is_never_a_number_chooses_no_round(metric, every, key):
+    def metrics(result):
+        return {"gap": metric(result)}
+
+    chosen = fit(key, best="gap", metrics=metrics, metrics_every=every, chunk_rounds=3)
+    assert chosen.status == jf.Status.unmeasured
+    chex.assert_trees_all_equal(chosen.result, fit(key, chunk_rounds=3).result)
+
+
 def test_early_stopping_refuses_metrics_it_cannot_watch(key):
     with pytest.raises(ValueError, match=r"^monitor: wanted one of .*objective.*, got 'loss'"):
         fit(key, callbacks=[jf.EarlyStopping("loss")])

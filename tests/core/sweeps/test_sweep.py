@@ -1,5 +1,6 @@
 """Whole grids in one compiled call."""
 
+import dataclasses
 import functools
 import logging
 import os
@@ -9,14 +10,18 @@ import sys
 import warnings
 
 import chex
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 import xarray
 
 import jaxfed as jf
 from jaxfed.core.store import arrays as store
+from jaxfed.core.sweeps.sweep import declared_scalars
+from tests.examples import CLIENTS, EXAMPLES
 from tests.helpers import gaussian
 
 ROUNDS, STEPS = 6, (0.02, 0.05, 0.1)
@@ -90,6 +95,62 @@ def test_several_hyperparameters_vary_together_or_stay_fixed():
     wanted = jf.sweep(algorithms, sampled(), keys=key, rounds=ROUNDS)
     partly = jf.pca.PerPCA(1, 1, step_size=jnp.asarray(STEPS), decay=0.5)
     same(jf.sweep(partly, sampled(), keys=key, rounds=ROUNDS), wanted)
+
+
+def trained(model, step_size=0.1):
+    """Federated averaging of one array."""
+    step_size = jnp.asarray(step_size)
+    return jf.generative.FedAvg(model, squares, SGD, local_steps=1, step_size=step_size)
+
+
+def squares(model, batch, key):
+    return jnp.mean((batch - model) ** 2)
+
+
+SGD = optax.sgd(1.0)
+MODEL = jnp.asarray([0.5, 1.0, -1.0, 2.0])
+
+
+def test_a_model_is_not_taken_for_many():
+    """The axes of a model's arrays are no axes of algorithms unless the caller says so."""
+    run = functools.partial(jf.sweep, clients=sampled(), rounds=2)
+    keys = jax.random.split(jax.random.key(0))
+    assert run(trained(MODEL), keys=keys).result.shared.shape == (2, 4)
+    steps = jnp.asarray(STEPS)
+    wanted = run([trained(MODEL, s) for s in STEPS], keys=keys[0])
+    same(run(trained(MODEL, steps), keys=keys[0]), wanted)
+    # Here nothing tells whether the model has an axis of algorithms.
+    models = jnp.outer(jnp.arange(1.0, 4), MODEL)
+    wanted = run([trained(*each) for each in zip(models, STEPS, strict=True)], keys=keys[0])
+    stacked = jax.vmap(trained)(models, steps)
+    with pytest.raises(ValueError, match=r"^in_axes: wanted which arrays of FedAvg have an axis"):
+        run(stacked, keys=keys[0])
+    same(run(stacked, keys=keys[0], in_axes=0), wanted)
+    same(run(stacked, keys=keys[0], in_axes=eqx.if_array(0)), wanted)
+    across = eqx.tree_at(lambda a: a.arrays, stacked, models.T)
+    axes = eqx.tree_at(lambda a: a.arrays, jax.tree.map(lambda _: 0, stacked), -1)
+    same(run(across, keys=keys[0], in_axes=axes), wanted)
+    assert run(trained(models[0]), keys=keys[0], in_axes=None).rounds.shape == ()
+
+
+def test_algorithms_without_hyperparameters_have_an_axis_too():
+    grid = jf.sweep([jf.pca.Pooled(2)] * 2, sampled(), keys=jax.random.key(0), rounds=1)
+    assert grid.result.shared.shape == (2, 4, 2)
+
+
+@pytest.mark.parametrize("kind", EXAMPLES, ids=lambda kind: kind.__name__)
+def test_hyperparameters_are_declared_as_scalars(kind):
+    """A sweep knows hyperparameters by their declared shapes, also those of a wrapped algorithm."""
+    for example in EXAMPLES[kind].good.values():
+        algorithm = example.make(CLIENTS)
+        found = list(declared_scalars(algorithm))
+        assert [leaf for leaf, _ in found] == jax.tree.leaves(algorithm)
+        for leaf, scalar in found:
+            assert scalar is not None and (jnp.ndim(leaf) == 0 or not scalar)
+        fields = [getattr(algorithm, field.name) for field in dataclasses.fields(algorithm)]
+        for value in fields:
+            if eqx.is_array(value) and value.ndim == 0:
+                assert any(leaf is value and scalar for leaf, scalar in found)
 
 
 @pytest.mark.slow
@@ -178,9 +239,18 @@ def test_grids_that_do_not_fit_are_refused():
         jf.sweep([jf.pca.PerPCA(1, 1), jf.pca.PerPCA(1, 2)], sampled(), keys=keys, rounds=2)
     with pytest.raises(ValueError, match=r"^stack: shapes must agree"):
         jf.sweep(perpca(0.1), [sampled(), sampled(samples=9)], keys=keys, rounds=2)
-    with pytest.raises(ValueError, match=r"^algorithms: their floats need one common"):
+    with pytest.raises(ValueError, match=r"^algorithms: .*, got .lengths \[2, 3\]"):
         lengths = jf.pca.PerPCA(1, 1, step_size=jnp.ones(2), decay=jnp.ones(3))
         jf.sweep(lengths, sampled(), keys=keys, rounds=2)
+    for algorithm, in_axes in (
+        (perpca(0.1), 0),
+        (jax.vmap(perpca)(jnp.ones(3)), 1),
+        (perpca(0.1), "all"),
+        (perpca(0.1), (0, None)),
+        ([perpca(0.1)], 0),
+    ):
+        with pytest.raises(ValueError, match=r"^in_axes: wanted"):
+            jf.sweep(algorithm, sampled(), keys=keys, rounds=2, in_axes=in_axes)
     for chunk_size in (0, -1, 1.5):
         with pytest.raises(ValueError, match=r"^chunk_size: wanted a whole number of at least 1"):
             jf.sweep(perpca(0.1), sampled(), keys=keys, rounds=2, chunk_size=chunk_size)
