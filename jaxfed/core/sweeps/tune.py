@@ -217,7 +217,9 @@ def _logarithms(algorithm: Algorithm, names: Sequence[str]) -> dict[str, Array]:
         if not eqx.is_inexact_array(value) or not (value > 0).all():
             kind = type(algorithm).__name__
             raise refuse("names", f"positive floats of {kind}, which {name} is not", value)
-        found[name] = jnp.log(value)
+        # Of the type that updates have, not a weak one, with which the first step would be a program
+        # of its own.
+        found[name] = jnp.asarray(jnp.log(value), value.dtype)
     return found
 
 
