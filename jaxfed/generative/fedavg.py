@@ -26,7 +26,6 @@ from jaxfed.generative._training import (
     split_model,
 )
 
-
 # One object, because JAX compiles again for each new one.
 ADAM = optax.adam(3e-3)
 

@@ -217,8 +217,7 @@ def _logarithms(algorithm: Algorithm, names: Sequence[str]) -> dict[str, Array]:
         if not eqx.is_inexact_array(value) or not (value > 0).all():
             kind = type(algorithm).__name__
             raise refuse("names", f"positive floats of {kind}, which {name} is not", value)
-        # Of the type that updates have, not a weak one, with which the first step would be a program
-        # of its own.
+        # Not of a weak type, which updates do not have: the first step would be compiled alone.
         found[name] = jnp.asarray(jnp.log(value), value.dtype)
     return found
 
