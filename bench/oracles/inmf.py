@@ -208,7 +208,7 @@ def seconds(python: str) -> None:
     jax.config.update("jax_enable_x64", True)
 
     def run(rounds: int, clients: jf.Clients, **options: Any) -> jf.Solution:
-        algorithm = jf.nmf.INMF(K, LAMBDA, **options)
+        algorithm = jf.nmf.INMF(K, LAMBDA, start="random", **options)
         return jf.fit(algorithm, clients, rounds=rounds, key=jax.random.key(0))
 
     rows = []

@@ -71,7 +71,7 @@ CASES = {
     jf.pca.GlobalProbabilisticPCA: Case(lambda: jf.pca.GlobalProbabilisticPCA(RANK, 0.5)),
     jf.pca.AdaptivePCA: Case(lambda: jf.pca.AdaptivePCA(RANK, 0.5), warm=True),
     jf.pca.EmpiricalBayesPCA: Case(lambda: jf.pca.EmpiricalBayesPCA(RANK, 0.5), warm=True),
-    jf.nmf.INMF: Case(lambda: jf.nmf.INMF(RANK)),
+    jf.nmf.INMF: Case(lambda: jf.nmf.INMF(RANK, start="random")),
     jf.gcca.MaxVar: Case(lambda: jf.gcca.MaxVar(RANK)),
     jf.gcca.DeepMaxVar: Case(lambda: jf.gcca.DeepMaxVar(NETWORK, ADAM, rank=RANK, inner_epochs=30)),
     jf.gcca.MVLSA: Case(lambda: jf.gcca.MVLSA(RANK), rounds=1),

@@ -27,6 +27,9 @@ class AdaptiveAutoencoder(Adaptive):
     gives no step sizes, ξ or initial spread, so both use the authors' values for MNIST. In the
     authors' code, personal models start from separate random weights; pass a warm start for that.
 
+    Plain descent is slow: with `step_size=3e-3, global_step_size=1.0, optimizer=optax.adam(1.0)`,
+    the error of handwritten digits after 150 rounds is a third of that by default.
+
     The text also mentions a momentum for all methods. `optimizer=optax.sgd(1.0, momentum=0.9)` adds
     it for the personal models, as `jaxfed reproduce adept/table1` and `adept/table2` do; in their
     grids, a `global_step_size` of 1 and an `initial_spread` of 0.1 to 1 do well. By default the

@@ -26,6 +26,9 @@ from jaxfed.generative._training import (
     split_model,
 )
 
+# One object, because JAX compiles again for each new one.
+ADAM = optax.adam(3e-3)
+
 
 class Server(NamedTuple):
     """The server's state between rounds."""
@@ -82,9 +85,9 @@ class FedAvg(Training):
         self,
         model: PyTree,
         loss: Loss,
-        client_optimizer: optax.GradientTransformation,
+        client_optimizer: optax.GradientTransformation = ADAM,
         *,
-        local_steps: int,
+        local_steps: int = 20,
         batch_size: int | None = None,
         step_size: ArrayLike = 1.0,
         proximal: ArrayLike = 0.0,
@@ -97,7 +100,9 @@ class FedAvg(Training):
             model: the initial model, a pytree; its floating-point arrays are the parameters.
             loss: `loss(model, batch, key)` is the mean loss of a batch of samples `(b, d)`, a
                 scalar; random models and losses use `key`.
-            client_optimizer: of the local steps; its state is new in each round.
+            client_optimizer: of the local steps; its state is new in each round. The default,
+                `optax.adam(3e-3)`, does not depend on the loss's unit. Plain descent does: a step
+                size that suits centred samples may be far too long for others.
             local_steps: local steps per round.
             batch_size: samples per local step. They are drawn without replacement until too few
                 are left for another batch, then from all of the client's samples again. None uses

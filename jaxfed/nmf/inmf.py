@@ -10,7 +10,7 @@ brain cell identity, Cell 177. In minibatches: Gao et al. (2021), Iterative sing
 integration using online learning, Nature Biotechnology 39.
 """
 
-from typing import NamedTuple, final
+from typing import Literal, NamedTuple, final
 
 import equinox as eqx
 import jax
@@ -23,6 +23,7 @@ from jaxfed.contract import (
     DifferentiatedThrough,
     check_count,
     check_factor,
+    check_name,
     check_positive,
     hyperparameter,
     refuse,
@@ -31,10 +32,17 @@ from jaxfed.core.clients import samples
 from jaxfed.core.common.printing import is_known
 from jaxfed.linalg.division import ratio
 from jaxfed.linalg.precision import client_matmul, data_matmul
+from jaxfed.linalg.svd import svd
 from jaxfed.nmf._nonnegative import hals_sweep, loadings_of
 
+# Columns of the sketch that the start comes from: at least LEAST, so that runs of different ranks
+# up to 12 begin at the same components.
+LEAST, OVERSAMPLING = 32, 8
+
+Start = Literal["svd", "random"]
 Rows = Float[Array, "rank features"]
 Columns = Float[Array, "features rank"]
+Sketch = Float[Array, "features width"]
 
 
 class Member(NamedTuple):
@@ -81,16 +89,26 @@ class INMF(Algorithm, DifferentiatedThrough):
     the observed entries, and the products replace missing entries by their fitted values. The
     objective counts only observed entries, and still never rises.
 
+    By default, the shared parts start at the non-negative parts of the leading right singular
+    vectors of all samples, as in NNDSVD, and own parts at zero. The server finds the vectors in the
+    mean of the clients' products \(X_i^\top X_i \Omega\) with a fixed thin matrix \(\Omega\).
+    Which part of a vector is taken, the positive or the negative one, depends on their lengths
+    alone, because the left singular vectors stay with the clients.
+
     The shared parts of the result have unit length. They are `(features, rank)`, like each
     client's own parts.
 
-    Source: Welch et al. (2019) and, for `batches`, Gao et al. (2021), whose updates these are.
+    Source: Welch et al. (2019) and, for `batches`, Gao et al. (2021), whose updates these are; for
+    the start, Boutsidis & Gallopoulos (2008), SVD based initialization: a head start for
+    nonnegative matrix factorization, and Halko, Martinsson & Tropp (2011), Finding structure with
+    randomness.
     """
 
     penalty: Float[Array, ""]
     active_rank: Float[Array, ""] | None
     rank: int = eqx.field(static=True)
     batches: int = eqx.field(static=True)
+    start: Start = eqx.field(static=True)
 
     def __init__(
         self,
@@ -99,6 +117,7 @@ class INMF(Algorithm, DifferentiatedThrough):
         *,
         active_rank: float | Array | None = None,
         batches: int = 1,
+        start: Start = "svd",
     ):
         """Set up the algorithm.
 
@@ -110,17 +129,20 @@ class INMF(Algorithm, DifferentiatedThrough):
             batches: number of parts of each client's samples. Each round uses the next part: every
                 `batches`-th sample. Products then include those of earlier rounds, up to two passes
                 ago, as in online iNMF.
+            start: `"svd"`, as above, or `"random"`: shared parts are drawn uniformly and own parts
+                from the client's samples, both by the run's key.
 
         Raises:
             ValueError: if the rank or the number of batches is not a positive whole number, the
-                penalty is negative or not finite, or the active rank is not positive or is above
-                the rank.
+                penalty is negative or not finite, the active rank is not positive or is above the
+                rank, or the start is unknown.
         """
         check_count("rank", rank)
         check_factor("penalty", penalty)
         check_positive("active_rank", active_rank, optional=True)
         check_count("batches", batches)
-        self.rank, self.batches = rank, batches
+        check_name("start", start, ("svd", "random"))
+        self.rank, self.batches, self.start = rank, batches, start
         self.penalty = hyperparameter(penalty)
         self.active_rank = hyperparameter(active_rank)
         if is_known(self.active_rank) and np.max(np.asarray(self.active_rank)) > rank:
@@ -146,10 +168,23 @@ class INMF(Algorithm, DifferentiatedThrough):
             return Member(data.values, None, data.count)
         return Member(jnp.where(data.observed, data.values, 0), data.observed, data.count)
 
-    def server_init(self, key, first, like: Member, warm_start) -> Rows:
-        """Return the warm start's shared parts, or random ones of unit length."""
+    def first_message(self, key, data: Member, warm_start) -> Sketch | None:
+        """Return the product of the second moment with a thin matrix, which is the same for all."""
+        if warm_start is not None or self.start == "random":
+            return None
+        features, dtype = data.values.shape[-1], data.size.dtype
+        width = min(features, max(LEAST, 2 * self.rank + OVERSAMPLING))
+        normal = np.random.default_rng(0).standard_normal((features, width))
+        thin = jnp.asarray(np.linalg.qr(normal)[0], dtype)
+        filled = _filled(data)
+        return data_matmul(filled.T, data_matmul(filled, thin))
+
+    def server_init(self, key, first: Sketch | None, like: Member, warm_start) -> Rows:
+        """Return the warm start's shared parts, or those of the chosen start, of unit length."""
         if warm_start is not None:
             return self._active(warm_start.shared.T)
+        if self.start == "svd":
+            return self._active(_unit(_longer_parts(svd(first)[0][:, : self.rank].T)))
         features, dtype = like.values.shape[-1], like.size.dtype
 
         def one(number):
@@ -158,9 +193,11 @@ class INMF(Algorithm, DifferentiatedThrough):
         return self._active(_unit(jax.vmap(one)(jnp.arange(self.rank))))
 
     def client_init(self, key, downlink: Rows, data: Member, warm_start) -> Local:
-        """Return the warm start's own parts, or samples at random, scaled to unit length."""
+        """Return the warm start's own parts, zeros, or samples at random, of unit length."""
         if warm_start is not None and warm_start.local is not None:
             components = warm_start.local.T
+        elif self.start == "svd":
+            components = jnp.zeros_like(downlink)
         else:
 
             def one(number):
@@ -321,6 +358,23 @@ def check_warm_start_shapes(warm_start, clients, rank: int) -> None:
             raise ValueError(
                 f"warm_start: wanted {name} components of shape {shape}, got {jnp.shape(part)}"
             )
+
+
+def _filled(data: Member) -> Float[Array, "samples features"]:
+    """Return ONE client's samples, with missing entries at the means of their features."""
+    values = data.values.astype(data.size.dtype)
+    if data.observed is None:
+        return values
+    means = ratio(jnp.sum(values, axis=0), jnp.sum(data.observed, axis=0, dtype=values.dtype))
+    real = jnp.arange(len(values)) < data.size
+    return jnp.where(real[:, None] & ~data.observed, means, values)
+
+
+def _longer_parts(vectors: Rows) -> Rows:
+    """Return the positive parts of vectors or of their negatives, whichever are longer."""
+    positive, negative = jnp.maximum(vectors, 0), jnp.maximum(-vectors, 0)
+    longer = jnp.sum(positive**2, axis=1) >= jnp.sum(negative**2, axis=1)
+    return jnp.where(longer[:, None], positive, negative)
 
 
 def _lengths(components: Rows) -> Float[Array, "rank 1"]:

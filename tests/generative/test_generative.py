@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from sklearn.datasets import load_digits
 
 import jaxfed as jf
 from jaxfed.generative import FedAvg
@@ -70,6 +71,35 @@ def test_rounds_equal_the_reference(options, reference, key, x64):
     numbers = 2 * FEATURES * LATENT + FEATURES + LATENT
     for bits in ("bits_up", "bits_down"):
         np.testing.assert_allclose(solution.history[bits], 64 * numbers * np.arange(1, 11))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("centred", "unit"), [(True, 1), (False, 1), (False, 0.01), (False, 100)])
+def test_defaults_come_close_to_pooled_training(centred, unit, key):
+    """Of clients with two digits each; steps of plain descent suit one unit alone."""
+    digits = load_digits()
+    pixels = unit * (digits.data - centred * digits.data.mean(0)) / 16
+    first, second = np.split(np.argsort(digits.target, kind="stable")[:1760], 2)
+    rows = np.concatenate([first.reshape(40, -1), second.reshape(40, -1)], axis=1)
+    samples = pixels[rows].astype(np.float32)
+    model, pooled = (
+        Autoencoder(64, 10, hidden="relu", key=key),
+        jnp.asarray(samples).reshape(-1, 64),
+    )
+
+    def left(model):
+        return reconstruction_loss(model, pooled, key) / jnp.mean(jnp.sum(pooled**2, 1))
+
+    run = jf.fit(
+        FedAvg(model, reconstruction_loss, batch_size=6),
+        jf.Clients.from_samples(samples),
+        rounds=100,
+        key=key,
+    )
+    decaying = optax.adam(optax.cosine_decay_schedule(3e-3, 6000))
+    alone = FedAvg(model, reconstruction_loss, decaying, local_steps=6000, batch_size=60)
+    best = jf.fit(alone, jf.Clients.from_samples(pooled[None]), rounds=1, key=key)
+    assert left(run.result.shared) <= (1.2 if centred else 1.1) * left(best.result.shared)
 
 
 @pytest.mark.slow

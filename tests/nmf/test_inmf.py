@@ -11,6 +11,7 @@ from scipy.optimize import nnls
 
 import jaxfed as jf
 from bench.oracles import inmf as oracle
+from bench.tables.inmf import KINDS
 from jaxfed.nmf._nonnegative import nonnegative_least_squares
 from jaxfed.testing import check_algorithm
 from tests.helpers import solve
@@ -19,6 +20,7 @@ from tests.references import inmf as reference
 KEPT = json.loads(oracle.NUMBERS.read_text(encoding="utf-8"))
 RANK, PENALTY = oracle.RANK, oracle.PENALTY
 SLOW = pytest.mark.slow
+OTHERS = [kind for kind in KINDS if kind != "alike clients"]
 
 
 def warm(case):
@@ -93,7 +95,7 @@ def test_the_objective_is_that_of_the_result_and_never_rises(x64, share):
     run = solve(jf.nmf.INMF(RANK, PENALTY), clients, rounds=400)
     objectives = np.asarray(run.history["objective"])
     assert (np.diff(objectives) <= 1e-12 * objectives[0]).all()
-    assert objectives[-1] < 0.05 * objectives[0]
+    assert objectives[-1] < 0.02 * np.mean([np.nansum(x**2) for x in samples])
     np.testing.assert_allclose(objective(samples, run.result), objectives[-1], rtol=1e-6)
 
 
@@ -154,6 +156,22 @@ def test_held_out_tiles_choose_the_rank(x64):
 
     found = jf.grid(held_out, {"rank": [1, 2, 3, 4, 6]})
     assert found["error"].idxmin("rank") == 3
+
+
+@pytest.mark.parametrize("kind", ["alike clients", *(pytest.param(k, marks=SLOW) for k in OTHERS)])
+def test_the_default_start_reaches_the_best_of_random_ones(kind):
+    """Of random starts, up to a fifth end further away, at up to eleven times the best."""
+    rank, drawn = KINDS[kind]
+    samples = [x.astype(np.float32) for x in drawn(np.random.default_rng(0))]
+    clients = jf.Clients.from_samples(samples)
+
+    def least(algorithm, rounds, starts):
+        keys = jax.random.split(jax.random.key(1), starts)
+        return jf.sweep(algorithm, clients, rounds=rounds, keys=keys).history["objective"][:, -1]
+
+    first, again = least(jf.nmf.INMF(rank), 100, 2)
+    assert first == again  # it does not depend on the key
+    assert first <= 1.02 * least(jf.nmf.INMF(rank, start="random"), 300, 10).min()
 
 
 @pytest.mark.slow
@@ -289,6 +307,7 @@ def test_bad_input_is_refused():
     below = jf.Clients.from_samples([x - 1 for x in samples])
     moments = jf.Clients.from_moments(np.stack([np.eye(4)] * 3))
     for call, message in [
+        (lambda: jf.nmf.INMF(2, start="nndsvd"), "^start: wanted one of"),
         (
             lambda: jf.fit(algorithm, below, rounds=1, key=jax.random.key(0)),
             "^clients: wanted samples without negative",

@@ -60,7 +60,7 @@ def run(
         samples, mask = drawn.samples[seed], jnp.asarray(drawn.held_out[0])
         gaps = jnp.where(mask, jnp.nan, samples)
         clients = jf.Clients.from_samples(gaps, missing="mask")
-        algorithm = INMF(max(ranks), penalty, active_rank=rank)
+        algorithm = INMF(max(ranks), penalty, active_rank=rank, start="random")
         run = jf.rollout(algorithm, clients, rounds=ROUNDS, key=jax.random.key(0))
         left = jnp.where(mask, complete(run, gaps) - samples, 0)
         energy = jnp.sum(jnp.where(mask, 0, samples) ** 2) / len(samples)

@@ -7,7 +7,7 @@ from jaxfed._checks import check_count, check_flag, check_instance, check_positi
 from jaxfed._optional import require
 from jaxfed.core.contract import fixed_point
 from jaxfed.core.contract.algorithm import Algorithm
-from jaxfed.core.derivatives.implicit import Report, differentiable
+from jaxfed.core.derivatives.implicit import TURNING, Report, differentiable
 from jaxfed.core.derivatives.linear_system import SolverSettings
 from jaxfed.core.round.problem import Problem
 from jaxfed.core.run.adjoint import Adjoint
@@ -64,7 +64,7 @@ def implicit(
     through: Algorithm | None = None,
     memory: int = 10,
     fixed_point_tol: float | None = None,
-    turning_tol: float = 1e-3,
+    turning_tol: float = TURNING,
     report: Report | None = None,
     throw: bool = True,
     direct: int = 0,

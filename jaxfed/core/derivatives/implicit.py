@@ -45,6 +45,7 @@ TURNS = (
     "adjoint: wanted a loss that depends on subspaces alone, got one that depends on how their "
     "bases are turned, by which a solution has no derivative"
 )
+TURNING = 1e-3  # the fraction of a cotangent that may depend on rotations of bases
 RunStates = tuple[PyTree, PyTree]  # the server's state, and the clients' along a leading axis
 
 

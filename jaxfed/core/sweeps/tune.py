@@ -1,6 +1,7 @@
 """Tunes hyperparameters by gradient descent on a held-out loss: bilevel optimization."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -8,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Bool, Float, Key
 
 from jaxfed._checks import (
     check_callable,
@@ -22,10 +23,13 @@ from jaxfed._optional import require
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
 from jaxfed.core.derivatives.adjoint import implicit
-from jaxfed.core.derivatives.implicit import Report
-from jaxfed.core.run.adjoint import Adjoint
+from jaxfed.core.derivatives.implicit import TURNING, TURNS, Report
+from jaxfed.core.run.adjoint import Adjoint, checkpointed
 from jaxfed.core.run.rollout import rollout
 from jaxfed.core.run.solution import Solution
+
+# How often a solve goes on, by as many rounds again, until it is a solution.
+TRIES = 4
 
 HeldOut = Callable[[Personalized], Float[Array, ""]]
 
@@ -40,6 +44,8 @@ class Tuned(NamedTuple):
         loss: the held-out loss at each step.
         rounds: rounds of each step's solve.
         adjoint_rounds: rounds of each step's linear system; zero if derivatives are unrolled.
+        truncated: whether each step follows the derivative of its last rounds alone, because its
+            solve did not converge (see `tune`).
     """
 
     algorithm: Algorithm
@@ -48,6 +54,7 @@ class Tuned(NamedTuple):
     loss: Float[np.ndarray, " steps"]
     rounds: Float[np.ndarray, " steps"]
     adjoint_rounds: Float[np.ndarray, " steps"]
+    truncated: Bool[np.ndarray, " steps"]
 
 
 def tune(
@@ -72,6 +79,12 @@ def tune(
     hyperparameters along the gradient of the held-out loss, which is differentiated implicitly at
     the solution. Tuning several hyperparameters costs as much as tuning one.
 
+    By default, a solve whose result a round still moves, by more than 1e-4 of its norm in single
+    and 1e-6 in double precision, goes on without `tol`, by as many rounds again, up to four times.
+    If that does not suffice, or the linear system is not solved, the step follows the derivative of
+    the last `rounds` rounds instead. It ignores how earlier rounds depend on the hyperparameters,
+    so it is too short but usually points the same way. `Tuned.truncated` says in which steps.
+
     Args:
         algorithm: the algorithm to tune, with the initial hyperparameters.
         clients: the clients to run it on.
@@ -82,10 +95,9 @@ def tune(
         rounds: rounds of the first solve; an upper limit for the others with `tol`.
         steps: largest number of steps.
         key: random key.
-        tol: ends a solve, as in `rollout`. If it is too large, there is no fixed point to
-            differentiate.
+        tol: ends a solve, as in `rollout`.
         patience: stop after this many steps without a lower loss; None never does.
-        adjoint: how to differentiate; `jaxfed.adjoint.implicit()` by default.
+        adjoint: how to differentiate, without a second try; None is described above.
         progress: show a progress bar with the loss.
         **arguments: passed on to `rollout`.
 
@@ -93,13 +105,14 @@ def tune(
         The best hyperparameters, their solution, and the path to them.
 
     Raises:
-        ValueError: if names are not positive floats of the algorithm, or other arguments are
-            unsuitable.
+        ValueError: if names are not positive floats of the algorithm, the loss depends on how bases
+            of subspaces are turned, or other arguments are unsuitable.
         FloatingPointError: if the loss or its gradient is not finite.
         ImportError: if Lineax is missing, or tqdm if a progress bar is requested.
 
     Source: Pedregosa (2016), Hyperparameter optimization with approximate gradient; Lorraine, Vicol
-    & Duvenaud (2020), Optimizing millions of hyperparameters by implicit differentiation.
+    & Duvenaud (2020), Optimizing millions of hyperparameters by implicit differentiation; for the
+    last rounds alone, Shaban et al. (2019), Truncated back-propagation for bilevel optimization.
     """
     check_instance("algorithm", algorithm, Algorithm, "a jaxfed algorithm")
     check_instance("clients", clients, Clients, "jaxfed.Clients")
@@ -111,41 +124,54 @@ def tune(
     if patience is not None:
         check_count("patience", patience)
     check_flag("progress", progress)
-    adjoint = implicit() if adjoint is None else adjoint
-    check_instance("adjoint", adjoint, Adjoint, "one of jaxfed.adjoint")
+    if adjoint is not None:
+        check_instance("adjoint", adjoint, Adjoint, "one of jaxfed.adjoint")
+    first = implicit(throw=False) if adjoint is None else adjoint
+    ways = [(first, tol), (first, None), (checkpointed(), None)]
+    # Each try solves from the result of the one before, until one has a derivative.
+    longer, last = 0 if tol is None else 1, 2
+    tries = [0] if adjoint is not None else [0, *[longer] * TRIES, last]
 
-    def solved(clients, logarithms, warm_start, adjoint):
+    def solved(way, clients, logarithms, warm_start):
         tuned = _with(algorithm, logarithms)
-        given = arguments | {"warm_start": warm_start, "adjoint": adjoint}
-        return rollout(tuned, clients, rounds=rounds, key=key, tol=tol, **given)
+        given = arguments | {"warm_start": warm_start, "adjoint": way[0], "tol": way[1]}
+        return rollout(tuned, clients, rounds=rounds, key=key, **given)
 
-    def loss(logarithms, report, clients, warm_start):
-        solution = solved(clients, logarithms, warm_start, adjoint.with_report(report))
+    def loss(logarithms, report, way, clients, warm_start):
+        solution = solved((way[0].with_report(report), way[1]), clients, logarithms, warm_start)
         return held_out(solution.result), solution
 
-    @jax.jit
-    def step(logarithms, state, clients, warm_start):
+    @partial(jax.jit, static_argnums=0)
+    def step(way, logarithms, state, clients, warm_start):
         derivative = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)
-        (value, solution), found = derivative(logarithms, Report(), clients, warm_start)
-        gradient, report = found
+        (value, solution), (gradient, report) = derivative(
+            logarithms, Report(), ways[way], clients, warm_start
+        )
         updates, state = optimizer.update(gradient, state, logarithms)
         moved = optax.apply_updates(logarithms, updates)
-        return moved, state, value, optax.tree.norm(gradient), report.rounds, solution
+        return moved, state, value, optax.tree.norm(gradient), report, solution
 
     # Solve once before the steps, from the caller's warm start, if any: then each step starts from
     # a result, and all of them are one program.
-    result = jax.jit(lambda clients: solved(clients, start, arguments.get("warm_start"), adjoint))(
-        clients
-    ).result
+    given = arguments.get("warm_start")
+    result = jax.jit(lambda clients: solved(ways[0], clients, start, given))(clients).result
     logarithms, state = start, optimizer.init(start)
     path: list[dict[str, np.ndarray]] = []
-    losses, run_rounds, adjoint_rounds = [], [], []
+    losses, run_rounds, adjoint_rounds, truncated = [], [], [], []
     best = logarithms, None
     bar = require("tqdm.auto", extra="cli").tqdm(total=steps, unit="step") if progress else None
     for number in range(steps):
         at = logarithms
-        logarithms, state, value, slope, taken, solution = step(at, state, clients, result)
-        result = solution.result
+        taken = 0.0
+        for way in tries:
+            moved = step(way, at, state, clients, result)
+            value, slope, report, solution = moved[2:]
+            result, taken = solution.result, taken + float(solution.rounds)
+            if adjoint is None and report.turning > TURNING:
+                raise ValueError(TURNS)
+            if np.isfinite(slope) or not np.isfinite(value):
+                break
+        logarithms, state = moved[:2]
         if not (np.isfinite(value) and np.isfinite(slope)):
             raise FloatingPointError(
                 f"the held-out loss is {float(value)} and its gradient's length {float(slope)} in "
@@ -153,8 +179,9 @@ def tune(
             )
         path.append({name: np.exp(np.asarray(x)) for name, x in at.items()})
         losses.append(float(value))
-        run_rounds.append(float(solution.rounds))
-        adjoint_rounds.append(float(taken))
+        run_rounds.append(taken)
+        adjoint_rounds.append(float(report.rounds))
+        truncated.append(way == last)
         # `losses` contains this one, so this holds for the lowest so far.
         if losses[-1] <= min(losses):
             best = at, solution
@@ -171,7 +198,7 @@ def tune(
         _with(algorithm, found),
         solution,
         {name: np.stack([one[name] for one in path]) for name in start},
-        *map(np.asarray, (losses, run_rounds, adjoint_rounds)),
+        *map(np.asarray, (losses, run_rounds, adjoint_rounds, truncated)),
     )
 
 
@@ -190,7 +217,8 @@ def _logarithms(algorithm: Algorithm, names: Sequence[str]) -> dict[str, Array]:
         if not eqx.is_inexact_array(value) or not (value > 0).all():
             kind = type(algorithm).__name__
             raise refuse("names", f"positive floats of {kind}, which {name} is not", value)
-        found[name] = jnp.log(value)
+        # Not of a weak type, which updates do not have: the first step would be compiled alone.
+        found[name] = jnp.asarray(jnp.log(value), value.dtype)
     return found
 
 

@@ -7,6 +7,7 @@ import optax
 import pytest
 
 import jaxfed as jf
+from bench.tables.inmf import counts
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -92,6 +93,87 @@ def test_five_hyperparameters_are_tuned_at_once(problem):
         assert abs(np.log(together.path[name][1] / together.path[name][0])) > 0.1, name
     alone = [tuned([name], 15).loss.min() for name in ("prior_variance", "step_size")]
     assert together.loss.min() < min(together.loss[0], *alone)
+
+
+def of_hierarchical(seed, clients, features, rank, samples, **options):
+    """The error that is expected of other samples, by the prior's variance."""
+    data = jf.data.hierarchical_synthetic(
+        jax.random.key(seed),
+        clients=clients,
+        features=features,
+        rank=rank,
+        samples=samples,
+        prior_variance=0.1,
+    )
+
+    def held_out(result):
+        return jf.metrics.expected_reconstruction_error(result.local, data.local, 0.5)
+
+    algorithm = jf.pca.HierarchicalPCA(rank, 0.5, 2.0, **options)
+    return algorithm, "prior_variance", jf.Clients.from_samples(data.samples), held_out
+
+
+def of_counts(seed):
+    """The error of held-out entries, by the penalty of own parts."""
+    samples = np.stack(counts(np.random.default_rng(seed)))
+    hidden = np.random.default_rng(seed).random(samples.shape) < 0.15
+    gaps = jnp.asarray(np.where(hidden, np.nan, samples))
+
+    def held_out(result):
+        found = jf.nmf.complete(result, gaps, penalty=1.0)
+        return jnp.sum(jnp.where(hidden, found - samples, 0) ** 2) / np.sum(samples[hidden] ** 2)
+
+    clients = jf.Clients.from_samples(gaps, missing="mask")
+    return jf.nmf.INMF(2, 3.0), "penalty", clients, held_out
+
+
+PROBLEMS = {
+    "few features": lambda: of_hierarchical(1, 20, 6, 1, 10, solver="eigenvectors"),
+    "more features": lambda: of_hierarchical(2, 10, 12, 3, 15, solver="eigenvectors"),
+    "few clients": lambda: of_hierarchical(3, 4, 8, 2, 60, solver="eigenvectors"),
+    "gradient steps": lambda: of_hierarchical(4, 8, 10, 2, 15),
+    "counts": lambda: of_counts(0),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", PROBLEMS)
+def test_solves_that_tol_ends_early_go_on(kind):
+    """As in the guide, but with a tolerance at which no result is a fixed point."""
+    algorithm, name, clients, held_out = PROBLEMS[kind]()
+    tuned = jf.tune(
+        algorithm,
+        clients,
+        held_out,
+        optax.adam(0.4),
+        names=[name],
+        rounds=100,
+        tol=1e-2,
+        steps=10,
+        key=jax.random.key(0),
+    )
+    assert tuned.loss.min() < tuned.loss[0]
+    assert tuned.rounds.max() > 100 or not tuned.truncated.any()
+
+
+@pytest.mark.slow
+def test_the_last_rounds_are_differentiated_where_nothing_converges(problem):
+    clients, held_out = problem
+    tuned = jf.tune(
+        jf.pca.HierarchicalPCA(2, 0.5, 3.0, step_size=1e-3, global_step_size=1e-3),
+        clients,
+        held_out,
+        optax.adam(0.4),
+        names=["prior_variance"],
+        rounds=2,
+        steps=3,
+        key=jax.random.key(0),
+    )
+    assert tuned.truncated.all()
+    np.testing.assert_array_equal(tuned.rounds, 12)  # the first, four more, and the last
+    assert not tuned.adjoint_rounds.any()
+    assert np.isfinite(tuned.loss).all()
+    assert tuned.path["prior_variance"][-1] != 3.0
 
 
 class Foreign(jf.adjoint.Adjoint):
