@@ -25,7 +25,7 @@ from jaxfed.core.clients.samples import Samples
 from jaxfed.core.contract.reduction import Gram
 from jaxfed.linalg import Moment, polar
 from jaxfed.pca import likelihood
-from jaxfed.pca.components import Frame, Rows
+from jaxfed.pca.components import Frame, Rows, moment_received
 from jaxfed.pca.likelihood import Member, Number, Scalar, aligned, check_settings
 
 
@@ -65,7 +65,7 @@ def _best_local(data, local, shared, variance, step_size):
 
 def _best_shared(shared, received):
     # The basis nearest to the previous one spares clients from following a rotation.
-    return aligned(Moment.from_dense(received).top(len(shared))[1].T, shared)
+    return aligned(moment_received(received).top(len(shared))[1].T, shared)
 
 
 def _attraction(shared, local, variance, step_size):
