@@ -290,6 +290,17 @@ def test_first_messages_are_masked_too(x64):
     np.testing.assert_allclose(given.history["objective"], wanted.history["objective"], rtol=1e-5)
 
 
+def test_mean_products_of_factors_are_summed_as_matrices(x64):
+    """Factors do not add up, so behind masks clients send the upper triangle of the product."""
+    clients, algorithm = sampled(dtype=np.float64), jf.pca.OneShot(2, 1)
+    wanted = solve(algorithm, clients, rounds=1)
+    channel = jf.Wire(masks(bits=32, bound=1.0), LOSSLESS)
+    given = solve(algorithm, clients, rounds=1, channel=channel)
+    assert jf.manifolds.grassmann.distance(given.result.shared, wanted.result.shared) < 1e-7
+    bits = [x.history["bits_up"][0] for x in (wanted, given)]
+    assert bits == [64 * FEATURES * 3, 32 * FEATURES * (FEATURES + 1) / 2]
+
+
 @pytest.mark.slow
 def test_the_derivative_is_that_of_the_sum(x64):
     """It silently had the wrong sign once."""
