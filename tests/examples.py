@@ -433,9 +433,9 @@ EXAMPLES = {
     # Products of loadings with themselves and with samples; the shared parts.
     jf.nmf.INMF: Examples(
         good={
-            "": Example(lambda _: jf.nmf.INMF(2), (0, 16, 12)),
-            "batches": Example(lambda _: jf.nmf.INMF(2, 1.0, batches=3), (0, 16, 12)),
-            "active": Example(lambda _: jf.nmf.INMF(3, 0.5, active_rank=2), (0, 27, 18)),
+            "": Example(lambda _: jf.nmf.INMF(2), (36, 16, 12)),
+            "batches": Example(lambda _: jf.nmf.INMF(2, 1.0, batches=3), (36, 16, 12)),
+            "active": Example(lambda _: jf.nmf.INMF(3, 0.5, active_rank=2), (36, 27, 18)),
         },
         refused={
             "rank": lambda: jf.nmf.INMF(0),

@@ -183,7 +183,7 @@ class INMF(Algorithm, DifferentiatedThrough):
         """Return the warm start's shared parts, or those of the chosen start, of unit length."""
         if warm_start is not None:
             return self._active(warm_start.shared.T)
-        if self.start == "svd":
+        if first is not None:
             return self._active(_unit(_longer_parts(svd(first)[0][:, : self.rank].T)))
         features, dtype = like.values.shape[-1], like.size.dtype
 
@@ -361,13 +361,18 @@ def check_warm_start_shapes(warm_start, clients, rank: int) -> None:
 
 
 def _filled(data: Member) -> Float[Array, "samples features"]:
-    """Return ONE client's samples, with missing entries at the means of their features."""
+    """Return ONE client's samples; missing entries are the feature's mean times the sample's level.
+
+    A sample's level is the sum of its observed entries by that of the means of these features.
+    """
     values = data.values.astype(data.size.dtype)
     if data.observed is None:
         return values
-    means = ratio(jnp.sum(values, axis=0), jnp.sum(data.observed, axis=0, dtype=values.dtype))
-    real = jnp.arange(len(values)) < data.size
-    return jnp.where(real[:, None] & ~data.observed, means, values)
+    observed = data.observed.astype(values.dtype)
+    means = ratio(jnp.sum(values, axis=0), jnp.sum(observed, axis=0))
+    # Zero for padding.
+    levels = ratio(jnp.sum(values, axis=1), observed @ means)
+    return jnp.where(data.observed, values, levels[:, None] * means)
 
 
 def _longer_parts(vectors: Rows) -> Rows:

@@ -162,16 +162,18 @@ def tune(
     bar = require("tqdm.auto", extra="cli").tqdm(total=steps, unit="step") if progress else None
     for number in range(steps):
         at = logarithms
-        taken = 0.0
-        for way in tries:
-            moved = step(way, at, state, clients, result)
-            value, slope, report, solution = moved[2:]
+        taken, left = 0.0, list(tries)
+        while True:
+            way = left.pop(0)
+            moved, moved_state, value, slope, report, solution = step(
+                way, at, state, clients, result
+            )
             result, taken = solution.result, taken + float(solution.rounds)
             if adjoint is None and report.turning > TURNING:
                 raise ValueError(TURNS)
-            if np.isfinite(slope) or not np.isfinite(value):
+            if not left or np.isfinite(slope) or not np.isfinite(value):
                 break
-        logarithms, state = moved[:2]
+        logarithms, state = moved, moved_state
         if not (np.isfinite(value) and np.isfinite(slope)):
             raise FloatingPointError(
                 f"the held-out loss is {float(value)} and its gradient's length {float(slope)} in "
