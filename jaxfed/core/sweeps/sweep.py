@@ -223,7 +223,7 @@ def _swept(parts, axes, sizes, rounds, chunk_size, arguments):
 
     def run(parts, number):
         # The run's position on each axis; the last axis varies fastest.
-        places = iter(jnp.unravel_index(number, lengths)) if lengths else None
+        places = iter(jnp.unravel_index(number, lengths) if lengths else ())
         algorithm, data, key = parts
         many_algorithms, many_data, many_keys = (size is not None for size in sizes)
         if many_algorithms:
