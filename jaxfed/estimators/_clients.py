@@ -17,6 +17,7 @@ from jaxfed.core.clients.clients import Clients
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
 from jaxfed.core.run.fit import fit
 from jaxfed.core.run.solution import Solution
+from jaxfed.core.run.update import update
 from jaxfed.estimators import _groups
 from jaxfed.estimators._arrays import checked, checked_samples, client_labels
 from jaxfed.estimators._completion import Completion, check_impute
@@ -43,8 +44,7 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
     - `explained_variance_ratio_`: for each column of `transform`, its share of the variance,
       averaged over the clients.
     - `noise_variance_`: variance in each direction outside a client's components.
-    - `n_iter_`: number of rounds.
-    - `summary_`, `saved_`: the run in words, and in the form that `jaxfed.load` returns.
+    - `n_iter_`, `summary_`, `saved_`: rounds; the run in words, and as `jaxfed.load` returns it.
     - `far_groups_`: with `robust=True`, the labels of clients that were far from the others.
     """
 
@@ -323,7 +323,7 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         """Learn components, starting from those of an earlier solution if there is one."""
         options: dict[str, Any] = {"rounds": int(self.rounds), "key": self._key(), "tol": self.tol}
         if before is not None:
-            return before.update(clients, **options)
+            return update(before, clients, **options)
 
         def run(algorithm: Algorithm, **more: Any) -> Solution:
             return fit(self._aggregated(algorithm, len(clients)), clients, **(options | more))

@@ -13,7 +13,14 @@ from typing import Any
 from jaxtyping import Array, Shaped
 
 from jaxfed import _names
-from jaxfed._checks import check_instance, check_number, check_texts, checked_path, refuse
+from jaxfed._checks import (
+    check_instance,
+    check_number,
+    check_options,
+    check_texts,
+    checked_path,
+    refuse,
+)
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.common.files import replacing
 from jaxfed.core.run.result import Fitted, saved_of
@@ -126,6 +133,7 @@ def write(path: str | os.PathLike[str], fitted: Fitted, clients: Clients, **opti
         ImportError: if Matplotlib is not installed.
         OSError: if the file cannot be written.
     """
+    check_options(options, html, without=("fitted", "clients"))
     place = checked_path("path", path)
     text = html(fitted, clients, **options)
     with replacing(place) as part:

@@ -15,6 +15,7 @@ from jaxfed._checks import (
     check_count,
     check_flag,
     check_instance,
+    check_options,
     check_texts,
     refuse,
 )
@@ -101,6 +102,8 @@ def tune(
     Source: Pedregosa (2016), Hyperparameter optimization with approximate gradient; Lorraine, Vicol
     & Duvenaud (2020), Optimizing millions of hyperparameters by implicit differentiation.
     """
+    taken = ("algorithm", "clients", "rounds", "key", "tol", "adjoint")
+    check_options(arguments, rollout, without=taken)
     check_instance("algorithm", algorithm, Algorithm, "a jaxfed algorithm")
     check_instance("clients", clients, Clients, "jaxfed.Clients")
     check_callable("held_out", held_out, "a function of the result")
