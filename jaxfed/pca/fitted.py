@@ -277,7 +277,8 @@ def side_by_side(
         return shared, local
     if len(shared) != local.shape[1]:
         raise not_learned(fitted, "PCA", argument)
-    overlap = jnp.max(jnp.abs(shared.T @ local))
+    # Of a client that failed in a robust run, components are NaN.
+    overlap = jnp.nanmax(jnp.abs(shared.T @ local))
     # A traced overlap is unknown: count them as orthogonal.
     if not isinstance(overlap, Tracer) and overlap > OVERLAP:
         return None, local

@@ -84,4 +84,4 @@ def split_half(
             for algorithm in algorithms
         ]
     )
-    return int(np.argmin(disagreement)), disagreement
+    return int(np.argmin(np.where(np.isnan(disagreement), np.inf, disagreement))), disagreement
