@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from jaxfed.core.run.solution import DivergenceError as DivergenceError
     from jaxfed.core.run.solution import Solution as Solution
     from jaxfed.core.run.solution import Status as Status
+    from jaxfed.core.run.update import update as update
     from jaxfed.core.store.checkpoint import Checkpoint as Checkpoint
     from jaxfed.core.store.saved import Saved as Saved
     from jaxfed.core.store.saved import load as load
@@ -127,6 +128,7 @@ _PLACES = {
     "Status": "jaxfed.core.run.solution:Status",
     "Tuned": "jaxfed.core.sweeps.tune:Tuned",
     "tune": "jaxfed.core.sweeps.tune:tune",
+    "update": "jaxfed.core.run.update:update",
     "Wire": "jaxfed.core.wire.wire:Wire",
 }
 

@@ -4,10 +4,12 @@ Functions named `check_...` return nothing; those named `checked_...` return the
 final form. Of traced numbers and arrays, only shapes and types are checked.
 """
 
+import inspect
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import reduce
+from inspect import Parameter
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -17,6 +19,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Key
 
+from jaxfed._refusals import closest
 from jaxfed._refusals import refuse as refuse
 from jaxfed._refusals import shown as shown
 
@@ -28,6 +31,25 @@ def check_name(argument: str, given: object, known: Sequence[str]) -> None:
     """Accept one of the known names."""
     if not isinstance(given, str) or given not in known:
         raise refuse(argument, f"one of {', '.join(known)}", given)
+
+
+def check_options(
+    given: Mapping[str, object], *takers: Callable, without: Sequence[str] = ()
+) -> None:
+    """Refuse options that are passed on to functions which do not have them.
+
+    Args:
+        given: the options by name.
+        takers: the functions that have them, as keyword arguments.
+        without: names of arguments that the caller sets itself.
+    """
+    taken = [each for taker in takers for each in inspect.signature(taker).parameters.values()]
+    named = (Parameter.KEYWORD_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+    known = [each.name for each in taken if each.kind in named and each.name not in without]
+    for name in given:
+        if name not in known:
+            hint = closest(name, known) or f"; the options are {', '.join(known)}"
+            raise ValueError(f"{name}: no such option{hint}")
 
 
 def check_flag(argument: str, given: object) -> None:

@@ -184,7 +184,7 @@ class MultiStart(Algorithm, DifferentiatedThrough, HasRemarks):
         servers, diagnostics = step(self._keys(key), server.servers, _stacked(uplink.uplinks))
         # Where the server computes the objective itself, as in `BlockLanczos`, that one counts.
         objectives = diagnostics.get("objective", uplink.objectives)
-        least = objectives.min()
+        least = jnp.nanmin(objectives)  # a start that fails is not the best
         # The first of those that count as equal to the least.
         best = jnp.argmax(objectives <= least + TIE * jnp.abs(least)).astype(jnp.int32)
         of_best = {name: values[best] for name, values in diagnostics.items()}

@@ -4,6 +4,7 @@ import numpy as np
 from jaxtyping import Array, Int
 
 from jaxfed.aggregation.robust import FAR, Robust
+from jaxfed.core.run.result import check_run
 from jaxfed.core.run.solution import Solution
 
 
@@ -21,8 +22,9 @@ def far_clients(
         groups than clients, most clients of a far group may be honest.
 
     Raises:
-        ValueError: if the solution is that of another algorithm.
+        ValueError: if this is no solution of one run, or that of another algorithm.
     """
+    check_run(solution)
     if not isinstance(solution.algorithm, Robust):
         name = type(solution.algorithm).__name__
         raise ValueError(f"solution: wanted one of jaxfed.aggregation.Robust, got one of {name}")

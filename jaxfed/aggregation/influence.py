@@ -12,6 +12,7 @@ from jaxfed.core.clients.clients import Clients
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
 from jaxfed.core.derivatives.adjoint import implicit
 from jaxfed.core.run.adjoint import Adjoint
+from jaxfed.core.run.result import check_run
 from jaxfed.core.run.rollout import rollout
 from jaxfed.core.run.solution import Solution
 from jaxfed.linalg.precision import data_matmul
@@ -69,7 +70,7 @@ def client_influence(
     steps from the solution without a case; Koh & Liang (2017), Understanding black-box predictions
     via influence functions, for the first-order effect.
     """
-    check_instance("solution", solution, Solution, "the solution of a run")
+    check_run(solution)
     check_instance("clients", clients, Clients, "the clients of the run")
     number = len(solution.failure.clients)
     if len(clients) != number:

@@ -1,5 +1,6 @@
 """Algorithms whose means over clients are replaced by a robust aggregate of group means."""
 
+from collections.abc import Mapping
 from typing import NamedTuple, final
 
 import equinox as eqx
@@ -236,10 +237,7 @@ class Robust(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
         """Return the algorithm's warnings, and warn about lost messages and far groups."""
         inner = self.algorithm
         found = inner.remarks(result, history) if isinstance(inner, HasRemarks) else ()
-        lost, far = (
-            float(np.asarray(history[name])[-1]) if len(history[name]) else 0.0
-            for name in ("not_finite", "far_groups")
-        )
+        lost, far = (last_known(history, name) for name in ("not_finite", "far_groups"))
         if lost > 0:
             found += (
                 f"Messages of {lost:.3g} of the clients, by weight, were not finite and did not "
@@ -257,6 +255,12 @@ class Robust(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
     ) -> PyTree:
         name = type(self.algorithm).__name__
         return Sender(group, self.groups, self.masked).sent(message, finite, first=first, name=name)
+
+
+def last_known(history: Mapping[str, np.ndarray], name: str) -> float:
+    """Return the last entry that is a number, zero if none is; it is NaN where nobody took part."""
+    values = np.asarray(history[name], float)
+    return float(next(iter(values[np.isfinite(values)][::-1]), 0.0))
 
 
 def _all_finite(tree: PyTree) -> Bool[Array, ""]:

@@ -14,13 +14,15 @@ from sklearn.utils.validation import check_is_fitted
 from jaxfed import aggregation
 from jaxfed._checks import check_flag, check_whole
 from jaxfed.core.clients.clients import Clients
-from jaxfed.core.contract.algorithm import Algorithm
+from jaxfed.core.contract.algorithm import Algorithm, Personalized
 from jaxfed.core.run.fit import fit
 from jaxfed.core.run.solution import Solution
+from jaxfed.core.run.update import update
 from jaxfed.estimators import _groups
 from jaxfed.estimators._arrays import checked, checked_samples, client_labels
 from jaxfed.estimators._completion import Completion, check_impute
 from jaxfed.estimators._normal import Learned, Normal, noise_outside, principal
+from jaxfed.estimators._saved import HasRun
 from jaxfed.estimators._stream import check_forgetting, summary_of, taken_in
 from jaxfed.preprocess import Impute
 
@@ -30,7 +32,7 @@ Table = Float[np.ndarray, "n d"]
 Basis = Float[np.ndarray, "d _r"]
 
 
-class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator, abc.ABC):
+class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator, HasRun):
     """Base of the PCA estimators.
 
     Attributes after `fit` or `partial_fit`:
@@ -42,8 +44,7 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
     - `explained_variance_ratio_`: for each column of `transform`, its share of the variance,
       averaged over the clients.
     - `noise_variance_`: variance in each direction outside a client's components.
-    - `n_iter_`: number of rounds.
-    - `summary_`: a summary of the run.
+    - `n_iter_`, `summary_`, `saved_`: rounds; the run in words, and as `jaxfed.load` returns it.
     - `far_groups_`: with `robust=True`, the labels of clients that were far from the others.
     """
 
@@ -316,18 +317,13 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         return jax.random.key(check_random_state(self.random_state).randint(2**31 - 1))
 
     def _aggregated(self, algorithm: Algorithm, clients: int) -> Algorithm:
-        """Return the algorithm, with robust aggregation if requested."""
-        if not self.robust:
-            return algorithm
-        if clients < 3:
-            raise ValueError(f"robust: wanted three clients or more, got {clients}")
-        return aggregation.Robust(algorithm, groups=clients)
+        return _groups.robust(algorithm, clients) if self.robust else algorithm
 
     def _run(self, clients: Clients, before: Solution | None = None) -> Solution:
         """Learn components, starting from those of an earlier solution if there is one."""
         options: dict[str, Any] = {"rounds": int(self.rounds), "key": self._key(), "tol": self.tol}
         if before is not None:
-            return before.update(clients, **options)
+            return update(before, clients, **options)
 
         def run(algorithm: Algorithm, **more: Any) -> Solution:
             return fit(self._aggregated(algorithm, len(clients)), clients, **(options | more))
@@ -351,7 +347,7 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         local = np.stack([principal(v, [x]) for v, x in zip(local, tables, strict=True)])
 
         self.components_, self.local_components_ = shared.T, local.swapaxes(1, 2)
-        self.n_iter_, self.summary_ = solution.rounds, solution.summary()
+        self._record(solution)
         bases = np.stack([self._basis(basis) for basis in local])
         # One variance for all clients: a client with few samples cannot estimate its own.
         self.noise_variance_ = noise_outside(bases, tables)
@@ -366,6 +362,10 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         total = np.mean([np.sum(x**2) / len(x) for x in tables])
         variances = np.mean([np.diagonal(law.within) for law in self._laws], axis=0)
         self.explained_variance_ratio_ = variances / total if total > 0 else 0 * variances
+
+    def _result(self) -> Personalized:
+        local = self.local_components_.swapaxes(1, 2)
+        return Personalized(self.components_.T, local if local.size else None)
 
     def _ranks(self) -> list[str]:
         return [name for name in self.get_params(deep=False) if "rank" in name or "n_comp" in name]

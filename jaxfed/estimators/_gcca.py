@@ -16,9 +16,10 @@ from jaxfed._checks import check_flag, check_list, check_whole
 from jaxfed.core.contract.algorithm import Personalized
 from jaxfed.core.run.fit import fit
 from jaxfed.estimators._arrays import checked
+from jaxfed.estimators._saved import HasRun
 
 
-class FederatedGCCA(BaseEstimator):
+class FederatedGCCA(BaseEstimator, HasRun):
     """Scores on which views of the same entities agree; each view stays with its client.
 
     It runs `jaxfed.gcca.MaxVar`, started by one round of `jaxfed.gcca.MVLSA`. `fit` and `transform`
@@ -26,7 +27,7 @@ class FederatedGCCA(BaseEstimator):
 
     Attributes after `fit`: `weights_`, a list of `(d_j, r)` arrays; `means_`, a list of `(d_j,)`
     arrays; `representation_`, the common representation of the entities, `(n, r)`, orthonormal;
-    `n_views_`; `n_iter_`; `summary_`.
+    `n_views_`; `n_iter_`; `summary_`; `saved_`, what `jaxfed.load` returns.
 
     Source: Shrestha & Fu (2023), Communication-efficient federated linear and deep generalized
     canonical correlation analysis.
@@ -79,8 +80,8 @@ class FederatedGCCA(BaseEstimator):
         start = fit(gcca.MVLSA(rank), clients, rounds=1, key=key)
         algorithm = gcca.MaxVar(rank, solver=self.solver, ridge=self.ridge)
         solution = fit(algorithm, clients, rounds=int(self.rounds), key=key, warm_start=start)
-        self.n_views_, self.n_iter_ = len(tables), solution.rounds
-        self.summary_ = solution.summary()
+        self.n_views_ = len(tables)
+        self._record(solution)
         self.representation_ = np.asarray(solution.result.shared, np.float64)
         self.weights_ = [
             np.asarray(q[: x.shape[1]], np.float64)
@@ -107,11 +108,7 @@ class FederatedGCCA(BaseEstimator):
                 f"views: wanted {[len(q) for q in self.weights_]} features, "
                 f"got {[x.shape[1] for x in tables]}"
             )
-        # Runs hold maps of one shape: those of narrow views end with zero rows.
-        widest = max(map(len, self.weights_))
-        local = np.stack([np.pad(q, ((0, widest - len(q)), (0, 0))) for q in self.weights_])
-        result = Personalized(jnp.asarray(self.representation_), jnp.asarray(local))
-        return [np.asarray(x) for x in gcca.transform(result, self._views(tables))]
+        return [np.asarray(x) for x in gcca.transform(self._result(), self._views(tables))]
 
     def fit_transform(
         self, views: Sequence[ArrayLike], y: object = None
@@ -127,6 +124,12 @@ class FederatedGCCA(BaseEstimator):
         unit = scores / np.where(norms > 0, norms, 1)
         first, second = np.triu_indices(len(unit), 1)
         return float(np.mean(np.sum(unit[first] * unit[second], axis=1)))
+
+    def _result(self) -> Personalized:
+        # Runs hold maps of one shape: those of narrow views end with zero rows.
+        widest = max(map(len, self.weights_))
+        local = np.stack([np.pad(q, ((0, widest - len(q)), (0, 0))) for q in self.weights_])
+        return Personalized(jnp.asarray(self.representation_), jnp.asarray(local))
 
     def _views(self, tables: list[np.ndarray]) -> gcca.Views:
         return gcca.Views.from_arrays([x - m for x, m in zip(tables, self.means_, strict=True)])

@@ -7,11 +7,20 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
+from jaxfed import aggregation
 from jaxfed._names import caller
+from jaxfed.core.contract.algorithm import Algorithm
 from jaxfed.estimators._arrays import client_labels
 from jaxfed.estimators._normal import Normal
 
 LISTED = 5  # clients in a warning
+
+
+def robust(algorithm: Algorithm, clients: int) -> Algorithm:
+    """Return the algorithm with robust aggregation, each client as a group of its own."""
+    if clients < 3:
+        raise ValueError(f"robust: wanted three clients or more, got {clients}")
+    return aggregation.Robust(algorithm, groups=clients)
 
 
 class Group(NamedTuple):

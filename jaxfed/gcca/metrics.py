@@ -9,10 +9,9 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from jaxfed._checks import check_number, checked_array
-from jaxfed.contract import Personalized, check_count, check_factor, check_positive, refuse
+from jaxfed.contract import check_count, check_factor, check_positive
 from jaxfed.core.clients.clients import Clients
-from jaxfed.core.run.solution import Solution
-from jaxfed.core.store.saved import Saved
+from jaxfed.core.run.result import Fitted, not_learned, result_of
 from jaxfed.gcca.factors import factorize
 from jaxfed.gcca.shares import divided, root_of, seen_rows
 from jaxfed.gcca.views import check_views
@@ -62,9 +61,7 @@ def _cost(views: Clients, shared: Array, local: Array, ridge: float | Array) -> 
     return (jnp.sum(misfits**2) + jnp.sum(ridge * local * local)) / 2
 
 
-def transform(
-    fitted: Solution | Saved | Personalized, views: Clients
-) -> Float[Array, "views entities rank"]:
+def transform(fitted: Fitted, views: Clients) -> Float[Array, "views entities rank"]:
     r"""Compute each view's scores of entities, seen in training or not.
 
     The maps `Q_j` of a linear method turn view j into `X_j Q_j / sqrt(L)`, where L is the number
@@ -73,7 +70,8 @@ def transform(
     `jnp.nanmean` to leave them out.
 
     Args:
-        fitted: a solution of `MaxVar` or `MVLSA`, its result, or what `jaxfed.load` returned.
+        fitted: a solution of `MaxVar` or `MVLSA`, its result, a `FederatedGCCA`, or what
+            `jaxfed.load` returned.
         views: the same views, centred in the same way, of any entities.
 
     Raises:
@@ -82,11 +80,9 @@ def transform(
 
     Source: Shrestha & Fu (2023), equation (7).
     """
-    result = fitted if isinstance(fitted, Personalized) else getattr(fitted, "result", None)
-    wanted = "what MaxVar or MVLSA learned: a jaxfed.Solution, its result, or what was loaded"
-    axes = [getattr(part, "ndim", None) for part in (result or ())]
-    if not isinstance(result, Personalized) or axes != [2, 3]:
-        raise refuse("fitted", wanted, fitted)
+    result = result_of(fitted, "MaxVar or MVLSA")
+    if [getattr(part, "ndim", None) for part in result] != [2, 3]:
+        raise not_learned(fitted, "MaxVar or MVLSA")
     check_views(views, 1, "views")
     local = checked_array("fitted", result.local, f"{len(views)} {views.data.shape[1]} rank")
     scores = _scores(views, local, jnp.shape(result.shared)[0])

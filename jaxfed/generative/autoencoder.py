@@ -10,6 +10,7 @@ import equinox as eqx
 import optax
 from jaxtyping import ArrayLike
 
+from jaxfed._checks import check_options
 from jaxfed.generative._adaptive import Adaptive, adopt
 from jaxfed.generative._training import Loss
 from jaxfed.generative.adaptive import AdaptiveTraining
@@ -49,6 +50,7 @@ class AdaptiveAutoencoder(Adaptive):
         Raises:
             ValueError: as in `AdaptiveTraining`.
         """
+        check_options(options, AdaptiveTraining.__init__, without=("self", "model", "loss"))
         adopt(self, AdaptiveTraining(model, loss, **options))
 
     @classmethod
@@ -73,6 +75,8 @@ class AdaptiveAutoencoder(Adaptive):
         Raises:
             ValueError: as in `AdaptiveTraining`.
         """
+        taken = ("self", "model", "loss", "preset")
+        check_options(options, AdaptiveTraining.__init__, without=taken)
         return cls(
             model,
             loss,

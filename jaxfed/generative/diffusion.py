@@ -14,7 +14,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, ArrayLike, Float, Key, PyTree
 
-from jaxfed._checks import check_count
+from jaxfed._checks import check_count, check_options
 from jaxfed.generative._adaptive import Adaptive, adopt
 from jaxfed.generative._training import Training, parameters_of
 from jaxfed.generative.adaptive import AdaptiveTraining
@@ -160,6 +160,7 @@ class AdaptiveDiffusion(Adaptive):
         Raises:
             ValueError: as in `AdaptiveTraining`, and if `decay_after` is not positive.
         """
+        check_options(options, AdaptiveTraining.__init__, without=("self", "model", "loss"))
         check_count("local_steps", local_steps)  # before it is multiplied
         check_count("decay_after", 1 if decay_after is None else decay_after)
         default = decaying_adam(None if decay_after is None else decay_after * local_steps)
@@ -198,6 +199,8 @@ class AdaptiveDiffusion(Adaptive):
         Raises:
             ValueError: as in `AdaptiveDiffusion`.
         """
+        makers = cls.__init__, AdaptiveTraining.__init__
+        check_options(options, *makers, without=("self", "model", "loss", "corruption", "preset"))
         return cls(
             model, corruption, global_step_size=global_step_size, preset="published", **options
         )

@@ -31,6 +31,7 @@ from jaxfed.contract import Personalized
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.contract.one_exchange import OneExchange
 from jaxfed.core.run.fit import fit
+from jaxfed.core.run.result import check_run
 from jaxfed.core.run.rollout import rollout
 from jaxfed.core.run.solution import Solution
 from jaxfed.inference.resampled import Of, Resampled
@@ -190,7 +191,7 @@ def bootstrap(
         DivergenceError: if a run diverges.
         ImportError: if Lineax is missing, for `"one_step"`.
     """
-    check_instance("solution", solution, Solution, "a jaxfed.Solution")
+    check_run(solution)
     check_instance("clients", clients, Clients, "the jaxfed.Clients of the solution")
     check_callable("statistic", statistic, "a function of a result and clients")
     check_count("chunk_size", chunk_size, least=2)
@@ -204,8 +205,6 @@ def bootstrap(
             "that of one start; run `algorithm` of the MultiStart from it, with warm_start",
             solution.algorithm,
         )
-    if not solution._is_one:
-        raise refuse("solution", "the solution of one run, not traced", solution.rounds)
     key = checked_key("key", key)
     clients.layout.check_in_memory("bootstrap")
     if not clients.layout.in_one_process:

@@ -8,10 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Key
 
-from jaxfed._checks import check_instance, check_number, checked_array, refuse
+from jaxfed._checks import check_instance, check_number, check_options, checked_array, refuse
 from jaxfed.contract import Personalized
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.samples import check_complete_samples
+from jaxfed.core.run.result import check_run
 from jaxfed.core.run.solution import Solution
 from jaxfed.inference.bootstrap import Bootstrap, Interval, bootstrap
 from jaxfed.linalg import polar
@@ -169,8 +170,10 @@ def confidence(
         >>> bool(found.angle < 0.2)
         True
     """
+    check_options(options, bootstrap, without=("solution", "clients", "statistic", "key"))
     check_number("level", level, "a number between 0 and 1", lambda x: (x > 0) & (x < 1))
-    shared, local = side_by_side(solution)
+    check_run(solution)
+    shared, local = side_by_side(solution, "solution")
     if shared is None or local is None:
         raise refuse("solution", "shared components with local ones orthogonal to them", solution)
     check_instance("clients", clients, Clients, "the jaxfed.Clients of the solution")

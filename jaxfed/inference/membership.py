@@ -111,7 +111,7 @@ class _Measured(NamedTuple):
 
 
 def membership(
-    solution: Fitted,
+    fitted: Fitted,
     clients: Clients,
     *,
     level: float = 0.95,
@@ -138,8 +138,8 @@ def membership(
     test may miss it.
 
     Args:
-        solution: a solution, its result, or what `jaxfed.load` returned, with shared components
-            and local ones orthogonal to them.
+        fitted: a solution, its result, an estimator, or what `jaxfed.load` returned, with shared
+            components and local ones orthogonal to them.
         clients: the clients of the solution, with samples in memory.
         level: level of confidence, between 0 and 1.
         adjustment: `"holm"`, with probability `level` no claim in the whole result is false;
@@ -167,9 +167,9 @@ def membership(
     check_number("level", level, "a number between 0 and 1", lambda x: (x > 0) & (x < 1))
     check_name("adjustment", adjustment, ("holm", "benjamini_hochberg"))
     check_instance("clients", clients, Clients, "the jaxfed.Clients of the solution")
-    shared, local = side_by_side(solution)
+    shared, local = side_by_side(fitted)
     if shared is None or local is None:
-        raise refuse("solution", "shared components with local ones orthogonal to them", solution)
+        raise refuse("fitted", "shared components with local ones orthogonal to them", fitted)
     check_complete_samples(clients, "membership")
     m, d, r2 = local.shape
     if m < 2 or len(clients) != m or clients.features != d:
@@ -177,7 +177,7 @@ def membership(
         raise ValueError(f"clients: wanted {wanted}, got {len(clients)} of {clients.features}")
     if shared.shape[1] + r2 >= d:
         raise ValueError(
-            f"solution: wanted fewer components than the {d} features, got {shared.shape[1]} + {r2}"
+            f"fitted: wanted fewer components than the {d} features, got {shared.shape[1]} + {r2}"
         )
     found = jax.device_get(_measured(shared, local, clients.unbucketed().data))
     return _judged(found, d - shared.shape[1], level, adjustment)

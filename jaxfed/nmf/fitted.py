@@ -14,16 +14,15 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Float
 
 from jaxfed._checks import is_whole
+from jaxfed._optional import require
 from jaxfed.contract import Personalized, check_factor, check_instance, refuse
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.samples import IncompleteSamples
-from jaxfed.core.run.solution import Solution
-from jaxfed.core.store.saved import Saved
+from jaxfed.core.run.result import Fitted, not_learned, result_of
 from jaxfed.data.single_cell import read_anndata
 from jaxfed.nmf._nonnegative import loadings_of
 from jaxfed.nmf.inmf import INMF
 
-Fitted: TypeAlias = Solution | Saved | Personalized
 Tables: TypeAlias = (
     Float[ArrayLike, "clients samples features"]
     | Float[ArrayLike, "samples features"]
@@ -107,9 +106,11 @@ def annotate(
         ImportError: if anndata is not installed.
         ValueError: as `transform` and `jaxfed.data.read_anndata`.
     """
+    shared, local = _result(fitted)
+    anndata = require("anndata", extra="anndata")
+    check_instance("cells", cells, anndata.AnnData, "an anndata.AnnData")
     arrays, names, _ = read_anndata(cells, batch_key, layer=layer)
     loadings = transform(fitted, arrays, penalty=penalty)
-    shared, local = _result(fitted)
     batches = cells.obs[batch_key].astype(str).to_numpy()
     found = np.empty((len(batches), shared.shape[1]), shared.dtype)
     for name, rows in zip(names, loadings, strict=True):
@@ -182,10 +183,7 @@ def _result(fitted: Fitted) -> Personalized:
     Raises:
         ValueError: if `fitted` is not a result of `INMF`.
     """
-    result = fitted if isinstance(fitted, Personalized) else getattr(fitted, "result", None)
-    wanted = "what INMF learned: a jaxfed.Solution, its result, or what jaxfed.load returned"
-    check_instance("fitted", result, Personalized, wanted)
-    assert isinstance(result, Personalized)
+    result = result_of(fitted, "INMF")
     if getattr(result.shared, "ndim", 0) != 2 or getattr(result.local, "ndim", 0) != 3:
-        raise refuse("fitted", wanted, fitted)
+        raise not_learned(fitted, "INMF")
     return Personalized(jnp.asarray(result.shared), jnp.asarray(result.local))

@@ -309,8 +309,9 @@ def common_local(result: Personalized) -> tuple[str, ...]:
     if not is_known(result.local):
         return ()
     local = np.asarray(result.local, float)
+    local = local[np.isfinite(local).all(axis=(1, 2))]  # in a robust run, clients may fail
     stacked = np.moveaxis(local, 0, 1).reshape(local.shape[1], -1)
-    if not np.isfinite(stacked).all() or not stacked.any():
+    if not stacked.any():
         return ()
     # A fixed first vector, since SciPy would draw one and warnings might differ from run to run.
     first = np.random.default_rng(0).standard_normal(min(stacked.shape))

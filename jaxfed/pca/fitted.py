@@ -19,16 +19,14 @@ from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Float, Int
 
 from jaxfed._checks import checked_array, is_list, is_whole
-from jaxfed.contract import Personalized, check_count, check_instance, refuse
+from jaxfed.contract import Personalized, check_count, refuse
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.samples import Samples
-from jaxfed.core.run.solution import Solution
-from jaxfed.core.store.saved import Saved
+from jaxfed.core.run.result import Fitted, not_learned, result_of
 from jaxfed.linalg import Moment
 from jaxfed.metrics.reconstruction import moments
 from jaxfed.pca.components import Frame, best_local, check_fits, moment_behind
 
-Fitted: TypeAlias = Solution | Saved | Personalized
 Tables: TypeAlias = (
     Float[ArrayLike, "m n d"] | Float[ArrayLike, "n d"] | Sequence[Float[ArrayLike, "n_i d"]]
 )
@@ -57,7 +55,7 @@ def transform(fitted: Fitted, samples: Tables, *, client: int | None = None) -> 
     """Compute scores: the coordinates of samples in their client's components.
 
     Args:
-        fitted: a solution, its result, or what `jaxfed.load` returned.
+        fitted: a solution, its result, an estimator, or what `jaxfed.load` returned.
         samples: `(m, n, d)`, a list of `(n_i, d)`, or `(n, d)` with `client`.
         client: position of the client that all samples belong to.
 
@@ -75,7 +73,7 @@ def inverse_transform(fitted: Fitted, scores: Tables, *, client: int | None = No
     """Reconstruct samples from scores, in the span of their client's components.
 
     Args:
-        fitted: a solution, its result, or what `jaxfed.load` returned.
+        fitted: a solution, its result, an estimator, or what `jaxfed.load` returned.
         scores: as `transform` returns them: `(m, n, r)`, a list of `(n_i, r)`, or `(n, r)`.
         client: position of the client that all scores belong to.
 
@@ -95,7 +93,7 @@ def anomaly_score(fitted: Fitted, samples: Tables, *, client: int | None = None)
     associated with principal component analysis, Technometrics 21 (3).
 
     Args:
-        fitted: a solution, its result, or what `jaxfed.load` returned.
+        fitted: a solution, its result, an estimator, or what `jaxfed.load` returned.
         samples: `(m, n, d)`, a list of `(n_i, d)`, or `(n, d)` with `client`.
         client: position of the client that all samples belong to.
 
@@ -119,7 +117,7 @@ def complete(fitted: Fitted, samples: Tables, *, client: int | None = None) -> F
     if there are several. For the samples it was fitted to, a converged `HMF` has the same values.
 
     Args:
-        fitted: a solution, its result, or what `jaxfed.load` returned.
+        fitted: a solution, its result, an estimator, or what `jaxfed.load` returned.
         samples: `(m, n, d)`, a list of `(n_i, d)`, or `(n, d)` with `client`; NaN marks missing
             entries.
         client: position of the client that all samples belong to.
@@ -149,7 +147,7 @@ def explained_variance(fitted: Fitted, samples: Tables | Moment) -> ExplainedVar
     `jaxfed.metrics.separation` returns shares of the whole.
 
     Args:
-        fitted: a solution, its result, or what `jaxfed.load` returned.
+        fitted: a solution, its result, an estimator, or what `jaxfed.load` returned.
         samples: `(m, n, d)`, a list of `(n_i, d)`, or a batched `jaxfed.linalg.Moment`.
 
     Returns:
@@ -260,27 +258,27 @@ def finite_clients(
     return np.flatnonzero(finite)
 
 
-def side_by_side(fitted: Fitted) -> tuple[Frame | None, Float[Array, "m d r2"] | None]:
+def side_by_side(
+    fitted: Fitted, argument: str = "fitted"
+) -> tuple[Frame | None, Float[Array, "m d r2"] | None]:
     """Return a client's components: shared and local ones, or only local ones if the two overlap.
 
     Raises:
         ValueError: if `fitted` is not a result of PCA.
     """
-    result = fitted if isinstance(fitted, Personalized) else getattr(fitted, "result", None)
-    wanted = "what PCA learned: a jaxfed.Solution, its result, or what jaxfed.load returned"
-    check_instance("fitted", result, Personalized, wanted)
-    assert isinstance(result, Personalized)
+    result = result_of(fitted, "PCA", argument)
     parts = [(result.shared, 2), (result.local, 3)]
     if not any(part is not None for part, _ in parts) or not all(
         part is None or getattr(part, "ndim", None) == axes for part, axes in parts
     ):
-        raise refuse("fitted", wanted, fitted)
+        raise not_learned(fitted, "PCA", argument)
     shared, local = (None if part is None else jnp.asarray(part) for part, _ in parts)
     if shared is None or local is None:
         return shared, local
     if len(shared) != local.shape[1]:
-        raise refuse("fitted", wanted, fitted)
-    overlap = jnp.max(jnp.abs(shared.T @ local))
+        raise not_learned(fitted, "PCA", argument)
+    # Of a client that failed in a robust run, components are NaN.
+    overlap = jnp.nanmax(jnp.abs(shared.T @ local))
     # A traced overlap is unknown: count them as orthogonal.
     if not isinstance(overlap, Tracer) and overlap > OVERLAP:
         return None, local

@@ -13,7 +13,7 @@ import equinox as eqx
 import numpy as np
 from jaxtyping import Array, Key
 
-from jaxfed._checks import check_list, checked_key
+from jaxfed._checks import check_list, check_options, checked_key
 from jaxfed.contract import Algorithm, check_count, check_instance
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.samples import Samples
@@ -48,6 +48,7 @@ def split_half(
         ValueError: if there are no candidates, the data are not samples (moments cannot be split),
             or a client has fewer than two samples.
     """
+    check_options(arguments, fit, without=("algorithm", "clients", "rounds", "key"))
     check_list("algorithms", algorithms, "candidates")
     for algorithm in algorithms:
         check_instance("algorithms", algorithm, Algorithm, "a list of algorithms")
@@ -83,4 +84,4 @@ def split_half(
             for algorithm in algorithms
         ]
     )
-    return int(np.argmin(disagreement)), disagreement
+    return int(np.argmin(np.where(np.isnan(disagreement), np.inf, disagreement))), disagreement

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import ArrayLike, Real
 
 from jaxfed._checks import check_count, refuse
-from jaxfed.contract import Personalized
+from jaxfed.core.run.result import result_of
 from jaxfed.plot import drawing
 
 _CLIENTS = 5  # of a model, whose local components are drawn
@@ -88,15 +88,9 @@ def components(
 
 def _parts(model: Any) -> dict[str, Any]:
     """The shared components of a model and the local ones of its first clients, by name."""
-    if hasattr(model, "local_components_"):  # an estimator, whose components are rows
-        shared, local = model.components_.T, model.local_components_.swapaxes(1, 2)
-        names = [f"client {label}" for label in model.groups_[:_CLIENTS]]
-    else:
-        found = getattr(model, "result", model)
-        if not isinstance(found, Personalized):
-            raise refuse("groups", "a fitted model, or components by name", model)
-        shared, local = found
-        names = [f"client {i}" for i in range(_CLIENTS)]
+    shared, local = result_of(model, "PCA", "groups")
+    labels = getattr(model, "groups_", range(_CLIENTS))  # those of an estimator's clients
+    names = [f"client {label}" for label in labels[:_CLIENTS]]
     if local is None or np.shape(local)[-1:] == (0,):
         return {"shared": shared}
     if np.ndim(local) != 3:

@@ -12,7 +12,14 @@ from jax.core import Tracer
 from jaxtyping import Float
 from scipy.stats import norm
 
-from jaxfed._checks import check_count, check_name, check_number, check_positive, shown
+from jaxfed._checks import (
+    check_count,
+    check_instance,
+    check_name,
+    check_number,
+    check_positive,
+    shown,
+)
 from jaxfed._optional import require
 from jaxfed.core.run.solution import Solution, Status
 from jaxfed.core.wire.release import Release
@@ -145,6 +152,7 @@ def spent(
 
 
 def _releases(solution: Solution) -> tuple[Release, ...]:
+    check_instance("solutions", solution, Solution, "what fit or rollout returned")
     last = solution.releases[-1].times
     if isinstance(last, Tracer) or np.ndim(last):
         raise ValueError(

@@ -13,9 +13,17 @@ from typing import Any
 from jaxtyping import Array, Shaped
 
 from jaxfed import _names
-from jaxfed._checks import check_instance, check_number, check_texts, checked_path, refuse
+from jaxfed._checks import (
+    check_instance,
+    check_number,
+    check_options,
+    check_texts,
+    checked_path,
+    refuse,
+)
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.common.files import replacing
+from jaxfed.core.run.result import Fitted, saved_of
 from jaxfed.core.run.solution import Solution
 from jaxfed.inference import Confidence
 from jaxfed.pca.ranks import SuggestedRanks
@@ -23,7 +31,7 @@ from jaxfed.report import _page, _sections
 
 
 def html(
-    solution: Solution,
+    fitted: Fitted,
     clients: Clients,
     *,
     title: str = "A federated run",
@@ -45,7 +53,8 @@ def html(
     the clients' samples, which only a simulation has in one place.
 
     Args:
-        solution: the result of `fit`.
+        fitted: what `fit` returned, its result, what `jaxfed.load` returned, or an estimator.
+            Sections that need more than these know are left out.
         clients: the clients of the run.
         title: title of the page.
         names: names of the clients; numbered by default.
@@ -68,9 +77,9 @@ def html(
         ValueError: if arguments do not match the run.
         ImportError: if Matplotlib is not installed.
     """
-    if not solution._is_one:
-        raise refuse("solution", "the solution of one run, not traced", solution.rounds)
-    number = len(solution.failure.clients)
+    record = saved_of(fitted)
+    check_instance("clients", clients, Clients, "the jaxfed.Clients of the run")
+    number = record.clients or len(clients)
     if names is not None:
         check_texts("names", names)
     if feature_names is not None:
@@ -93,7 +102,8 @@ def html(
     if any(not row or row.keys() != table[0].keys() for row in table):
         raise refuse("table", "a list of dictionaries with the same keys", table)
     run = _sections.Given(
-        solution=solution,
+        record=record,
+        solution=fitted if isinstance(fitted, Solution) else None,
         clients=clients,
         names=tuple(names or (f"client {i}" for i in range(number))),
         metadata=metadata,
@@ -109,14 +119,12 @@ def html(
     return _page.page(title, _sections.summary(run), _sections.all_of(run))
 
 
-def write(
-    path: str | os.PathLike[str], solution: Solution, clients: Clients, **options: Any
-) -> None:
+def write(path: str | os.PathLike[str], fitted: Fitted, clients: Clients, **options: Any) -> None:
     """Write a page on a run to a file, completely or not at all.
 
     Args:
         path: the file, such as `"report.html"`; an existing file is replaced.
-        solution: the result of `fit`.
+        fitted: as in `html`.
         clients: the clients of the run.
         options: those of `html`.
 
@@ -125,8 +133,9 @@ def write(
         ImportError: if Matplotlib is not installed.
         OSError: if the file cannot be written.
     """
+    check_options(options, html, without=("fitted", "clients"))
     place = checked_path("path", path)
-    text = html(solution, clients, **options)
+    text = html(fitted, clients, **options)
     with replacing(place) as part:
         part.write_text(text, encoding="utf-8")
 

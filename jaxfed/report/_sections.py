@@ -17,7 +17,7 @@ from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.samples import Samples
 from jaxfed.core.common.printing import in_bytes
 from jaxfed.core.run.solution import Solution
-from jaxfed.core.store.saved import story
+from jaxfed.core.store.saved import Saved, story
 from jaxfed.inference import Confidence
 from jaxfed.metrics import misalignment, separation
 from jaxfed.pca import principal_axes
@@ -38,7 +38,8 @@ NUMBERS = 10**8  # largest number of entries in the samples for spectra and vari
 class Given:
     """The arguments of a report, and values that several sections need."""
 
-    solution: Solution
+    record: Saved
+    solution: Solution | None  # None if only its result is known
     clients: Clients
     names: tuple[str, ...]
     metadata: Any
@@ -62,7 +63,7 @@ class Given:
         if not isinstance(self.clients.parts[0], Samples):
             return None
         try:
-            shared, local = side_by_side(self.solution)
+            shared, local = side_by_side(self.record)
         except ValueError:
             return None
         # Components outside of feature space cannot be drawn or compared with samples.
@@ -104,8 +105,7 @@ class Given:
 
 def summary(given: Given) -> str:
     """What ran and how it ended."""
-    run = given.solution._saved("report")._replace(remarks=given.solution.remarks())
-    return facts(story(run)) + folded("Versions", facts(versions()))
+    return facts(story(given.record)) + folded("Versions", facts(versions()))
 
 
 def all_of(given: Given) -> list[Section]:
@@ -121,7 +121,7 @@ def all_of(given: Given) -> list[Section]:
         *(make(given, picture) for make in pictured),
         _far(given),
         _costs(given),
-        Section("What was revealed", revealed(given.solution, given.clients)),
+        _revealed(given),
     )
     return [section for section in sections if section is not None]
 
@@ -197,7 +197,9 @@ def _one_of(scores: Any, i: int) -> float | str:
 
 
 def _convergence(given: Given, picture: Any) -> Section | None:
-    history = given.solution.history
+    history = given.record.history
+    if not history:
+        return None
     objective = np.asarray(history.get("objective", ()), float)
     known = objective[np.isfinite(objective)]
     if len(known) < 2:
@@ -205,7 +207,7 @@ def _convergence(given: Given, picture: Any) -> Section | None:
         return Section("Convergence", [paragraph(text)])
     change = abs(known[-1] - known[-2]) / max(abs(known[-2]), 1e-30)
     text = (
-        f"The objective went from {known[0]:.6g} to {known[-1]:.6g} in {int(given.solution.rounds)}"
+        f"The objective went from {known[0]:.6g} to {known[-1]:.6g} in {given.record.rounds}"
         f" rounds, with a relative change of {change:.1e} in the last round. It is evaluated at "
         "the iterate that enters a round."
     )
@@ -284,13 +286,19 @@ def _clients(given: Given, picture: Any) -> Section | None:
     return Section("Clients", parts) if parts else None
 
 
-def _far(given: Given) -> Section | None:
-    algorithm = given.solution.algorithm
-    if not isinstance(algorithm, Robust):
+def _revealed(given: Given) -> Section | None:
+    if given.solution is None:
         return None
-    ids = np.asarray(given.clients.ids)
-    listed = np.flatnonzero(np.isin(ids, far_clients(given.solution, ids)))
-    distances = np.asarray(given.solution.server.distances)
+    return Section("What was revealed", revealed(given.solution, given.clients))
+
+
+def _far(given: Given) -> Section | None:
+    solution = given.solution
+    if solution is None or not isinstance(solution.algorithm, Robust):
+        return None
+    algorithm, ids = solution.algorithm, np.asarray(given.clients.ids)
+    listed = np.flatnonzero(np.isin(ids, far_clients(solution, ids)))
+    distances = np.asarray(solution.server.distances)
     count = int((distances > FAR).sum())
     text = (
         f"The clients fell into {algorithm.groups} groups, and a minority of these could not move "
@@ -311,8 +319,10 @@ def _far(given: Given) -> Section | None:
     return Section("Clients that stand out", parts)
 
 
-def _costs(given: Given) -> Section:
-    history, rounds = given.solution.history, int(given.solution.rounds)
+def _costs(given: Given) -> Section | None:
+    history, rounds = given.record.history, given.record.rounds
+    if not history:
+        return None
     rows: dict[str, Any] = {"rounds": rounds}
     participants = np.asarray(history.get("participants", ()), float)
     if participants.size:

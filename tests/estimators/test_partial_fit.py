@@ -82,7 +82,7 @@ def test_twice_is_two_updates():
         if solution is None:
             solution = jf.fit(jf.pca.VarProPerPCA(2, 2), clients, **options)
         else:
-            solution = solution.update(clients, **options)
+            solution = jf.update(solution, clients, **options)
     shared, local = (np.asarray(part, float) for part in solution.result)
     wanted = [shared @ shared.T, local @ local.swapaxes(1, 2)]
     chex.assert_trees_all_close(spans(found), wanted, atol=1e-4)

@@ -281,11 +281,11 @@ def test_wrong_arguments_are_named(fitted):
     single = jf.Personalized(solution.result.shared, solution.result.local[:1])
     with pytest.raises(ValueError, match=r"^clients: wanted at least 2 clients"):
         membership(single, clients.take([0]))
-    with pytest.raises(ValueError, match=r"^solution: wanted shared components with local ones"):
+    with pytest.raises(ValueError, match=r"^fitted: wanted shared components with local ones"):
         membership(jf.Personalized(None, solution.result.local), clients)
     full = np.linalg.qr(np.random.default_rng(0).standard_normal((16, 16)))[0]
     full = jf.Personalized(jnp.asarray(full[:, :1]), jnp.asarray([full[:, 1:]] * 6))
-    with pytest.raises(ValueError, match=r"^solution: wanted fewer components .* got 1 \+ 15"):
+    with pytest.raises(ValueError, match=r"^fitted: wanted fewer components .* got 1 \+ 15"):
         membership(full, clients)
     with pytest.raises(ValueError, match=r"^others: "):
         membership(solution, clients).at_least(6)

@@ -1,6 +1,7 @@
 """What holds for every file of the project; who may import whom is in pyproject.toml."""
 
 import ast
+import graphlib
 import re
 import runpy
 import subprocess
@@ -8,6 +9,7 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
+import grimp
 import pytest
 
 import jaxfed
@@ -117,6 +119,13 @@ def test_type_checkers_and_python_know_the_same_public_names():
     imported = {alias.asname for node in block.body for alias in node.names}
     assert imported == jaxfed._PLACES.keys() <= set(dir(jaxfed))
     assert all(getattr(jaxfed, name) is not None for name in imported)
+
+
+def test_no_import_closes_a_circle():
+    """Not even one within a function or for type checkers."""
+    graph = grimp.build_graph("jaxfed", cache_dir=None)
+    imports = {name: graph.find_modules_directly_imported_by(name) for name in graph.modules}
+    graphlib.TopologicalSorter(imports).prepare()  # raises an error with the circle
 
 
 ASSERTS = re.compile("assert_.*|raises|warns|check_algorithm")

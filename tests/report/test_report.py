@@ -358,3 +358,16 @@ def test_the_browser_test_can_fail(page, tmp_path):
     policy = re.search(r'<meta http-equiv="Content-Security-Policy".*?>', page, re.S)[0]
     _, _, asked = browsed(tmp_path / "open", planted.replace(policy, ""))
     assert asked and set(asked) == {"http://127.0.0.1:9/picture.png"}
+
+
+def test_a_saved_result_has_a_page_of_what_it_knows(solution, clients, tmp_path):
+    solution.save(tmp_path / "result.npz")
+    known = {"data", "choice-of-ranks", "convergence", "components", "clients", "costs"}
+    whole = Parts(jf.report.html(solution, clients)).text
+    saved = Parts(jf.report.html(jf.load(tmp_path / "result.npz"), clients)).text
+    alone = Parts(jf.report.html(solution.result, clients)).text
+    assert whole.keys() - saved.keys() == {"what-was-revealed"} and known <= saved.keys()
+    assert saved.keys() - alone.keys() == {"convergence", "costs"}
+    for name in known:
+        assert saved[name].split() == whole[name].split()
+    assert "rounds" not in alone[""]

@@ -251,8 +251,8 @@ def test_backends_give_the_same(mapped, rank):
     wanted = jf.fit(algorithm, clients, rounds=5, key=key)
     found = jf.fit(algorithm, clients, rounds=5, key=key, backend=mapped)
     chex.assert_trees_all_close(found.result, wanted.result, atol=1e-5)
-    wanted = wanted.update(clients, rounds=3, key=key)
-    found = found.update(clients, rounds=3, key=key, backend=mapped)
+    wanted = jf.update(wanted, clients, rounds=3, key=key)
+    found = jf.update(found, clients, rounds=3, key=key, backend=mapped)
     chex.assert_trees_all_close(found.result, wanted.result, atol=1e-5)
 
 

@@ -26,7 +26,7 @@ def solved(algorithm=PERPCA, rounds=20, **options):
 
 def test_it_is_a_warm_fit():
     before, newer = solved(), clients((2, 0, 1), seed=1)
-    found = before.update(newer, rounds=4, key=KEYS[1])
+    found = jf.update(before, newer, rounds=4, key=KEYS[1])
     wanted = jf.fit(PERPCA, newer, rounds=4, key=KEYS[1], warm_start=before)
     chex.assert_trees_all_equal(found.result, wanted.result)
     drift = found.history.pop("drift")
@@ -40,25 +40,25 @@ def test_channel_and_participation_are_those_of_the_run():
     some = jf.participation.uniform(2)
     before = solved(channel=wire, participation=some)
     assert before.wire.channels == wire.channels
-    found = before.update(clients(seed=1), rounds=3, key=KEYS[1])
+    found = jf.update(before, clients(seed=1), rounds=3, key=KEYS[1])
     options = {"rounds": 3, "key": KEYS[1], "warm_start": before}
     wanted = jf.fit(PERPCA, clients(seed=1), channel=wire, participation=some, **options)
     chex.assert_trees_all_equal(found.result, wanted.result)
     np.testing.assert_array_equal(found.history["bits_up"], wanted.history["bits_up"])
-    again = found.update(clients(seed=2), rounds=1, key=KEYS[2])
+    again = jf.update(found, clients(seed=2), rounds=1, key=KEYS[2])
     assert again.wire.channels == wire.channels
     assert again.history["participants"].tolist() == [2]
     # All that the clients have sent counts.
     assert [each.channel for each in again.releases] == 3 * [wire.first_up, wire.up]
-    open_again = again.update(
-        clients(), rounds=1, key=KEYS[2], channel=jf.channel.lossless(), participation=None
+    open_again = jf.update(
+        again, clients(), rounds=1, key=KEYS[2], channel=jf.channel.lossless(), participation=None
     )
     assert open_again.wire.up == jf.channel.lossless()
 
 
 def test_the_first_objective_is_that_of_the_models_before():
     before, newer = solved(), clients(seed=1)
-    found = before.update(newer, rounds=2, key=KEYS[1])
+    found = jf.update(before, newer, rounds=2, key=KEYS[1])
     errors = jf.metrics.reconstruction_error(newer.data.values, *before.result)
     np.testing.assert_allclose(found.history["objective"][0], np.mean(errors), rtol=1e-5)
 
@@ -70,7 +70,7 @@ def test_the_first_objective_is_that_of_the_models_before():
 )
 def test_drift_is_the_sine_of_the_largest_angle(algorithm):
     before = solved(algorithm)
-    found = before.update(clients(seed=1), rounds=2, key=KEYS[1])
+    found = jf.update(before, clients(seed=1), rounds=2, key=KEYS[1])
     x, y = (np.asarray(each.result.shared, float) for each in (before, found))
     # The sines are the singular values of one basis beside the other.
     largest = np.linalg.norm(y - x @ (x.T @ y), 2)
@@ -80,13 +80,13 @@ def test_drift_is_the_sine_of_the_largest_angle(algorithm):
 
 def test_what_is_no_basis_has_no_drift():
     before = solved(jf.pca.Local(2), rounds=1)
-    assert "drift" not in before.update(clients(seed=1), rounds=1, key=KEYS[1]).history
+    assert "drift" not in jf.update(before, clients(seed=1), rounds=1, key=KEYS[1]).history
 
 
 @pytest.mark.slow
 def test_clients_come_and_go():
     before, newer = solved(), clients((7, 2), seed=1)
-    found = before.update(newer, rounds=3, key=KEYS[1])
+    found = jf.update(before, newer, rounds=3, key=KEYS[1])
     assert found.ids.tolist() == [7, 2]
     new = jf.personalize(PERPCA, before, newer.take([0]))
     local = jnp.concatenate([new.local, before.result.local[2:]])
@@ -124,12 +124,12 @@ def test_a_turning_subspace_is_followed(x64):
 def test_bad_input_is_refused():
     before = solved()
     with pytest.raises(ValueError, match=r"^rounds: wanted a positive"):
-        before.update(clients(), rounds=0, key=KEYS[1])
+        jf.update(before, clients(), rounds=0, key=KEYS[1])
     with pytest.raises(ValueError, match=r"^clients: wanted jaxfed.Clients"):
-        before.update(np.ones((3, 4)), rounds=1, key=KEYS[1])
+        jf.update(before, np.ones((3, 4)), rounds=1, key=KEYS[1])
     other = gaussian((5, 5, 5), (1, 2, 3, 4))
     with pytest.raises(ValueError, match=r"^warm_start: wanted shared components of shape"):
-        before.update(other, rounds=1, key=KEYS[1])
+        jf.update(before, other, rounds=1, key=KEYS[1])
     with pytest.raises(ValueError, match=r"^first_down: wanted one of jaxfed.channel"):
         jf.Wire(*[jf.channel.lossless()] * 3, "none")  # pyright: ignore[reportArgumentType]
 

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import NamedTuple, Protocol, Self, TypeVar
 
 import jax
 
@@ -14,9 +14,6 @@ from jaxfed.core.clients.clients import Clients
 from jaxfed.core.common.processes import attempted
 from jaxfed.core.run.solution import Solution
 from jaxfed.deploy import processes
-
-if TYPE_CHECKING:
-    from jaxfed.cli.fit._run import FitInputs
 
 NUMBER = "{process}"
 OPTIONS = [
@@ -31,6 +28,14 @@ OPTIONS = [
     option("--process-count", int, "number of processes", None),
     option("--process", int, "number of this process, from 0", None, metavar="K"),
 ]
+
+
+class _Named(Protocol):
+    @property
+    def names(self) -> list[str]: ...  # of clients
+
+
+Inputs = TypeVar("Inputs", bound=_Named)
 
 
 class Together(NamedTuple):
@@ -72,9 +77,9 @@ class Together(NamedTuple):
         arguments.out = together.out / f"process{together.process}"
         return together
 
-    def read(self, prepare: Callable[[], "FitInputs"]) -> "FitInputs":
+    def read(self, prepare: Callable[[], Inputs]) -> Inputs:
         """Read this process's data; refuse clients that several processes have read."""
-        found: list[FitInputs] = []
+        found: list[Inputs] = []
 
         def attempt() -> list[str]:
             found.append(prepare())

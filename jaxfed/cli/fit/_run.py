@@ -15,6 +15,7 @@ from jaxtyping import Array, Key
 
 from jaxfed import aggregation, participation, report
 from jaxfed._optional import require
+from jaxfed.aggregation.robust import last_known
 from jaxfed.cli import _report
 from jaxfed.cli._common import OUTPUT, backend_of
 from jaxfed.cli._folder import CHECKPOINT, Folder
@@ -221,7 +222,7 @@ def _far(solution: Solution, clients: Clients, names: Sequence[str]) -> dict[str
     ids = np.asarray(clients.own(clients.ids))
     listed = np.isin(ids, aggregation.far_clients(solution, ids))
     return {
-        "groups far from the aggregate": int(solution.history["far_groups"][-1]),
+        "groups far from the aggregate": int(last_known(solution.history, "far_groups")),
         "clients in them": ", ".join(np.asarray(names)[listed]) or "none",
     }
 

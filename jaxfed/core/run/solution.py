@@ -9,20 +9,17 @@ from typing import Any
 import equinox as eqx
 import jax
 import numpy as np
-from jaxtyping import Array, Int, Key, PyTree, UInt32
+from jaxtyping import Array, Int, PyTree
 
 from jaxfed._checks import check_instance, refuse
 from jaxfed._versions import versions
-from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.imputation import Imputation
 from jaxfed.core.clients.standardization import Standardization
 from jaxfed.core.common.printing import columns, is_known
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
-from jaxfed.core.contract.participation import Participation
 from jaxfed.core.contract.remarks import HasRemarks, not_converged
 from jaxfed.core.round.problem import Failure, State
 from jaxfed.core.store import saved
-from jaxfed.core.wire.channel import Channel
 from jaxfed.core.wire.release import Release
 from jaxfed.core.wire.wire import Wire
 
@@ -74,48 +71,6 @@ class Solution(eqx.Module):
     algorithm: Algorithm
     ids: Int[Array, " m"]
     wire: Wire
-
-    def update(
-        self,
-        clients: Clients,
-        *,
-        rounds: int,
-        key: Key[Array, ""] | UInt32[Array, " 2"],
-        channel: Channel | Wire | None = None,
-        participation: Participation | None = None,
-        **options: Any,
-    ) -> "Solution":
-        """Continue for a few rounds on newer data with `jaxfed.fit`.
-
-        Clients are matched by id: those of this run continue from their local models, new ones
-        start as in `jaxfed.personalize`, and models of missing ones are dropped. Of the server's
-        state only the shared model is kept; channel memories start afresh.
-
-        Args:
-            clients: clients with their newest data, such as `jaxfed.stream.Forgetting` keeps.
-            rounds: number of rounds.
-            key: random key; use a new one for each update.
-            channel: this run's channels by default.
-            participation: this run's by default.
-            options: other arguments of `jaxfed.fit`, except the algorithm and the warm start.
-
-        Returns:
-            The solution. The first entry of `history["objective"]` is the objective of this run's
-            models on the newer data. If the shared model is an orthonormal basis, the last entry of
-            `history["drift"]` is the sine of the largest principal angle between its old and new
-            span, from 0 to 1; the other entries are NaN.
-
-        Raises:
-            ValueError: as `jaxfed.fit`.
-            DivergenceError: as `jaxfed.fit`.
-        """
-        # Import late, since `fit` imports this module.
-        from jaxfed.core.run.update import update
-
-        wire = self.wire if channel is None else channel
-        participants = self.releases[-1].participation if participation is None else participation
-        options = {"channel": wire, "participation": participants} | options
-        return update(self, clients, rounds=rounds, key=key, **options)
 
     def summary(self) -> str:
         """Describe the run, how it ended and what it cost, in two columns of text.

@@ -6,22 +6,73 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Float, Key, PyTree, UInt32
 
+from jaxfed._checks import check_options
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.common.processes import on_host
+from jaxfed.core.contract.participation import Participation
 from jaxfed.core.run.fit import fit
+from jaxfed.core.run.result import check_run
 from jaxfed.core.run.solution import Solution
+from jaxfed.core.wire.channel import Channel
+from jaxfed.core.wire.wire import Wire
 from jaxfed.manifolds import grassmann
 
 # The largest deviation of XᵀX from the identity for which X counts as orthonormal.
 ORTHONORMAL = 1e-3
 
 
-def update(before: Solution, clients: Clients, **options: Any) -> Solution:
-    """Run `jaxfed.fit` from a solution and add the drift to the history; see `Solution.update`."""
-    after = fit(before.algorithm, clients, warm_start=before, **options)
-    both = [_basis(solution.result.shared) for solution in (before, after)]
+def update(
+    solution: Solution,
+    clients: Clients,
+    *,
+    rounds: int,
+    key: Key[Array, ""] | UInt32[Array, " 2"],
+    channel: Channel | Wire | None = None,
+    participation: Participation | None = None,
+    **options: Any,
+) -> Solution:
+    """Continue a run for a few rounds on newer data with `jaxfed.fit`.
+
+    Clients are matched by id: those of the run continue from their local models, new ones start as
+    in `jaxfed.personalize`, and models of missing ones are dropped. Of the server's state only the
+    shared model is kept; channel memories start afresh.
+
+    Args:
+        solution: the solution of the run.
+        clients: clients with their newest data, such as `jaxfed.stream.Forgetting` keeps.
+        rounds: number of rounds.
+        key: random key; use a new one for each update.
+        channel: the run's channels by default.
+        participation: the run's by default.
+        options: other arguments of `jaxfed.fit`, except the algorithm and the warm start.
+
+    Returns:
+        The solution. The first entry of `history["objective"]` is the objective of the run's models
+        on the newer data. If the shared model is an orthonormal basis, the last entry of
+        `history["drift"]` is the sine of the largest principal angle between its old and new span,
+        from 0 to 1; the other entries are NaN.
+
+    Raises:
+        ValueError: if this is no solution of one run, or as `jaxfed.fit`.
+        DivergenceError: as `jaxfed.fit`.
+    """
+    check_run(solution)
+    check_options(options, fit, without=("algorithm", "clients", "warm_start"))
+    after = fit(
+        solution.algorithm,
+        clients,
+        rounds=rounds,
+        key=key,
+        channel=solution.wire if channel is None else channel,
+        participation=(
+            solution.releases[-1].participation if participation is None else participation
+        ),
+        warm_start=solution,
+        **options,
+    )
+    both = [_basis(each.result.shared) for each in (solution, after)]
     if both[0] is None or both[1] is None or len(both[0]) != len(both[1]):
         return after
     drift = np.full(len(after.history["objective"]), np.nan)

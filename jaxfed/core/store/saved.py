@@ -82,8 +82,9 @@ def story(run: Any) -> dict[str, str]:
     rows = {
         "algorithm": run.algorithm,
         "clients": f"{run.clients:,}",
-        "rounds": f"{run.rounds:,}, {run.status.replace('_', ' ')}",
+        "rounds": run.status and f"{run.rounds:,}, {run.status.replace('_', ' ')}",
     }
+    rows = {name: text for name, text in rows.items() if text}  # of a result alone, little is known
     objective = np.asarray(run.history.get("objective", ()))
     if objective.size:
         rows["objective"] = f"{objective[0]:.6g} entering the first round, {objective[-1]:.6g} last"

@@ -14,7 +14,7 @@ from jax.core import Tracer
 from jax.tree_util import Partial
 from jaxtyping import Array, Key, PyTree
 
-from jaxfed._checks import check_count, check_list, is_list, is_whole, refuse
+from jaxfed._checks import check_count, check_list, check_options, is_list, is_whole, refuse
 from jaxfed.core.backends.backend import Backend
 from jaxfed.core.backends.one_device import chunked
 from jaxfed.core.clients.clients import Clients
@@ -93,6 +93,7 @@ def sweep(
     if not random or keys.ndim > 1 or keys.size == 0:
         raise refuse("keys", "one or several of jax.random.key", keys)
     check_rounds(rounds)
+    check_options(arguments, rollout, without=("algorithm", "clients", "rounds", "key"))
     check_passed_on(arguments)
     if chunk_size is not None:
         check_count("chunk_size", chunk_size)
@@ -223,7 +224,7 @@ def _swept(parts, axes, sizes, rounds, chunk_size, arguments):
 
     def run(parts, number):
         # The run's position on each axis; the last axis varies fastest.
-        places = iter(jnp.unravel_index(number, lengths)) if lengths else None
+        places = iter(jnp.unravel_index(number, lengths) if lengths else ())
         algorithm, data, key = parts
         many_algorithms, many_data, many_keys = (size is not None for size in sizes)
         if many_algorithms:

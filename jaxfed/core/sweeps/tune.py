@@ -16,6 +16,7 @@ from jaxfed._checks import (
     check_count,
     check_flag,
     check_instance,
+    check_options,
     check_texts,
     refuse,
 )
@@ -114,6 +115,8 @@ def tune(
     & Duvenaud (2020), Optimizing millions of hyperparameters by implicit differentiation; for the
     last rounds alone, Shaban et al. (2019), Truncated back-propagation for bilevel optimization.
     """
+    taken = ("algorithm", "clients", "rounds", "key", "tol", "adjoint")
+    check_options(arguments, rollout, without=taken)
     check_instance("algorithm", algorithm, Algorithm, "a jaxfed algorithm")
     check_instance("clients", clients, Clients, "jaxfed.Clients")
     check_callable("held_out", held_out, "a function of the result")
