@@ -14,22 +14,13 @@ Source: Ozkara, Huang & Diggavi (2023), Personalized PCA for federated heterogen
 """
 
 import dataclasses
-from typing import Literal, NamedTuple
+from typing import Literal
 
-from jaxtyping import Array, PyTree
+from jaxtyping import Array
 
-from jaxfed.contract import Algorithm, Diagnostics
-from jaxfed.pca._personalized import SOLVERS, PersonalizedPCA, shared_of
-from jaxfed.pca._quasi_newton import Evaluation, Memory, climb, initial_memory
-from jaxfed.pca.components import Rows, check_warm_start
-from jaxfed.pca.likelihood import Member, Scalar, check_proper_rank, initial_shared, pooled_message
-
-
-class Message(NamedTuple):
-    """Uplink of the quasi-Newton solver."""
-
-    attraction: Rows  # minus the derivative by the shared components
-    objective: Scalar
+from jaxfed.contract import Algorithm
+from jaxfed.pca._personalized import PersonalizedPCA
+from jaxfed.pca._quasi_newton import refuse_implicit
 
 
 class HierarchicalPCA(PersonalizedPCA):
@@ -56,8 +47,8 @@ class HierarchicalPCA(PersonalizedPCA):
     def __init__(
         self,
         rank: int,
-        noise_variance: float | Array,
-        prior_variance: float | Array,
+        noise_variance: float | Array | None = None,
+        prior_variance: float | Array | None = None,
         *,
         step_size: float | Array | None = None,
         global_step_size: float | Array | None = None,
@@ -70,10 +61,13 @@ class HierarchicalPCA(PersonalizedPCA):
 
         Args:
             rank: number of components of each client, less than the number of features.
-            noise_variance: variance s of the noise in each feature; the latent variance is one.
-            prior_variance: variance σ² of the clients' components around the shared ones.
+            noise_variance: variance s of the noise in each feature, if scores have the variance l =
+                1. By default the server estimates both from sums over the clients, before the
+                first round; this needs a client with more than `rank` samples.
+            prior_variance: variance σ² of the clients' components around the shared ones. By
+                default it is learned, see the class.
             step_size: step size of the local components. By default 1 / (c λ + 1/σ²) with the
-                client's precision c = n / (s (1 + s)) and largest eigenvalue λ; steps up to twice
+                client's precision c = n / (s (1 + s/l)) and largest eigenvalue λ; steps up to twice
                 that are stable.
             global_step_size: step size of the shared components. By default σ²; steps up to three
                 times that are stable.
@@ -100,43 +94,15 @@ class HierarchicalPCA(PersonalizedPCA):
         steps = step_size, global_step_size
         self._set(rank, noise_variance, prior_variance, *steps, solver, likelihood, start, align)
 
-    def check(self, clients, warm_start) -> None:
-        """Raise a `ValueError` if the rank or the warm start does not fit."""
-        check_proper_rank(self.rank, clients)
-        check_warm_start(warm_start, clients, self.rank, self.rank)
-
-    def first_message(self, key, data: Member, warm_start) -> dict[str, PyTree]:
-        """Return the second moment for the pooled start."""
-        return pooled_message(data, self.start, warm_start)
-
-    def server_init(self, key, first: dict[str, PyTree], like, warm_start) -> Rows | Memory:
-        """Return the shared components."""
-        shared = initial_shared(self.rank, key, first, like, warm_start)
-        return initial_memory(shared.T) if self.solver == "quasi_newton" else shared
-
-    def downlink(self, server: Rows | Memory) -> Rows:
-        """Return the shared components."""
-        return shared_of(server)
-
-    def client_step(self, key, downlink: Rows, local: Rows, data: Member):
-        """Update the local components, then compute the message about the shared ones."""
-        variance = self.prior_variance.astype(downlink.dtype)
-        sent, moved, diagnostics = self._step(downlink, variance, local, data)
-        if self.solver == "quasi_newton":
-            sent = Message(sent, diagnostics["objective"])
-        return sent, moved, diagnostics
-
-    def server_step(self, key, server, uplink) -> tuple[Rows | Memory, Diagnostics]:
-        """Update the shared components by the solver's rule."""
-        if self.solver != "quasi_newton":
-            return SOLVERS[self.solver].shared_step(server, uplink), {}
-        server, _, left = climb(server, Evaluation(uplink.attraction.T, -uplink.objective))
-        return server, {"stopping_measure": left}
-
     def through(self) -> Algorithm:
         """Return the algorithm itself; for the quasi-Newton solver, alternating eigenvectors.
 
         Both have the same stationary points, and the latter's state is a single point.
+
+        Raises:
+            ValueError: for the quasi-Newton solver, if the prior variance is learned.
         """
-        alternating = dataclasses.replace(self, solver="eigenvectors")
-        return alternating if self.solver == "quasi_newton" else self
+        if self.solver != "quasi_newton":
+            return self
+        refuse_implicit(self, self.prior_variance is None)
+        return dataclasses.replace(self, solver="eigenvectors")

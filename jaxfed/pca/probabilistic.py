@@ -14,7 +14,7 @@ from jaxfed.core.clients.samples import Samples
 from jaxfed.linalg import Moment
 from jaxfed.pca import likelihood
 from jaxfed.pca.components import Frame, Rows, check_warm_start, moment_received
-from jaxfed.pca.likelihood import Member, Number, Scalar, check_settings
+from jaxfed.pca.likelihood import Member, Number, Scalar, Variances, check_settings
 
 
 class _Descent(Algorithm, HasBases):
@@ -35,8 +35,8 @@ class _Descent(Algorithm, HasBases):
     @final
     def _evaluated(self, frame: Rows, data: Member) -> tuple[Rows, Scalar]:
         """Return the gradient of the likelihood, and the objective."""
-        noise = self.noise_variance.astype(frame.dtype)
-        objective = likelihood.negative_log_likelihood(data.moment, frame, noise)
+        variances = Variances(self.noise_variance.astype(frame.dtype))
+        objective = likelihood.negative_log_likelihood(data.moment, frame, variances)
         return likelihood.likelihood_gradient(data.moment, frame, data.precision), objective
 
 
