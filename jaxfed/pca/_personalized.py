@@ -213,7 +213,7 @@ class PersonalizedPCA(Algorithm, DifferentiatedThrough, HasBases):
     def check(self, clients, warm_start) -> None:
         """Raise a `ValueError` if the rank, the warm start or an estimate does not fit the data."""
         likelihood.check_proper_rank(self.rank, clients)
-        likelihood.check_estimable(self.noise_variance, self.rank, clients)
+        likelihood.check_estimable(self.noise_variance, self.rank, clients, warm_start)
         check_warm_start(warm_start, clients, self.rank, self.rank)
 
     @final

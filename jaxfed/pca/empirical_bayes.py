@@ -103,18 +103,17 @@ class EmpiricalBayesPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
 
     The prior is a distribution of subspaces with density proportional to exp(κ/2 ‖VᵀU‖²), so the
     learned σ² = 1/κ is also the best `prior_variance` of `HierarchicalPCA`. It grows without bound
-    as the clients' subspaces become unrelated, whereas (2ξ + d²)/D of `AdaptivePCA` hardly exceeds
-    1/d. If samples show no spread, it falls to its lower limit, a hundredth of the mean sampling
-    variance 1/c, below which a client's components no longer change;
-    `history["at_lower_limit"]` is 1 in such rounds.
+    as the clients' subspaces become unrelated, whereas that of `AdaptivePCA` hardly exceeds 1/d. If
+    samples show no spread, it falls to its lower limit, a hundredth of the mean sampling variance
+    1/c, below which a client's components no longer change; `history["at_lower_limit"]` is 1 in
+    such rounds. With very few clients, it comes out too small, as V takes up part of the scatter.
 
-    The noise variance decides how much of the scatter is due to sampling. If it is twice too large
-    and samples are few, sampling explains all of the scatter, and the learned variance falls to its
-    limit although the clients differ. `history["residual_variance"]` is the variance that the
-    components leave per remaining feature. If it differs from the noise variance, refit with this
-    value. Starting from twice the noise variance, with 20 samples of 20 features and 4 components,
-    the noise estimates of five such fits are 20, 6, 2, 0.3 and 0.1 % off; the learned variance is
-    at its limit in the first fit and then 19, 6, 2 and 0.4 % too small.
+    The noise variance decides how much of the scatter is due to sampling. By default it is
+    estimated, with that of the scores, so that nothing depends on the units of the samples. If it
+    is given twice too large and samples are few, sampling explains all of the scatter, and the
+    learned variance falls to its limit although the clients differ.
+    `history["residual_variance"]` is the variance that the components leave per remaining feature,
+    which is near the noise variance if that is right.
 
     The likelihood is an approximation. Compared with numerical integration (one component of three
     features, 100 clients of 20 samples), κ is 3, 11 and 15 % too small for clients that scatter
@@ -138,8 +137,9 @@ class EmpiricalBayesPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
 
         Args:
             rank: number of components of each client, less than the number of features.
-            noise_variance: variance of the noise in each feature, perhaps from an earlier fit (see
-                the class). The latent variance is one.
+            noise_variance: variance of the noise in each feature, if scores have variance one. By
+                default the server estimates both from sums over the clients, before the first
+                round; this needs a client with more than `rank` samples.
             solver: `"em"`, or `"quasi_newton"`: limited-memory BFGS on the same likelihood, in the
                 shared components and log κ together, which takes a fraction of the rounds. It needs
                 every client in each round, sends one more number, and has no implicit derivative.
@@ -162,7 +162,7 @@ class EmpiricalBayesPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
     def check(self, clients, warm_start) -> None:
         """Raise a `ValueError` if the rank or the warm start does not fit."""
         check_proper_rank(self.rank, clients)
-        check_estimable(self.noise_variance, self.rank, clients)
+        check_estimable(self.noise_variance, self.rank, clients, warm_start)
         check_warm_start(warm_start, clients, self.rank, None)
 
     def prepare(self, data: Samples | Moment, client_id, rounds) -> Moment:

@@ -193,13 +193,19 @@ def diagnostics_of(found: Variances | None) -> Diagnostics:
     return {} if found is None else {"noise_variance": found.noise, "score_variance": found.scores}
 
 
-def check_estimable(noise_variance: Array | None, rank: int, clients: ClientsLike) -> None:
-    """Raise a `ValueError` if no client has more samples than components to estimate noise from."""
-    if noise_variance is not None:
+def check_estimable(
+    noise_variance: Array | None, rank: int, clients: ClientsLike, warm_start: Personalized | None
+) -> None:
+    """Raise a `ValueError` if no client has more samples than components to estimate noise from.
+
+    New clients that `jaxfed.personalize` starts at shared components alone may have fewer: for
+    them, a solution has the estimates.
+    """
+    if noise_variance is not None or (warm_start is not None and warm_start.local is None):
         return
     counts = [part.count for part in clients.parts if isinstance(part, SampleRows)]
     if len(counts) == len(clients.parts) and all(map(is_known, counts)):
-        most = max(int(np.max(x, initial=0)) for x in counts)
+        most = max(int(np.asarray(x).max(initial=0)) for x in counts)
         if most <= rank:
             raise ValueError(
                 f"noise_variance: wanted a number for clients with at most {most} samples, which "

@@ -54,6 +54,7 @@ class LocalProbabilisticPCA(_Descent):
         Args:
             rank: number of components of each client, less than the number of features.
             noise_variance: variance s of the noise in each feature; the latent variance is one.
+                With the default step size, the components do not depend on it.
             step_size: step size of the gradient steps. By default 1 / (c λ) with the client's
                 precision c = n / (s (1 + s)) and largest eigenvalue λ; steps up to twice that are
                 stable. A client whose samples are all zero takes no step.
@@ -132,6 +133,7 @@ class GlobalProbabilisticPCA(_Descent):
         Args:
             rank: number of components, less than the number of features.
             noise_variance: variance s of the noise in each feature; the latent variance is one.
+                With the default step size, the components do not depend on it.
             step_size: step size of the gradient steps. By default one over the largest eigenvalue
                 of the mean of c S, c = n / (s (1 + s)), or, without a pooled start, over an upper
                 bound of it.

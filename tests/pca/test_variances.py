@@ -127,8 +127,31 @@ def test_too_few_samples_for_an_estimate_are_refused(algorithm):
         jf.fit(algorithm, jf.Clients.from_samples(values), rounds=1, key=jax.random.key(0))
 
 
+@pytest.mark.parametrize("kind", [jf.pca.HierarchicalPCA, jf.pca.EmpiricalBayesPCA])
+def test_new_clients_may_have_fewer_samples_than_components(kind):
+    """The solution has the estimates, and few samples move a client little from the centre."""
+    values, _ = drawn(6, 6, 20, 0.1, 0.02)
+    run = found_by(kind(RANK), values)
+    few = jf.Clients.from_samples(values[:, :2].astype(np.float32))
+    found = jf.personalize(run.algorithm, run, few, rounds=50).local
+    assert np.isfinite(found).all()
+    overlaps = np.sum((np.swapaxes(found, 1, 2) @ np.asarray(run.result.shared)) ** 2, (1, 2))
+    assert np.all((overlaps > 0.9 * RANK) & (overlaps < RANK))
+
+
 @pytest.mark.parametrize("values", [np.zeros((3, 8, 5)), np.ones((3, 8, 5))])
 @pytest.mark.parametrize("kind", [jf.pca.AdaptivePCA, jf.pca.EmpiricalBayesPCA])
 def test_data_without_noise_give_finite_numbers(kind, values):
     run = solve(kind(2), values.astype(np.float32), rounds=10)
     assert all(np.isfinite(x).all() for x in jax.tree.leaves((run.result, run.history)))
+
+
+def test_closed_over_clients_can_be_traced():
+    """Their numbers of samples, which are checked before tracing, are known there."""
+    clients = jf.Clients.from_samples(drawn(7, 3, 12, 0.1, 0.1)[0].astype(np.float32))
+
+    def left(prior):
+        algorithm = jf.pca.HierarchicalPCA(RANK, prior_variance=prior)
+        return jf.rollout(algorithm, clients, rounds=2, key=jax.random.key(0)).result.shared
+
+    assert np.isfinite(jax.jit(left)(0.1)).all()
