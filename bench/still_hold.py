@@ -40,6 +40,7 @@ TABLES = (
     Printed("docs/guides/privacy.md", "| algorithm | first message |", "privacy"),
     Printed("docs/guides/sharing.md", "| start | 1 round |", "sharing start"),
     Printed("docs/guides/sharing.md", "| features, local components,", "sharing shrinkage"),
+    Printed("docs/guides/sharing.md", "| clients, noise |", "priors"),
     Printed("docs/guides/bits.md", "| algorithm | bfloat16 |", "channels"),
     Printed("bench/RESULTS.md", "| components | 2 samples |", "unseen_clients"),
     Printed("bench/RESULTS.md", "| update | rounds |", "pca variants"),

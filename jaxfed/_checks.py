@@ -147,12 +147,6 @@ def check_positive(
         _check_numbers(argument, given, "a positive finite number", lambda x: x > 0, single)
 
 
-def check_share(argument: str, given: object) -> None:
-    """Accept one or several numbers of at least 0 and below 1."""
-    wanted = "numbers of at least 0 and below 1"
-    _check_numbers(argument, given, wanted, lambda x: (x >= 0) & (x < 1), single=False)
-
-
 def check_number(
     argument: str, given: object, wanted: str, holds: Callable[[Any], Any] = np.isfinite
 ) -> None:

@@ -10,7 +10,6 @@ from jaxfed._checks import check_flag as check_flag
 from jaxfed._checks import check_instance as check_instance
 from jaxfed._checks import check_name as check_name
 from jaxfed._checks import check_positive as check_positive
-from jaxfed._checks import check_share as check_share
 from jaxfed._checks import refuse as refuse
 from jaxfed.core.contract.algorithm import Algorithm as Algorithm
 from jaxfed.core.contract.algorithm import ClientsLike as ClientsLike

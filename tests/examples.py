@@ -262,6 +262,10 @@ EXAMPLES = {
     jf.pca.HierarchicalPCA: Examples(
         good={
             "": Example(lambda _: jf.pca.HierarchicalPCA(2, 0.2, 0.1), (TRIANGLE, 12, 12)),
+            "estimated": Example(
+                lambda _: jf.pca.HierarchicalPCA(2, prior_variance=0.1), (TRIANGLE + 4, 12, 14)
+            ),
+            "learned": Example(lambda _: jf.pca.HierarchicalPCA(2, 0.2), (TRIANGLE + 2, 13, 14)),
             "eigenvectors": Example(
                 lambda _: jf.pca.HierarchicalPCA(2, 0.2, 0.1, solver="eigenvectors"),
                 (TRIANGLE, 12, 12),
@@ -319,9 +323,9 @@ EXAMPLES = {
     ),
     jf.pca.AdaptivePCA: Examples(
         good={
-            "": Example(lambda _: jf.pca.AdaptivePCA(2, 0.2), (TRIANGLE + 1, 13, 13)),
+            "": Example(lambda _: jf.pca.AdaptivePCA(2), (TRIANGLE + 6, 13, 16)),
             "quasi_newton": Example(
-                lambda _: jf.pca.AdaptivePCA(2, 0.2, solver="quasi_newton"), (TRIANGLE + 1, 14, 13)
+                lambda _: jf.pca.AdaptivePCA(2, 0.2, solver="quasi_newton"), (TRIANGLE + 2, 14, 14)
             ),
             "gradient": Example(
                 lambda _: jf.pca.AdaptivePCA(
@@ -330,21 +334,25 @@ EXAMPLES = {
                 (TRIANGLE, 13, 13),
             ),
             "log": Example(
-                lambda _: jf.pca.AdaptivePCA(2, 0.2, spread="log", solver="eigenvectors"),
-                (TRIANGLE + 1, 13, 13),
+                lambda _: jf.pca.AdaptivePCA(
+                    2, 0.2, hyper_prior=0.1, spread="log", solver="eigenvectors"
+                ),
+                (TRIANGLE, 13, 13),
             ),
         },
         refused={
             "prior_variance": lambda: jf.pca.AdaptivePCA(2, 0.2, 0.0),
             "hyper_prior": lambda: jf.pca.AdaptivePCA(2, 0.2, hyper_prior=-1.0),
             "spread": lambda: jf.pca.AdaptivePCA(2, 0.2, spread="newton"),
+            "hyper_prior: spread='gradient'": lambda: jf.pca.AdaptivePCA(2, spread="gradient"),
             "spread_step_size": lambda: jf.pca.AdaptivePCA(2, 0.2, spread_step_size=0.0),
             "dimension": lambda: jf.pca.AdaptivePCA(2, 0.2, dimension="grassmann"),
         },
     ),
     jf.pca.EmpiricalBayesPCA: Examples(
         good={
-            "": Example(lambda _: jf.pca.EmpiricalBayesPCA(2, 0.2), (TRIANGLE + 1, 13, 13)),
+            "": Example(lambda _: jf.pca.EmpiricalBayesPCA(2), (TRIANGLE + 5, 13, 15)),
+            "given": Example(lambda _: jf.pca.EmpiricalBayesPCA(2, 0.2), (TRIANGLE + 1, 13, 13)),
             "quasi_newton": Example(
                 lambda _: jf.pca.EmpiricalBayesPCA(2, 0.2, solver="quasi_newton"),
                 (TRIANGLE + 1, 14, 13),

@@ -214,7 +214,7 @@ def hierarchical_begin(problem: Problem, matrices: Array, seed: int) -> Array:
 
 
 def adaptive_constants(problem: Problem) -> tuple[int, float]:
-    """D, and the default hyper prior."""
+    """D, and the hyper prior."""
     (rank, noise), (count, features) = the_model(problem)
     dimension = rank * (features - rank)
     return dimension, dimension * noise * (1 + noise) / (6 * count)

@@ -72,7 +72,12 @@ def hierarchical(solver: str) -> Callable[[Problem], jf.Algorithm]:
 
 
 def adaptive(solver: str) -> Callable[[Problem], jf.Algorithm]:
-    return lambda p: jf.pca.AdaptivePCA(int(p.settings[0]), *p.settings[1:], solver=solver)
+    return lambda p: jf.pca.AdaptivePCA(
+        int(p.settings[0]),
+        *p.settings[1:],
+        hyper_prior=objectives.adaptive_constants(p)[1],
+        solver=solver,
+    )
 
 
 def bayes(solver: str) -> Callable[[Problem], jf.Algorithm]:

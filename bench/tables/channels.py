@@ -231,7 +231,7 @@ def papers() -> list[dict]:
     faps = synthetic.spectrum_synthetic(key, clients=8, features=200, samples=1000)
     settings = {
         "PerPCA": (jf.pca.PerPCA(2, 4, step_size=0.05), perpca.samples, 300),
-        "AdaptivePCA": (jf.pca.AdaptivePCA(10, 0.5), adept.samples, 40),
+        "AdaptivePCA": (jf.pca.AdaptivePCA(10, 0.5, 0.1, hyper_prior=1.25), adept.samples, 40),
         "FAPS": (jf.pca.FAPS(20), faps.samples, 100),
     }
     table = []

@@ -18,7 +18,6 @@ import jaxfed as jf
 
 SAMPLES = (2, 4, 8, 16)
 TRAINED, SHARED, LOCAL = 30, 10, 2
-NOISE = 0.005  # variance in a pixel, for `AdaptivePCA`
 
 
 def left_over(bases: list[np.ndarray], held: list[np.ndarray]) -> float:
@@ -44,7 +43,7 @@ def once(seed: int) -> dict[str, list[float]]:
     )
 
     side_by_side = jf.pca.PerPCA(SHARED, LOCAL)
-    around = jf.pca.AdaptivePCA(SHARED + LOCAL, NOISE, solver="eigenvectors")
+    around = jf.pca.AdaptivePCA(SHARED + LOCAL, solver="eigenvectors")
     early, adaptive = (jf.fit(a, clients, rounds=100, key=key) for a in (side_by_side, around))
     late = jf.fit(side_by_side, clients, rounds=900, key=key, warm_start=early.result)
 

@@ -10,7 +10,7 @@ import numpy as np
 from jaxfed import inference, pca
 from jaxfed._checks import check_count, refuse
 from jaxfed.core.clients.samples import Samples
-from jaxfed.core.contract.algorithm import Algorithm, Personalized
+from jaxfed.core.contract.algorithm import Personalized
 from jaxfed.estimators._clients import ClientPCA
 from jaxfed.estimators._normal import Learned
 from jaxfed.inference.weights import FEWEST
@@ -173,10 +173,9 @@ class FederatedPCA(ClientPCA):
 class HierarchicalBayesPCA(ClientPCA):
     """Components of each client under a common prior, which supports clients with few samples.
 
-    It runs `jaxfed.pca.HierarchicalPCA` if the prior variance is given, or `jaxfed.pca.AdaptivePCA`
-    to learn it. `components_` is the prior's centre, and `local_components_` holds each client's
-    components. A client that was not in `fit` gets the most likely components for its samples
-    under the prior. The model assumes scores of variance one: scale the samples accordingly.
+    It runs `jaxfed.pca.HierarchicalPCA`. `components_` is the prior's centre, and
+    `local_components_` holds each client's components. A client that was not in `fit` gets the most
+    likely components for its samples under the prior, whose variance is `prior_variance_`.
 
     Source: Ozkara, Huang & Diggavi (2023); Ozkara, Huang, Zhou & Diggavi, ADEPT.
     """
@@ -185,7 +184,7 @@ class HierarchicalBayesPCA(ClientPCA):
         self,
         n_components: int = 1,
         *,
-        noise_variance: float = 0.5,
+        noise_variance: float | None = None,
         prior_variance: float | None = None,
         rounds: int = 30,
         robust: bool = False,
@@ -198,7 +197,8 @@ class HierarchicalBayesPCA(ClientPCA):
 
         Args:
             n_components: number of each client's components, less than the number of features.
-            noise_variance: noise variance of each feature.
+            noise_variance: noise variance of each feature, if scores have variance one; None to
+                estimate both, which needs a client with more samples than components.
             prior_variance: variance of clients' components around the shared ones; None to learn
                 it.
             rounds: number of rounds.
@@ -222,23 +222,26 @@ class HierarchicalBayesPCA(ClientPCA):
         return self.n_components, self.n_components + 1
 
     def _solved(self, run, clients):
-        settings = int(self.n_components), self.noise_variance
-        algorithm: Algorithm
-        if self.prior_variance is None:
-            algorithm = pca.AdaptivePCA(*settings, solver="eigenvectors")
-        else:
-            algorithm = pca.HierarchicalPCA(*settings, self.prior_variance, solver="eigenvectors")
-        return run(algorithm)
+        variances = self.noise_variance, self.prior_variance
+        return run(pca.HierarchicalPCA(int(self.n_components), *variances, solver="eigenvectors"))
 
     def _learned(self, solution, clients):
-        learned = solution.history.get("prior_variance", [self.prior_variance])
-        self.prior_variance_ = float(learned[-1])
+        def last(name, given):
+            return float(solution.history[name][-1]) if given is None else float(given)
+
+        self.prior_variance_ = last("prior_variance", self.prior_variance)
+        # Of the likelihood; `noise_variance_` is the variance that the fitted components leave.
+        scores = None if self.noise_variance is None else 1.0
+        self._variances = (
+            last("noise_variance", self.noise_variance),
+            last("score_variance", scores),
+        )
         shared, local = map(_host, solution.result)
         return Learned(shared, local, False)
 
     def _new_components(self, table):
         moment = Moment.from_samples(jnp.asarray(table))
-        weight = precision(jnp.asarray(float(len(table))), self.noise_variance)
+        weight = precision(jnp.asarray(float(len(table))), *self._variances)
         shared = jnp.asarray(np.asarray(self.components_).T, moment.trace.dtype)
         joint = joint_moment(moment, weight, shared, self.prior_variance_)
         return _host(joint.top(int(self.n_components))[1])

@@ -4,27 +4,18 @@ Source: Ozkara, Huang, Zhou & Diggavi, ADEPT: hierarchical Bayes approach to per
 unsupervised learning.
 """
 
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Float
 
-from jaxfed.contract import Algorithm, Diagnostics, check_name, check_positive, hyperparameter
-from jaxfed.pca._personalized import SOLVERS, PersonalizedPCA
-from jaxfed.pca._quasi_newton import Evaluation, Memory, climb, initial_memory, refuse_implicit
-from jaxfed.pca.components import Rows, check_warm_start
-from jaxfed.pca.likelihood import (
-    Member,
-    Scalar,
-    check_proper_rank,
-    initial_shared,
-    pooled_message,
-    precision,
-    squared_distance,
-)
+from jaxfed.contract import Algorithm, check_name, check_positive, hyperparameter
+from jaxfed.pca._personalized import PersonalizedPCA
+from jaxfed.pca._quasi_newton import refuse_implicit
+from jaxfed.pca.likelihood import Scalar
 
 # --- updates of the variance: (variance, mean d², ξ, D, η or None) -> variance --------------------
 
@@ -54,32 +45,18 @@ def _gradient_step(variance, distance, hyper_prior, dimension, step):
 SPREADS = {"closed_form": _closed_form, "log": _log_step, "gradient": _gradient_step}
 
 
-class Message(NamedTuple):
-    """Uplink and downlink."""
-
-    shared: PyTree  # up: the message about the shared components; down: these
-    scalar: Float[Array, ""]  # up: d²; down: the prior variance
-    objective: Scalar | None = None  # up, for the quasi-Newton solver
-
-
-class Server(NamedTuple):
-    """The server's state."""
-
-    shared: Rows
-    prior_variance: Scalar
-    hyper_prior: Scalar
-    memory: Memory | None = None  # for the quasi-Newton solver
-
-
 class AdaptivePCA(PersonalizedPCA):
     r"""`HierarchicalPCA` that learns the prior variance together with the components.
 
-    A hyperprior keeps the variance from vanishing: the objective gains \(R(\sigma) = D \log
+    Without a hyperprior, the default, it learns the variance as `HierarchicalPCA` does. The
+    hyperprior of ADEPT keeps the variance from vanishing: the objective gains \(R(\sigma) = D \log
     \sigma + (2\xi + \text{mean}\, d^2) / (2\sigma^2)\), which is minimal at \(\sigma^2 = (2\xi +
     \text{mean}\, d^2)/D\). Clients send their d² with their message.
 
-    In the joint maximum over components and variance, ξ decides: for small ξ the variance collapses
-    to 2ξ/D, for large ξ it follows the hyperprior. `EmpiricalBayesPCA` needs no ξ.
+    In this joint maximum over components and variance, ξ decides: for small ξ the variance
+    collapses to 2ξ/D, for large ξ it follows the hyperprior. With n samples, 2ξ/D should exceed
+    0.17 v, v = s (1 + s)/n (Corollary 4.6 for Gaussian means); at v/3, alike clients have two to
+    six times the error of the default.
 
     Source: Ozkara et al., ADEPT, Algorithm 1 and Lemma 3.2.
     """
@@ -92,8 +69,8 @@ class AdaptivePCA(PersonalizedPCA):
     def __init__(
         self,
         rank: int,
-        noise_variance: float | Array,
-        prior_variance: float | Array = 0.1,
+        noise_variance: float | Array | None = None,
+        prior_variance: float | Array | None = None,
         *,
         hyper_prior: float | Array | None = None,
         spread: Literal["closed_form", "log", "gradient"] = "closed_form",
@@ -110,12 +87,14 @@ class AdaptivePCA(PersonalizedPCA):
 
         Args:
             rank: number of components of each client, less than the number of features.
-            noise_variance: variance s of the noise in each feature.
-            prior_variance: initial variance σ², at least ξ/(2D).
-            hyper_prior: ξ. By default D v / 6 with v = s (1 + s) / n, the variance with which n
-                samples determine a component.
+            noise_variance: variance s of the noise in each feature, if scores have variance one. By
+                default the server estimates both.
+            prior_variance: initial variance σ², at least ξ/(2D). By default 1/d + 2ξ/D, or with no
+                ξ the sampling variance, but at most 1/d.
+            hyper_prior: ξ. By default there is no hyperprior.
             spread: how the variance is updated: the `"closed_form"` minimizer; a `"log"` step, in
-                log σ²; or a `"gradient"` step in σ as in the paper, which takes σ²/(2 η D) rounds.
+                log σ²; or a `"gradient"` step in σ as in the paper, which takes σ²/(2 η D) rounds
+                and needs a hyperprior.
             spread_step_size: η of the steps. By default 1/D for `"log"` (Newton's is 2/D) and ξ/D²
                 for `"gradient"`.
             dimension: D. `"subspace"` means r(d - r); `"frame"` means d·r as in the paper, which
@@ -132,12 +111,14 @@ class AdaptivePCA(PersonalizedPCA):
 
         Raises:
             ValueError: as `HierarchicalPCA`, and if the hyperprior or the step size of the variance
-                is not positive and finite.
+                is not positive and finite, or the hyperprior is missing.
         """
         steps = step_size, global_step_size
         self._set(rank, noise_variance, prior_variance, *steps, solver, likelihood, start, align)
         check_positive("hyper_prior", hyper_prior, optional=True)
         check_name("spread", spread, tuple(SPREADS))
+        if spread == "gradient" and hyper_prior is None:
+            raise ValueError("hyper_prior: spread='gradient' wants a number, got None")
         if solver == "quasi_newton" and spread != "closed_form":
             raise ValueError(f"spread: solver='quasi_newton' wants 'closed_form', got {spread!r}")
         check_positive("spread_step_size", spread_step_size, optional=True)
@@ -148,14 +129,14 @@ class AdaptivePCA(PersonalizedPCA):
 
     def check(self, clients, warm_start) -> None:
         """Raise a `ValueError` if arguments do not fit the data or violate Lemma 3.2."""
-        check_proper_rank(self.rank, clients)
-        check_warm_start(warm_start, clients, self.rank, self.rank)
+        super().check(clients, warm_start)
         dimension = self._dimension(clients.features)
         settings = (self.hyper_prior, self.prior_variance, self.spread_step_size)
         if self.hyper_prior is None or any(isinstance(x, Tracer) for x in settings):
             return
         hyper_prior = np.asarray(self.hyper_prior)
-        if (np.asarray(self.prior_variance) < hyper_prior / (2 * dimension)).any():
+        start = np.inf if self.prior_variance is None else np.asarray(self.prior_variance)
+        if (start < hyper_prior / (2 * dimension)).any():
             raise ValueError(
                 f"prior_variance: wanted at least hyper_prior / (2 D) with D = {dimension} to "
                 f"start from, got {self.prior_variance}"
@@ -168,76 +149,6 @@ class AdaptivePCA(PersonalizedPCA):
                     f"variance vanish (Lemma 3.2), got {self.hyper_prior}"
                 )
 
-    def first_message(self, key, data: Member, warm_start) -> dict[str, PyTree]:
-        """Return the second moment for a pooled start, and the precision for an automatic ξ."""
-        first = pooled_message(data, self.start, warm_start)
-        if self.hyper_prior is None:
-            noise = self.noise_variance.astype(data.precision.dtype)
-            first["precision"] = precision(data.moment.count, noise)
-        return first
-
-    def server_init(self, key, first: dict[str, PyTree], like, warm_start) -> Server:
-        """Return the first shared components, the first variance and the hyperprior."""
-        shared = initial_shared(self.rank, key, first, like, warm_start)
-        hyper_prior = self.hyper_prior
-        if hyper_prior is None:
-            # With the sampling variance v = 1/c, 2ξ/D is v/3. In the Gaussian model of ADEPT,
-            # collaboration helps at every stationary point if it exceeds 0.17 v (Corollary 4.6).
-            hyper_prior = self._dimension(shared.shape[1]) / (6 * first["precision"])
-        variance, memory = self.prior_variance.astype(shared.dtype), None
-        if self.solver == "quasi_newton":
-            # The hyperprior's curvature is D/2 along log σ², that of the distances 1/σ² along V.
-            curvature = self._dimension(shared.shape[1]) / 2 * variance
-            memory = initial_memory(shared.T, jnp.log(variance)[None], curvature[None])
-        return Server(shared, variance, hyper_prior.astype(shared.dtype), memory)
-
-    def downlink(self, server: Server) -> Message:
-        """Return the shared components and the prior variance."""
-        return Message(server.shared, server.prior_variance)
-
-    def client_step(self, key, downlink: Message, local: Rows, data: Member):
-        """Take the step of `HierarchicalPCA`, and measure the distance that the variance needs."""
-        sent, moved, diagnostics = self._step(downlink.shared, downlink.scalar, local, data)
-        # The gradient step uses the components from before the round (line 7 comes before lines 8
-        # and 9); the other rules are block steps and use the new ones. Clients send d² instead of
-        # steps of their own: R is linear in d², so the mean of their steps is one step with the
-        # mean.
-        distance = diagnostics["distance"]
-        if self.spread != "gradient":
-            distance = squared_distance(downlink.shared, moved)
-        objective = diagnostics["objective"] if self.solver == "quasi_newton" else None
-        return Message(sent, distance, objective), moved, diagnostics
-
-    def server_step(self, key, server: Server, uplink: Message) -> tuple[Server, Diagnostics]:
-        """Update the shared components and the variance."""
-        shared, variance, hyper_prior, memory = server
-        dimension = self._dimension(shared.shape[1])
-        if memory is not None:
-            return self._climbed(server, memory, uplink)
-        variance = SPREADS[self.spread](
-            variance, uplink.scalar, hyper_prior, dimension, self.spread_step_size
-        )
-        shared = SOLVERS[self.solver].shared_step(shared, uplink.shared)
-        return Server(shared, variance, hyper_prior), {"prior_variance": variance}
-
-    def _climbed(
-        self, server: Server, memory: Memory, uplink: Message
-    ) -> tuple[Server, Diagnostics]:
-        """Take a quasi-Newton step in the shared components and log σ² together."""
-        assert uplink.objective is not None
-        half = self._dimension(server.shared.shape[1]) / 2
-        pull = server.hyper_prior / server.prior_variance
-        slope = uplink.scalar / (2 * server.prior_variance) - half + pull
-        # R = D/2 log σ² + ξ/σ² + d²/(2σ²), whose last term is part of the clients' objective
-        # already. `slope` is minus the derivative by log σ².
-        value = -uplink.objective - half * memory.numbers[0] - pull
-        anywhere = jnp.full(1, jnp.inf, slope.dtype)
-        found = Evaluation(uplink.shared.T, value, slope[None])
-        memory, _, left = climb(memory, found, -anywhere, anywhere)
-        variance = jnp.exp(memory.numbers[0])
-        server = Server(memory.shared, variance, server.hyper_prior, memory)
-        return server, {"prior_variance": variance, "stopping_measure": left}
-
     def through(self) -> Algorithm:
         """Return the algorithm itself.
 
@@ -246,6 +157,26 @@ class AdaptivePCA(PersonalizedPCA):
         """
         return refuse_implicit(self, self.solver == "quasi_newton")
 
+    @property
+    def _xi(self) -> Array | None:
+        return self.hyper_prior
+
+    @property
+    def _learns(self) -> bool:
+        return True
+
+    @property
+    def _measures_first(self) -> bool:
+        # The gradient step uses the components from before the round (line 7 comes before lines 8
+        # and 9); the other rules are block steps and use the new ones. Clients send d² instead of
+        # steps of their own: R is linear in d², so the mean of their steps is one step with the
+        # mean.
+        return self.spread == "gradient"
+
     def _dimension(self, features: int) -> int:
         free = features - self.rank if self.dimension == "subspace" else features
         return free * self.rank
+
+    def _updated(self, variance: Scalar, distance: Scalar, dimension: int) -> Scalar:
+        xi = 0.0 if self.hyper_prior is None else self.hyper_prior.astype(variance.dtype)
+        return SPREADS[self.spread](variance, distance, xi, dimension, self.spread_step_size)

@@ -47,9 +47,21 @@ from jaxfed.pca.components import (
     moment_of,
     moment_received,
 )
-from jaxfed.pca.likelihood import Scalar, aligned, check_proper_rank, joint_moment, precision
+from jaxfed.pca.likelihood import (
+    Scalar,
+    Variances,
+    aligned,
+    check_estimable,
+    check_proper_rank,
+    diagnostics_of,
+    estimated,
+    extrapolated,
+    joint_moment,
+    precision,
+    variances_message,
+    variances_of,
+)
 
-LARGEST_ACCELERATION = 100.0  # relative to EM's own step
 LARGEST_RATIO = 100.0  # of the concentration to the mean precision of the samples
 
 
@@ -58,6 +70,7 @@ class Downlink(NamedTuple):
 
     shared: Frame
     concentration: Scalar
+    variances: Variances | None  # of noise and scores, if they were estimated
 
 
 class Uplink(NamedTuple):
@@ -75,6 +88,7 @@ class Server(NamedTuple):
     concentration: Scalar
     previous: Float[Array, " 2"]  # log κ of the last round, and EM's step from there
     most: Scalar  # the largest concentration allowed
+    variances: Variances | None = None  # of noise and scores, if they were estimated
     memory: Memory | None = None  # for the quasi-Newton solver
 
 
@@ -89,18 +103,17 @@ class EmpiricalBayesPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
 
     The prior is a distribution of subspaces with density proportional to exp(κ/2 ‖VᵀU‖²), so the
     learned σ² = 1/κ is also the best `prior_variance` of `HierarchicalPCA`. It grows without bound
-    as the clients' subspaces become unrelated, whereas (2ξ + d²)/D of `AdaptivePCA` hardly exceeds
-    1/d. If samples show no spread, it falls to its lower limit, a hundredth of the mean sampling
-    variance 1/c, below which a client's components no longer change;
-    `history["at_lower_limit"]` is 1 in such rounds.
+    as the clients' subspaces become unrelated, whereas that of `AdaptivePCA` hardly exceeds 1/d. If
+    samples show no spread, it falls to its lower limit, a hundredth of the mean sampling variance
+    1/c, below which a client's components no longer change; `history["at_lower_limit"]` is 1 in
+    such rounds. With very few clients, it comes out too small, as V takes up part of the scatter.
 
-    The noise variance decides how much of the scatter is due to sampling. If it is twice too large
-    and samples are few, sampling explains all of the scatter, and the learned variance falls to its
-    limit although the clients differ. `history["residual_variance"]` is the variance that the
-    components leave per remaining feature. If it differs from the noise variance, refit with this
-    value. Starting from twice the noise variance, with 20 samples of 20 features and 4 components,
-    the noise estimates of five such fits are 20, 6, 2, 0.3 and 0.1 % off; the learned variance is
-    at its limit in the first fit and then 19, 6, 2 and 0.4 % too small.
+    The noise variance decides how much of the scatter is due to sampling. By default it is
+    estimated, with that of the scores, so that nothing depends on the units of the samples. If it
+    is given twice too large and samples are few, sampling explains all of the scatter, and the
+    learned variance falls to its limit although the clients differ.
+    `history["residual_variance"]` is the variance that the components leave per remaining feature,
+    which is near the noise variance if that is right.
 
     The likelihood is an approximation. Compared with numerical integration (one component of three
     features, 100 clients of 20 samples), κ is 3, 11 and 15 % too small for clients that scatter
@@ -109,14 +122,14 @@ class EmpiricalBayesPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
 
     quadratic_in_samples = True
 
-    noise_variance: Float[Array, ""]
+    noise_variance: Float[Array, ""] | None
     rank: int = eqx.field(static=True)
     solver: Literal["em", "quasi_newton"] = eqx.field(static=True)
 
     def __init__(
         self,
         rank: int,
-        noise_variance: float | Array,
+        noise_variance: float | Array | None = None,
         *,
         solver: Literal["em", "quasi_newton"] = "em",
     ):
@@ -124,8 +137,9 @@ class EmpiricalBayesPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
 
         Args:
             rank: number of components of each client, less than the number of features.
-            noise_variance: variance of the noise in each feature, perhaps from an earlier fit (see
-                the class). The latent variance is one.
+            noise_variance: variance of the noise in each feature, if scores have variance one. By
+                default the server estimates both from sums over the clients, before the first
+                round; this needs a client with more than `rank` samples.
             solver: `"em"`, or `"quasi_newton"`: limited-memory BFGS on the same likelihood, in the
                 shared components and log κ together, which takes a fraction of the rounds. It needs
                 every client in each round, sends one more number, and has no implicit derivative.
@@ -135,7 +149,7 @@ class EmpiricalBayesPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
                 finite, or the solver is unknown.
         """
         check_count("rank", rank)
-        check_positive("noise_variance", noise_variance)
+        check_positive("noise_variance", noise_variance, optional=True)
         check_name("solver", solver, ("em", "quasi_newton"))
         self.solver = solver
         self.rank, self.noise_variance = rank, hyperparameter(noise_variance)
@@ -148,6 +162,7 @@ class EmpiricalBayesPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
     def check(self, clients, warm_start) -> None:
         """Raise a `ValueError` if the rank or the warm start does not fit."""
         check_proper_rank(self.rank, clients)
+        check_estimable(self.noise_variance, self.rank, clients, warm_start)
         check_warm_start(warm_start, clients, self.rank, None)
 
     def prepare(self, data: Samples | Moment, client_id, rounds) -> Moment:
@@ -155,9 +170,14 @@ class EmpiricalBayesPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
         return moment_of(data, rank=self.rank, rounds=rounds)
 
     def first_message(self, key, data: Moment, warm_start) -> dict[str, PyTree]:
-        """Return the precision of the second moment, and the moment itself for a pooled start."""
-        weight = self._precision(data)
-        first: dict[str, PyTree] = {"precision": weight}
+        """Return what the variances, the first concentration and a pooled start need."""
+        first: dict[str, PyTree] = {}
+        if self.noise_variance is None:
+            weight = data.count
+            first["variances"] = variances_message(data, self.rank)
+        else:
+            weight = self._precision(data, None)
+        first["precision"] = weight
         return first if warm_start is not None else first | {"moment": moment_message(data, weight)}
 
     def server_init(self, key, first: dict[str, PyTree], like, warm_start) -> Server:
@@ -168,7 +188,10 @@ class EmpiricalBayesPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
             else warm_start.shared
         )
         # A previous step of zero makes the first step EM's own.
-        weight = first["precision"]
+        weight, variances = first["precision"], None
+        if self.noise_variance is None:
+            variances = estimated(first["variances"], self.rank, like.dim)
+            weight = variances.scores * precision(weight, *variances)
         place = jnp.log(weight)
         limit = bingham.concentrations(like.dim, self.rank, weight.dtype)[1]
         most = jnp.minimum(LARGEST_RATIO * weight, limit)
@@ -178,25 +201,28 @@ class EmpiricalBayesPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
             # the posterior has κ along V.
             curvature = self.rank * (like.dim - self.rank) / (2 * weight)
             memory = initial_memory(top, place[None], curvature[None])
-        return Server(top, weight, jnp.stack([place, jnp.zeros_like(place)]), most, memory)
+        return Server(
+            top, weight, jnp.stack([place, jnp.zeros_like(place)]), most, variances, memory
+        )
 
     def downlink(self, server: Server) -> Downlink:
         """Return the shared components and the concentration."""
-        return Downlink(server.shared, server.concentration)
+        return Downlink(server.shared, server.concentration, server.variances)
 
     def client_init(self, key, downlink: Downlink, data: Moment, warm_start) -> None:
         """Return None: each round computes the posterior anew."""
 
     def client_step(self, key, downlink: Downlink, local: None, data: Moment):
         """Apply the posterior mean projector to the shared components."""
-        shared, concentration = downlink
+        shared, concentration, found = downlink
         joint = self._posterior(data, downlink)
         rows = data.dim if joint.samples is None else len(joint.samples)
         top, vectors = joint.top(min(rows, data.dim))
         count = len(top)
         # The remaining eigenvalues are zero.
         values = jnp.pad(top, (0, data.dim - count))
-        features, rank, s = data.dim, self.rank, self.noise_variance.astype(values.dtype)
+        features, rank = data.dim, self.rank
+        s, scores = variances_of(self.noise_variance, found, values.dtype)
         weights = bingham.mean_projector_weights(values, rank)
         # Outside the span of samples and shared components all eigenvalues are zero, so one weight
         # serves all of these directions, and they need no eigenvectors.
@@ -217,37 +243,39 @@ class EmpiricalBayesPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
         prior = bingham.log_normalizer(concentration, features, rank)
         prior += concentration / 2 * jnp.vdot(shared, shared)
         # n/2 (log det W + tr W⁻¹S) without its part in U, which is in the posterior's c S.
-        constant = features * jnp.log(s) + rank * jnp.log1p(1 / s) + data.trace / s
+        constant = features * jnp.log(s) + rank * jnp.log1p(scores / s) + data.trace / s
         objective = data.count / 2 * constant - posterior + prior
         # The variance along the components: tr E[UUᵀ]S from E[UUᵀ](cS + κVVᵀ).
         held = jnp.vdot(weights[:count], top) - concentration * jnp.vdot(shared, product)
-        left = (data.trace - ratio(held, self._precision(data))) / (features - rank)
+        left = (data.trace - ratio(held, self._precision(data, found))) / (features - rank)
         sent = objective if self.solver == "quasi_newton" else None
         diagnostics = {"objective": objective, "residual_variance": left}
         return Uplink(product, distance, sent), local, diagnostics
 
     def server_step(self, key, server: Server, uplink: Uplink) -> tuple[Server, Diagnostics]:
         """Update the shared components and the concentration from the mean posterior."""
+        known = diagnostics_of(server.variances)
         if server.memory is not None:
-            return self._climbed(server, server.memory, uplink)
+            server, diagnostics = self._climbed(server, server.memory, uplink)
+            return server, {**diagnostics, **known}
         features = len(server.shared)
         place = jnp.log(server.concentration)
         # EM's own step. κ spans orders of magnitude, so steps and extrapolation are in log κ.
         move = jnp.log(bingham.fitted_concentration(uplink.distance, features, self.rank)) - place
-        # EM is slow if samples say little about σ²; the secant through its last two steps predicts
-        # where they vanish.
-        moved, change = place - server.previous[0], move - server.previous[1]
-        useful = (moved * change < 0) & (jnp.abs(change) < jnp.abs(moved))
-        factor = jnp.where(useful, -moved / jnp.where(useful, change, 1), 1)
-        place_next = place + move * jnp.clip(factor, 1, LARGEST_ACCELERATION)
+        place_next = extrapolated(place, move, server.previous)
         least, _ = bingham.concentrations(features, self.rank, place.dtype)
         # As part of the state, the limit would have no implicit derivative.
         most = jax.lax.stop_gradient(server.most)
         concentration = jnp.clip(jnp.exp(place_next), least, most)
         # The basis nearest to the previous one, so that it converges with the subspace.
-        server = Server(polar(uplink.product), concentration, jnp.stack([place, move]), server.most)
+        server = server._replace(
+            shared=polar(uplink.product),
+            concentration=concentration,
+            previous=jnp.stack([place, move]),
+        )
         at_limit = (concentration >= most).astype(concentration.dtype)
-        return server, {"prior_variance": 1 / concentration, "at_lower_limit": at_limit}
+        found = {"prior_variance": 1 / concentration, "at_lower_limit": at_limit}
+        return server, {**found, **known}
 
     def _climbed(
         self, server: Server, memory: Memory, uplink: Uplink
@@ -266,7 +294,9 @@ class EmpiricalBayesPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
         place = memory.numbers[0]
         concentration = jnp.exp(place)
         at_limit = (place >= most).astype(place.dtype)
-        server = Server(memory.trial.frame, concentration, server.previous, server.most, memory)
+        server = server._replace(
+            shared=memory.trial.frame, concentration=concentration, memory=memory
+        )
         return server, {
             "prior_variance": 1 / concentration,
             "at_lower_limit": at_limit,
@@ -287,7 +317,11 @@ class EmpiricalBayesPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
         """Warn if the learned variance is at its lower limit, with the noise that remains."""
         if not history["at_lower_limit"].size or not history["at_lower_limit"][-1]:
             return ()
-        left, assumed = history["residual_variance"][-1], float(self.noise_variance)
+        left = history["residual_variance"][-1]
+        if self.noise_variance is None:
+            assumed = history["noise_variance"][-1]
+        else:
+            assumed = float(self.noise_variance)
         return (
             "The learned prior variance is at its lower limit: the clients are alike, or "
             f"noise_variance ({assumed:.3g}) is too large; the components leave a variance of "
@@ -306,10 +340,12 @@ class EmpiricalBayesPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
         """Return the shared components."""
         return Bases(shared=(server.shared,))
 
-    def _precision(self, moment: Moment) -> Scalar:
-        return precision(moment.count, self.noise_variance.astype(moment.trace.dtype))
+    def _precision(self, moment: Moment, found: Variances | None) -> Scalar:
+        return precision(
+            moment.count, *variances_of(self.noise_variance, found, moment.trace.dtype)
+        )
 
     def _posterior(self, moment: Moment, downlink: Downlink) -> Moment:
         """Return the posterior's matrix, c S + κ VVᵀ."""
-        weight = self._precision(moment)
+        weight = self._precision(moment, downlink.variances)
         return joint_moment(moment, weight, downlink.shared, 1 / downlink.concentration)

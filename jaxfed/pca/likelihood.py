@@ -3,11 +3,13 @@
 from typing import Literal, NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, DTypeLike, Float, PyTree
 
-from jaxfed.contract import ClientsLike, Personalized, check_count, check_positive
-from jaxfed.core.clients.samples import Samples
+from jaxfed.contract import ClientsLike, Diagnostics, Personalized, check_count, check_positive
+from jaxfed.core.clients.samples import SampleRows, Samples
+from jaxfed.core.common.printing import is_known
 from jaxfed.linalg import Moment, matmul, polar
 from jaxfed.linalg.division import ratio
 from jaxfed.manifolds import stiefel
@@ -22,27 +24,37 @@ from jaxfed.pca.components import (
     moment_received,
 )
 
+LARGEST_ACCELERATION = 100.0  # relative to EM's own step
+
 Scalar = Float[Array, ""]
 Number = float | Scalar
+
+
+class Variances(NamedTuple):
+    """The variances of a sample U x + e."""
+
+    noise: Number  # s, of each feature of e
+    scores: Number = 1.0  # l, of each entry of x
 
 
 # --- the terms of the objective ------------------------------------------------------------------
 
 
-def precision(count: Scalar, noise_variance: Number) -> Scalar:
-    """Return the precision with which n samples determine the components, c = n / (s (1 + s)).
+def precision(count: Scalar, noise: Number, scores: Number = 1.0) -> Scalar:
+    """Return the weight c = n / (s (1 + s/l)) of a second moment in the likelihood.
 
-    Up to a constant factor, the likelihood is exp(c/2 tr UᵀSU).
+    Up to a constant factor, the likelihood is exp(c/2 tr UᵀSU), and n samples determine an entry of
+    the components with the variance 1 / (c l).
     """
-    return count / (noise_variance * (1 + noise_variance))
+    return count / (noise * (1 + noise / scores))
 
 
-def negative_log_likelihood(moment: Moment, frame: Rows, noise_variance: Number) -> Scalar:
+def negative_log_likelihood(moment: Moment, frame: Rows, variances: Variances) -> Scalar:
     """n/2 (log det W + tr W⁻¹S) for orthonormal components, without the normal's constant."""
-    (rank, features), s = frame.shape, noise_variance
-    log_det = (features - rank) * jnp.log(s) + rank * jnp.log1p(s)
+    (rank, features), (s, scores) = frame.shape, variances
+    log_det = (features - rank) * jnp.log(s) + rank * (jnp.log(scores) + jnp.log1p(s / scores))
     energy = jnp.trace(moment.row_products(frame)[1])
-    return moment.count / 2 * (log_det + (moment.trace - energy / (1 + s)) / s)
+    return moment.count / 2 * (log_det + (moment.trace - energy / (1 + s / scores)) / s)
 
 
 def likelihood_gradient(moment: Moment, frame: Rows, precision: Number) -> Rows:
@@ -108,13 +120,109 @@ def joint_moment(moment: Moment, weight: Number, shared: Frame, prior_variance: 
     return Moment.from_samples(jnp.concatenate([rows, shared.T / jnp.sqrt(prior_variance)]), 1)
 
 
+# --- the variances -------------------------------------------------------------------------------
+
+
+def variances_message(moment: Moment, rank: int) -> dict[str, Scalar]:
+    """Return the sums from which `estimated` computes the variances."""
+    outside = jnp.maximum(moment.trace - moment.top(rank)[0].sum(), 0)
+    return {
+        "samples": moment.count,
+        "free": jnp.maximum(moment.count - rank, 0),
+        "energy": moment.count * moment.trace,
+        "residual": moment.count * outside,
+    }
+
+
+def estimated(reduced: dict[str, Scalar], rank: int, features: int) -> Variances:
+    """Estimate the variances from the mean messages of the clients.
+
+    The residual of n samples of d features beside their own r components has (n - r)(d - r) degrees
+    of freedom: a row and a column for each component. So the mean of the discarded eigenvalues, the
+    maximum-likelihood estimate, is divided by 1 - r/n, which matters if samples are few. The mean
+    squared norm of a sample is l r + s d.
+
+    Source: Tipping & Bishop (1999), Probabilistic principal component analysis, (8), for n >> r.
+    """
+    # Without a free sample, as for exact moments, n is taken for n - r.
+    free = jnp.where(reduced["free"] > 0, reduced["free"], reduced["samples"])
+    energy = ratio(reduced["energy"], reduced["samples"])
+    # Data of zeros have any unit.
+    energy = jnp.where(energy > 0, energy, 1)
+    noise = ratio(reduced["residual"], free * (features - rank))
+    # Data without noise, or without components, still give finite precisions.
+    small = float(jnp.finfo(energy.dtype).eps)
+    noise = jnp.maximum(noise, small * energy)
+    return Variances(noise, jnp.maximum((energy - features * noise) / rank, small**0.5 * noise))
+
+
+def variances_of(given: Array | None, found: Variances | None, dtype: DTypeLike) -> Variances:
+    """Return the noise variance as given, with scores of variance one, or the estimates."""
+    if found is not None:
+        return found
+    assert given is not None
+    return Variances(given.astype(dtype))
+
+
+def extrapolated(
+    place: Scalar, move: Scalar, previous: Float[Array, " 2"], longest: float = np.inf
+) -> Scalar:
+    """Return the next logarithm of a variance that EM learns, from EM's own step.
+
+    EM is slow if samples say little about the variance. The secant through its last two steps
+    predicts where they vanish.
+
+    Args:
+        place: the logarithm.
+        move: EM's step from there.
+        previous: both in the round before; a step of zero if there was none.
+        longest: the longest step, unless EM's own is longer.
+    """
+    moved, change = place - previous[0], move - previous[1]
+    useful = (moved * change < 0) & (jnp.abs(change) < jnp.abs(moved))
+    factor = jnp.where(useful, -moved / jnp.where(useful, change, 1), 1)
+    step = move * jnp.clip(factor, 1, LARGEST_ACCELERATION)
+    if np.isfinite(longest):
+        most = jnp.maximum(jnp.abs(move), longest)
+        step = jnp.clip(step, -most, most)
+    return place + step
+
+
+def diagnostics_of(found: Variances | None) -> Diagnostics:
+    """Return the estimates under their names in the history, if there are any."""
+    if found is None:
+        return {}
+    estimates = {"noise_variance": found.noise, "score_variance": found.scores}
+    return {name: jnp.asarray(value) for name, value in estimates.items()}
+
+
+def check_estimable(
+    noise_variance: Array | None, rank: int, clients: ClientsLike, warm_start: Personalized | None
+) -> None:
+    """Raise a `ValueError` if no client has more samples than components to estimate noise from.
+
+    New clients that `jaxfed.personalize` starts at shared components alone may have fewer: for
+    them, a solution has the estimates.
+    """
+    if noise_variance is not None or (warm_start is not None and warm_start.local is None):
+        return
+    counts = [part.count for part in clients.parts if isinstance(part, SampleRows)]
+    if len(counts) == len(clients.parts) and all(map(is_known, counts)):
+        most = max(int(np.asarray(x).max(initial=0)) for x in counts)
+        if most <= rank:
+            raise ValueError(
+                f"noise_variance: wanted a number for clients with at most {most} samples, which "
+                f"{rank} components reproduce without noise, got None"
+            )
+
+
 # --- checks, prepared data and the start ---------------------------------------------------------
 
 
-def check_settings(rank: int, noise_variance: Number, step_size: Number | None) -> None:
+def check_settings(rank: int, noise_variance: Number | None, step_size: Number | None) -> None:
     """Raise a `ValueError` if the rank, the variance or the step size is not positive."""
     check_count("rank", rank)
-    check_positive("noise_variance", noise_variance)
+    check_positive("noise_variance", noise_variance, optional=True)
     check_positive("step_size", step_size, optional=True)
 
 
@@ -129,13 +237,21 @@ class Member(NamedTuple):
     """One client's prepared data."""
 
     moment: Moment
-    precision: Scalar  # c
-    curvature: Scalar | None  # c times the largest eigenvalue, if it sets the step size
+    precision: Scalar  # c, or n before the variances are known
+    curvature: Scalar | None  # that times the largest eigenvalue, if it sets the step size
+
+    def under(self, found: Variances | None) -> "Member":
+        """Return the same with c in place of n, if the variances were estimated."""
+        if found is None:
+            return self
+        unit = precision(jnp.ones_like(self.precision), *found)
+        curvature = None if self.curvature is None else unit * self.curvature
+        return Member(self.moment, unit * self.precision, curvature)
 
 
 def member(
     data: Samples | Moment,
-    noise_variance: Array,
+    noise_variance: Array | None,
     rank: int,
     rounds: int,
     *,
@@ -146,14 +262,17 @@ def member(
 
     Args:
         data: the client's samples or second moment.
-        noise_variance: variance of the noise in each feature.
+        noise_variance: variance of the noise in each feature; None if it is yet to be estimated.
         rank: number of components.
         rounds: number of rounds.
         factor: factor on the precision.
         curvature: whether to compute the curvature for an automatic step size.
     """
     moment = moment_of(data, rank=rank, rounds=rounds)
-    weight = factor * precision(moment.count, noise_variance.astype(moment.trace.dtype))
+    weight = moment.count
+    if noise_variance is not None:
+        weight = precision(weight, noise_variance.astype(moment.trace.dtype))
+    weight = factor * weight
     largest = weight * moment_behind(data).largest_eigenvalue() if curvature else None
     return Member(moment, weight, largest)
 

@@ -14,7 +14,7 @@ from jaxfed.core.clients.samples import Samples
 from jaxfed.linalg import Moment
 from jaxfed.pca import likelihood
 from jaxfed.pca.components import Frame, Rows, check_warm_start, moment_received
-from jaxfed.pca.likelihood import Member, Number, Scalar, check_settings
+from jaxfed.pca.likelihood import Member, Number, Scalar, Variances, check_settings
 
 
 class _Descent(Algorithm, HasBases):
@@ -35,8 +35,8 @@ class _Descent(Algorithm, HasBases):
     @final
     def _evaluated(self, frame: Rows, data: Member) -> tuple[Rows, Scalar]:
         """Return the gradient of the likelihood, and the objective."""
-        noise = self.noise_variance.astype(frame.dtype)
-        objective = likelihood.negative_log_likelihood(data.moment, frame, noise)
+        variances = Variances(self.noise_variance.astype(frame.dtype))
+        objective = likelihood.negative_log_likelihood(data.moment, frame, variances)
         return likelihood.likelihood_gradient(data.moment, frame, data.precision), objective
 
 
@@ -54,6 +54,7 @@ class LocalProbabilisticPCA(_Descent):
         Args:
             rank: number of components of each client, less than the number of features.
             noise_variance: variance s of the noise in each feature; the latent variance is one.
+                With the default step size, the components do not depend on it.
             step_size: step size of the gradient steps. By default 1 / (c λ) with the client's
                 precision c = n / (s (1 + s)) and largest eigenvalue λ; steps up to twice that are
                 stable. A client whose samples are all zero takes no step.
@@ -132,6 +133,7 @@ class GlobalProbabilisticPCA(_Descent):
         Args:
             rank: number of components, less than the number of features.
             noise_variance: variance s of the noise in each feature; the latent variance is one.
+                With the default step size, the components do not depend on it.
             step_size: step size of the gradient steps. By default one over the largest eigenvalue
                 of the mean of c S, c = n / (s (1 + s)), or, without a pooled start, over an upper
                 bound of it.

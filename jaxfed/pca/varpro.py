@@ -13,13 +13,13 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from jaxfed._checks import check_number
 from jaxfed.contract import (
     Algorithm,
     Diagnostics,
     DifferentiatedThrough,
     HasRemarks,
     check_count,
-    check_share,
     hyperparameter,
 )
 from jaxfed.core.clients.samples import Samples
@@ -118,7 +118,8 @@ class VarProPerPCA(Algorithm, DifferentiatedThrough, HasRemarks):
             shrinkage=shrinkage,
             start=start,
         )
-        check_share("local_penalty", local_penalty)
+        wanted = "a number of at least 0 and below 1"
+        check_number("local_penalty", local_penalty, wanted, lambda x: (x >= 0) & (x < 1))
         self.local_penalty = hyperparameter(local_penalty)
         self.shared_rank, self.local_rank = model.shared_rank, model.local_rank
         self.memory, self.shrinkage, self.start = memory, shrinkage, start

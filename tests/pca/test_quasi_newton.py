@@ -13,6 +13,7 @@ from jaxfed.pca._quasi_newton import Evaluation, _newton, climb, initial_memory
 from tests.helpers import solve
 
 FEATURES, RANK, CLIENTS, NOISE, TIGHT = 8, 2, 6, 0.3, 1e-3
+XI = RANK * (FEATURES - RANK) * NOISE * (1 + NOISE) / (6 * 12)
 Hierarchical = partial(jf.pca.HierarchicalPCA, RANK)
 Adaptive = partial(jf.pca.AdaptivePCA, RANK)
 Bayes = partial(jf.pca.EmpiricalBayesPCA, RANK)
@@ -32,9 +33,8 @@ def samples(dtype=np.float64):
 def joint(history, first):
     """The objective of `AdaptivePCA` before each round, the hyper prior's part included."""
     dimension = RANK * (FEATURES - RANK)
-    hyper_prior = dimension * NOISE * (1 + NOISE) / (6 * 12)
     variance = np.append(first, history["prior_variance"][:-1])
-    return history["objective"] + dimension / 2 * np.log(variance) + hyper_prior / variance
+    return history["objective"] + dimension / 2 * np.log(variance) + XI / variance
 
 
 def falls(make, other, solver="quasi_newton", objective=lambda history: history["objective"]):
@@ -54,10 +54,16 @@ def rounds_to(objective, best, start, gap=1e-4):
     ("make", "other", "objective", "times"),
     [
         (partial(Hierarchical, NOISE, TIGHT), "eigenvectors", None, 4),
-        (partial(Adaptive, NOISE), "eigenvectors", partial(joint, first=0.1), 1.5),
+        (partial(Adaptive, NOISE), "eigenvectors", None, 1),
+        (
+            partial(Adaptive, NOISE, 0.1, hyper_prior=XI),
+            "eigenvectors",
+            partial(joint, first=0.1),
+            1.5,
+        ),
         (partial(Bayes, NOISE), "em", None, 2),
     ],
-    ids=["hierarchical", "adaptive", "empirical Bayes"],
+    ids=["hierarchical", "adaptive", "hyperprior", "empirical Bayes"],
 )
 def test_the_optimum_equals_that_of_the_slower_solver(make, other, objective, times, x64):
     objective = objective or (lambda history: history["objective"])

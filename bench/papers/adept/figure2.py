@@ -39,14 +39,17 @@ def _adapted(*, prior_variance, seed, law):
         return laws.error_of(solution.result, data, given), spread[-1]
 
     make = partial(HierarchicalPCA, rank, laws.NOISE)
-    adaptive = partial(AdaptivePCA, rank, laws.NOISE, solver="eigenvectors")
+    adaptive = partial(AdaptivePCA, rank, laws.NOISE, 0.1, solver="eigenvectors")
+    # A third of the sampling variance for 2ξ/D, where Corollary 4.6 wants 0.17 of it.
+    sampling = laws.NOISE * (1 + laws.NOISE) / law["samples"]
+    safe = rank * (law["features"] - rank) * sampling / 6
     strengths = jnp.asarray([0.75, 1.875, 3.0])
     printed, spread = jax.lax.map(
         lambda xi: error(adaptive(hyper_prior=xi, dimension="frame"), 40), strengths
     )
     fixed = jax.lax.map(lambda x: error(make(x, solver="eigenvectors"), 20)[0], jnp.asarray(FIXED))
     bayes, estimate = error(EmpiricalBayesPCA(rank, laws.NOISE), 40)
-    default, _ = error(adaptive(), 40)
+    default, _ = error(adaptive(hyper_prior=safe), 40)
     local, _ = error(LocalProbabilisticPCA(rank, laws.NOISE), 60)
     everybody, _ = error(GlobalProbabilisticPCA(rank, laws.NOISE), 2)
     return {
