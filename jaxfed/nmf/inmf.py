@@ -10,6 +10,7 @@ brain cell identity, Cell 177. In minibatches: Gao et al. (2021), Iterative sing
 integration using online learning, Nature Biotechnology 39.
 """
 
+import dataclasses
 from typing import Literal, NamedTuple, final
 
 import equinox as eqx
@@ -257,6 +258,10 @@ class INMF(Algorithm, DifferentiatedThrough):
     def quadratic_in_samples(self) -> bool:
         """Whether all samples take part in each round; two equal ones may be in other batches."""
         return self.batches == 1
+
+    def different_starts(self, count: int) -> list["INMF"]:
+        """Return copies with different starts; all but the first are random."""
+        return [self, *[dataclasses.replace(self, start="random")] * (count - 1)]
 
     @property
     def energy_weighted(self) -> bool:
