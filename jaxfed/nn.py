@@ -30,7 +30,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float, Key
 
 from jaxfed import _names
-from jaxfed._checks import check_count, refuse
+from jaxfed._checks import check_count, check_instance, refuse
 from jaxfed.core.clients.checks import checked_floats
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
@@ -245,6 +245,7 @@ def _clients(samples: SampleArray) -> Clients:
 
 def _check_views(views: Clients) -> None:
     # Only views have `rmv`; the values of sparse ones are a list, with one axis less.
+    check_instance("views", views, Clients, "jaxfed.gcca.Views")
     data = views.data
     if not hasattr(data, "rmv") or data.values.ndim != 3:
         raise refuse("views", "dense views, jaxfed.gcca.Views.from_arrays", views)

@@ -109,7 +109,7 @@ def methods(algorithm: jf.Algorithm) -> dict[str, Method]:
         def solve(last, clients, key):
             if last is None:
                 return jf.fit(algorithm, clients, rounds=100, key=key, tol=1e-6, **options)
-            return last.update(clients, rounds=1, key=key)
+            return jf.update(last, clients, rounds=1, key=key)
 
         return solve
 

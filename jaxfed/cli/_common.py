@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from jaxfed import backend, channel, data
+from jaxfed._checks import check_whole
 from jaxfed.cli._options import Option, option
 from jaxfed.data.readers import MAX_BYTES
 
@@ -131,6 +132,8 @@ def backend_of(arguments: argparse.Namespace) -> backend.Backend:
     name, size = arguments.backend, arguments.chunk_size
     if name in ("auto", "vmap") and size is not None:
         raise ValueError(f"--chunk-size: is for --backend chunked, pmap and shard, got {name}")
+    if size is not None:
+        check_whole("--chunk-size", size)
     if name == "chunked":
         return backend.chunked(256 if size is None else size)
     blocks = {} if size is None else {"inner": backend.chunked(size)}

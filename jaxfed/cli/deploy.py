@@ -109,7 +109,7 @@ def run_new(arguments: argparse.Namespace) -> None:
         masks=arguments.masks,
     )
     print(f"wrote {arguments.folder / 'federation' / 'app.py'}")
-    print(f"try it here: jaxfed deploy try --app {arguments.folder} --data DIR")
+    print(f"try it here: jaxfed deploy try --app {arguments.folder} --data DIR --out TRIAL")
 
 
 def _setting(text: str) -> tuple[str, Any]:

@@ -13,6 +13,7 @@ from jaxtyping import Array, Int, PRNGKeyArray, Shaped
 
 from jaxfed._checks import (
     check_factor,
+    check_list,
     check_number,
     check_positive,
     check_whole,
@@ -271,8 +272,7 @@ def train_test_split(
     """
     if isinstance(arrays, np.ndarray | jax.Array):
         arrays = list(_table("arrays", arrays))
-    if not len(arrays):
-        raise refuse("arrays", "at least one client", arrays)
+    check_list("arrays", arrays, "clients")
     arrays = [_table(f"arrays[{i}]", array) for i, array in enumerate(arrays)]
     # A float is a fraction even if it is whole: 1.0 is refused, 1 holds out one sample.
     if isinstance(test, float | np.floating):

@@ -14,7 +14,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, ArrayLike, Float, Key, PyTree
 
-from jaxfed._checks import check_count, check_options
+from jaxfed._checks import check_count, check_instance, check_options
 from jaxfed.generative._adaptive import Adaptive, adopt
 from jaxfed.generative._training import Training, parameters_of
 from jaxfed.generative.adaptive import AdaptiveTraining
@@ -71,6 +71,7 @@ def sample(
         ValueError: if the algorithm has another loss, the arrays are not the model's, or a count is
             not positive.
     """
+    check_instance("algorithm", algorithm, Training, "an algorithm that trains a model")
     loss = algorithm.loss
     if not isinstance(loss, DenoisingLoss):
         raise ValueError(f"algorithm: wanted one with a DenoisingLoss, got {loss!r}")

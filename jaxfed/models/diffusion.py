@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.core import Tracer
 from jaxtyping import Array, Float, Key
 
-from jaxfed._checks import check_count, check_number, checked_dtype, refuse
+from jaxfed._checks import check_count, check_list, check_number, checked_dtype, refuse
 
 Denoiser = Callable[[Array, Array], Array]
 
@@ -174,6 +174,7 @@ def generate(
     Raises:
         ValueError: if a number is not positive or `dtype` is not a floating type.
     """
+    check_list("shape", shape, "a number of samples and one of features")
     for number in shape:
         check_count("shape", number)
     check_count("steps", steps)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Key
 
-from jaxfed._checks import check_count, refuse
+from jaxfed._checks import check_count, checked_key, refuse
 from jaxfed.models._convolution import Convolution
 from jaxfed.models._sizes import check_sample, checked_image
 
@@ -50,6 +50,7 @@ class UNet(eqx.Module):
             ValueError: if `image_shape` or `widths` is not three positive numbers, or the height or
                 width cannot be halved twice.
         """
+        key = checked_key("key", key)
         self.image_shape = checked_image("image_shape", image_shape)
         if any(side % 4 for side in self.image_shape[:2]):
             wanted = "a height and width that can be halved twice"

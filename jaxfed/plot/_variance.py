@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import ArrayLike, Real
 
-from jaxfed._checks import check_count, check_number, refuse
+from jaxfed._checks import check_count, check_instance, check_number, refuse
 from jaxfed.metrics import EnergyShares
 from jaxfed.plot import drawing
 
@@ -94,6 +94,7 @@ def variance_shares(
         ValueError: if shares are not three arrays of one length, or names are not one per client.
         ImportError: if Matplotlib is not installed.
     """
+    check_instance("shares", shares, EnergyShares, "what jaxfed.metrics.separation returned")
     parts = [
         100 * drawing.host(f"shares.{name}", part, 1, "a share for each client")
         for name, part in zip(EnergyShares._fields, shares, strict=True)

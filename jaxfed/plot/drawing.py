@@ -170,8 +170,8 @@ def label_features(axes: Any, names: list[str] | None) -> None:
 
 
 def check_named(name: str, given: Mapping[str, Any], wanted: str) -> None:
-    """Check that a dictionary is not empty."""
-    if not given:
+    """Accept a dictionary that is not empty."""
+    if not isinstance(given, Mapping) or not given:
         raise refuse(name, f"a dictionary of {wanted} by name, at least one", given)
 
 

@@ -36,6 +36,7 @@ from jaxtyping import Array, Float, Key
 
 from jaxfed import channel
 from jaxfed._checks import (
+    check_instance,
     check_positive,
     check_whole,
     checked_table,
@@ -84,6 +85,10 @@ def public_guess(clients: Clients, client: int = 0) -> float:
     check_client(clients, client)
     matrices = [client_matrix(clients, i) for i in range(len(clients))]
     return relative_error(np.mean(matrices, axis=0), matrices[client])
+
+
+def _check_transcript(transcript: object) -> None:
+    check_instance("transcript", transcript, Transcript, "what jaxfed.privacy.record returned")
 
 
 def relative_error(estimate: Matrix, truth: Matrix, *, calibrated: bool = False) -> float:
@@ -200,6 +205,7 @@ def linear_attack(
     Returns:
         One error per round; NaN if no message has such a shape.
     """
+    _check_transcript(transcript)
     pairs = _frames(transcript, summed)
     rounds = list(_rounds(transcript))[skip:] if at is None else list(at)
     errors = [
@@ -293,6 +299,7 @@ def first_message_attack(transcript: Transcript, truth: Matrix, *, summed: bool 
     Returns:
         The smallest error, up to scale and a multiple of the identity; one if nothing is sent.
     """
+    _check_transcript(transcript)
     features = transcript.features
     errors = [1.0]
     for leaf in jax.tree.leaves(transcript.first_total if summed else transcript.first):
@@ -326,6 +333,8 @@ def norm_leak(
     Returns:
         The smallest relative error over all numbers sent and the two norms.
     """
+    _check_transcript(transcript)
+    truth = checked_table("truth", truth)
     norms = np.array([np.trace(truth), np.linalg.eigvalsh(truth)[-1]])
     messages = (
         (transcript.first_total, transcript.total)

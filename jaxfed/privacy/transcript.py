@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Int, Key, PyTree
 
 from jaxfed import backend, channel
-from jaxfed._checks import check_whole, refuse
+from jaxfed._checks import check_instance, check_whole, refuse
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
 from jaxfed.core.contract.reduction import plain
@@ -187,6 +187,7 @@ def _first_message(
 
 def check_client(clients: Clients, client: int) -> None:
     """Check that there is such a client, and that clients are not in buckets."""
+    check_instance("clients", clients, Clients, "jaxfed.Clients")
     check_whole("client", client, least=0, most=len(clients) - 1)
     if len(clients.parts) > 1:
         raise refuse("clients", "clients without buckets, as of clients.unbucketed()", clients)

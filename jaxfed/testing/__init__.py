@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Array, Float, Key
 
 from jaxfed import _names
-from jaxfed._checks import check_factor, check_flag, check_whole
+from jaxfed._checks import check_factor, check_flag, check_instance, check_whole
 from jaxfed.core.backends.backend import Backend
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
@@ -123,6 +123,8 @@ def check_algorithm(
         ValueError: if a check is unknown, there are too few clients or rounds, or a function that
             was given returns something else.
     """
+    check_instance("algorithm", algorithm, Algorithm, "a jaxfed algorithm")
+    check_instance("clients", clients, Clients, "jaxfed.Clients")
     names = CHECKS if checks is None else checks
     progress = sys.stderr.isatty() if progress is None else progress
     check_flag("progress", progress)

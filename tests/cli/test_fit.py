@@ -832,7 +832,7 @@ MISTAKES = {
         ([*RANKS, "--participation", "99"], "participation: 99 clients"),
         ([*RANKS, "--held-out", "1"], "--held-out: wanted"),
         ([*RANKS, "--chunk-size", "4"], "--chunk-size: is for"),
-        ([*RANKS, "--backend", "chunked", "--chunk-size", "0"], "chunked size: wanted"),
+        ([*RANKS, "--backend", "chunked", "--chunk-size", "0"], "--chunk-size: wanted"),
         ([*RANKS, "--image-shape", "2x3"], "--image-shape: 2x3 is 6 pixels"),
         ([*RANKS, "--memory", "-1"], "memory: wanted"),
         ([*RANKS, "--checkpoint-every", "0"], "every: wanted"),

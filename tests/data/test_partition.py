@@ -257,7 +257,7 @@ KEY = jax.random.key(0)
             lambda: train_test_split([SAMPLES], [1, 2], key=KEY),
             "test: wanted one",
         ),
-        (lambda: train_test_split([], 0.5, key=KEY), "arrays: wanted at least one client"),
+        (lambda: train_test_split([], 0.5, key=KEY), "arrays: wanted a list of clients, "),
     ],
 )
 def test_impossible_splits_are_refused(call, message):

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -190,6 +191,15 @@ def test_a_killed_superlink(tmp_path, environment, clients):
 
 
 PAGE = ROOT / "docs" / "guides" / "machines.md"
+
+
+def test_the_pages_trials_keep_out_of_the_runs_folder():
+    """The run, in the same folder, would take a finished trial for itself and return its model."""
+    trials = re.findall(r"jaxfed deploy try --app (\S+)([^\n`]*)", PAGE.read_text())
+    assert len(trials) == 2
+    for app, options in trials:
+        (out,) = re.findall(r"--out (\S+)", options)
+        assert Path(out) != Path(app, "out")
 
 
 def test_the_page_of_the_documentation(tmp_path, environment, clients):

@@ -110,7 +110,7 @@ def test_a_turning_subspace_is_followed(x64):
         samples = samples + 0.3 * rng.normal(size=(members, 20, features))
         kept = rule.update(kept, jf.Clients.from_samples(samples))
         refit = jf.fit(algorithm, kept, rounds=50, key=KEYS[0])
-        last = refit if last is None else last.update(kept, rounds=1, key=KEYS[0])
+        last = refit if last is None else jf.update(last, kept, rounds=1, key=KEYS[0])
         if step >= 20:
             each = [
                 float(jf.metrics.projector_distance(solution.result.shared, shared))

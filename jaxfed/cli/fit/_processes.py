@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple, Protocol, Self, TypeVar
+from typing import NamedTuple, Protocol, Self, TypeVar, runtime_checkable
 
 import jax
 
@@ -30,6 +30,7 @@ OPTIONS = [
 ]
 
 
+@runtime_checkable
 class _Named(Protocol):
     @property
     def names(self) -> list[str]: ...  # of clients

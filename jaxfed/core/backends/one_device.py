@@ -272,7 +272,7 @@ def chunked(size: int) -> Backend:
     Raises:
         ValueError: if `size` is not a positive integer.
     """
-    check_whole("chunked size", size)
+    check_whole("size", size)
     return _Chunked(int(size))
 
 

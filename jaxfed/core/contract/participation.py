@@ -132,7 +132,7 @@ def uniform(size: int) -> Participation:
         ValueError: if `size` is not a positive integer. A `size` above the number of clients is
             refused when a run starts.
     """
-    check_whole("participation size", size)
+    check_whole("size", size)
     return _Uniform(int(size))
 
 
@@ -151,10 +151,10 @@ def mask(present: Bool[ArrayLike, "*rounds clients"]) -> Participation:
         ValueError: if it is not a boolean array with one or two axes, or a round has no client.
     """
     wanted = "a boolean array (clients,) or (rounds, clients)"
-    given = host_array("participation mask", present, wanted)
+    given = host_array("present", present, wanted)
     if given.dtype != bool or given.ndim not in (1, 2):
-        raise refuse("participation mask", wanted, present)
+        raise refuse("present", wanted, present)
     table = np.atleast_2d(given)
     if len(table) == 0 or not table.any(axis=1).all():
-        raise ValueError("participation mask: each round needs at least one client")
+        raise ValueError("present: each round needs at least one client")
     return _Given(jnp.asarray(table))

@@ -34,15 +34,20 @@ def stack(trees: Sequence[PyTree]) -> PyTree:
     Raises:
         ValueError: if there are none, or their structures, static fields or shapes differ.
     """
-    check_list("trees", trees, "algorithms, clients or solutions")
+    return _stacked("trees", trees)
+
+
+def _stacked(argument: str, trees: Sequence[PyTree]) -> PyTree:
+    check_list(argument, trees, "algorithms, clients or solutions")
     structures = {jax.tree.structure(tree) for tree in trees}
     if len(structures) > 1:
         raise ValueError(
-            f"stack: ranks and other static fields must agree, got {sorted(map(str, structures))}"
+            f"{argument}: wanted equal ranks and other static fields, got "
+            f"{sorted(map(str, structures))}"
         )
     shapes = {tuple(jnp.shape(leaf) for leaf in jax.tree.leaves(tree)) for tree in trees}
     if len(shapes) > 1:
-        raise ValueError(f"stack: shapes must agree, got {sorted(shapes)}")
+        raise ValueError(f"{argument}: wanted arrays of equal shapes, got {sorted(shapes)}")
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
 
 
@@ -135,7 +140,7 @@ def _one(name: str, given: Any, kind: type) -> Any:
         return given
     if not is_list(given) or not given or not all(isinstance(each, kind) for each in given):
         raise refuse(name, f"one or a list of {kind.__name__}", given)
-    return stack(given)
+    return _stacked(name, given)
 
 
 def _axes(algorithm: Algorithm, in_axes: PyTree) -> tuple[tuple[int | None, ...], int | None]:

@@ -113,7 +113,8 @@ def chain(*compressors: Channel) -> Channel:
     """
     if not compressors:
         raise ValueError("compressors: wanted at least one, got none")
-    *before, combined = map(checked_compressor, compressors)
+    each = (checked_compressor(given, "compressors") for given in compressors)
+    *before, combined = each
     for compressor in reversed(before):
         combined = _Chain(compressor, combined)
     return combined

@@ -178,7 +178,7 @@ class _OneByOne(Compressor):
         return self.channel.for_start()
 
 
-def checked_compressor(channel: Channel) -> Compressor:
+def checked_compressor(channel: Channel, argument: str = "compressor") -> Compressor:
     """The channel as a compressor; if it is not one, it is applied to one array at a time.
 
     Raises:
@@ -193,5 +193,5 @@ def checked_compressor(channel: Channel) -> Compressor:
         or jax.tree.leaves(channel.memory(jnp.zeros(2)))
     ):
         wanted = "a channel without memory that hides nothing, such as quantize(3)"
-        raise refuse("compressor", wanted, channel)
+        raise refuse(argument, wanted, channel)
     return _OneByOne(channel)

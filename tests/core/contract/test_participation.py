@@ -267,7 +267,7 @@ def test_other_participants_compile_nothing(key, caplog):
 
 @pytest.mark.parametrize("size", [0, -3, 2.5, "all", None])
 def test_bad_sizes_are_refused(size):
-    with pytest.raises(ValueError, match=r"^participation size: wanted a whole number"):
+    with pytest.raises(ValueError, match=r"^size: wanted a whole number"):
         jf.participation.uniform(size)
 
 
@@ -281,7 +281,7 @@ def test_bad_sizes_are_refused(size):
     ],
 )
 def test_bad_masks_are_refused(present, message):
-    with pytest.raises(ValueError, match=rf"^participation mask: .*{message}"):
+    with pytest.raises(ValueError, match=rf"^present: .*{message}"):
         jf.participation.mask(present)
 
 
