@@ -344,7 +344,6 @@ EXAMPLES = {
             "prior_variance": lambda: jf.pca.AdaptivePCA(2, 0.2, 0.0),
             "hyper_prior": lambda: jf.pca.AdaptivePCA(2, 0.2, hyper_prior=-1.0),
             "spread": lambda: jf.pca.AdaptivePCA(2, 0.2, spread="newton"),
-            "hyper_prior: spread='gradient'": lambda: jf.pca.AdaptivePCA(2, spread="gradient"),
             "spread_step_size": lambda: jf.pca.AdaptivePCA(2, 0.2, spread_step_size=0.0),
             "dimension": lambda: jf.pca.AdaptivePCA(2, 0.2, dimension="grassmann"),
         },

@@ -351,7 +351,7 @@ class PersonalizedPCA(Algorithm, DifferentiatedThrough, HasBases):
 
     def _climbed(
         self, server: Server, memory: Memory, uplink: Message
-    ) -> tuple[Server, Diagnostics]:
+    ) -> tuple[Server, dict[str, Array]]:
         """Take a quasi-Newton step in the shared components, and in log σ² if it is learned."""
         assert uplink.objective is not None
         value, slope, least, most = -uplink.objective, None, None, None
@@ -372,7 +372,7 @@ class PersonalizedPCA(Algorithm, DifferentiatedThrough, HasBases):
             if server.spread is not None:
                 least = jnp.log(jax.lax.stop_gradient(server.spread.least))[None]
         memory, _, left = climb(memory, Evaluation(uplink.shared.T, value, slope), least, most)
-        diagnostics: Diagnostics = {"stopping_measure": left}
+        diagnostics = {"stopping_measure": left}
         if variance is not None:
             variance = jnp.exp(memory.numbers[0])
             diagnostics = {"prior_variance": variance} | diagnostics

@@ -279,7 +279,7 @@ class EmpiricalBayesPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
 
     def _climbed(
         self, server: Server, memory: Memory, uplink: Uplink
-    ) -> tuple[Server, Diagnostics]:
+    ) -> tuple[Server, dict[str, Array]]:
         """Take a quasi-Newton step in the shared components and log κ together."""
         assert uplink.objective is not None
         concentration, features = server.concentration, len(server.shared)

@@ -7,7 +7,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, DTypeLike, Float, PyTree
 
-from jaxfed.contract import ClientsLike, Diagnostics, Personalized, check_count, check_positive
+from jaxfed.contract import ClientsLike, Personalized, check_count, check_positive
 from jaxfed.core.clients.samples import SampleRows, Samples
 from jaxfed.core.common.printing import is_known
 from jaxfed.linalg import Moment, matmul, polar
@@ -188,12 +188,11 @@ def extrapolated(
     return place + step
 
 
-def diagnostics_of(found: Variances | None) -> Diagnostics:
+def diagnostics_of(found: Variances | None) -> dict[str, Array]:
     """Return the estimates under their names in the history, if there are any."""
     if found is None:
         return {}
-    estimates = {"noise_variance": found.noise, "score_variance": found.scores}
-    return {name: jnp.asarray(value) for name, value in estimates.items()}
+    return {"noise_variance": jnp.asarray(found.noise), "score_variance": jnp.asarray(found.scores)}
 
 
 def check_estimable(

@@ -172,6 +172,7 @@ def test_unrolled_derivatives_equal_finite_differences(make, rounds, x64):
     [
         (lambda: Hierarchical(0.2, 0.1, solver="quasi_newton", likelihood="half"), "^likelihood: "),
         (lambda: Adaptive(0.2, solver="quasi_newton", spread="log"), "^spread: "),
+        (lambda: Adaptive(spread="gradient"), "^hyper_prior: spread='gradient' wants a number"),
         (lambda: Bayes(0.2, solver="newton"), "^solver: "),
     ],
 )
