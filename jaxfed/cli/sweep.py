@@ -39,6 +39,7 @@ class SweepSource(NamedTuple):
     label: str  # the measured quantity
 
 
+NOISE = 0.5  # of simulated clients
 VARIANCE = "prior variances of the components, also used to simulate clients"
 AXES = [
     option("--prior-variance", [float], VARIANCE, metavar="V"),
@@ -48,7 +49,14 @@ AXES = [
 ]
 MODEL = [
     option("--rank", int, "number of components", 10),
-    option("--noise-variance", float, "variance of the noise in each entry of a sample", 0.5),
+    option(
+        "--noise-variance",
+        float,
+        "variance of the noise in each entry of a sample, if scores have variance one; default: "
+        f"estimated, or {NOISE} for simulated clients, whose noise it is",
+        None,
+        metavar="V",
+    ),
     rounds(30),
 ]
 SOURCE = [
@@ -92,6 +100,8 @@ def run(arguments: argparse.Namespace) -> None:
     folder.check([PICTURE, CHECKPOINT], force=arguments.force, resumable=True)
     if arguments.seeds < 1:
         raise ValueError(f"--seeds: wanted a positive number, got {arguments.seeds}")
+    if arguments.data is None and arguments.noise_variance is None:
+        arguments.noise_variance = NOISE
     learn = Partial(
         _learn, rank=arguments.rank, noise=arguments.noise_variance, rounds=arguments.rounds
     )
@@ -135,6 +145,12 @@ def _axes(arguments: argparse.Namespace, source: SweepSource) -> dict[str, Seque
         for number in axes[name]:
             if not 1 <= number <= most:
                 raise ValueError(f"--{name}: wanted numbers from 1 to {most}, got {number}")
+    fewest = min(axes["samples"])
+    if arguments.noise_variance is None and fewest <= arguments.rank:
+        raise ValueError(
+            f"--noise-variance: wanted a number for {fewest} samples, which {arguments.rank} "
+            "components reproduce without noise, got none"
+        )
     return axes | {"seed": range(arguments.seeds)}
 
 

@@ -252,9 +252,11 @@ class PersonalizedPCA(Algorithm, DifferentiatedThrough, HasBases):
                 weight = variances.scores * likelihood.precision(weight, *variances)
             # Subspaces that have nothing in common scatter by 1/d.
             variance = jnp.minimum(1 / weight, 1 / features)
+            # A coarse channel changes the number of clients.
+            share = 1 - 1 / jnp.maximum(first["clients"], 1)
             # A previous step of zero makes the first step EM's own.
             previous = jnp.stack([jnp.log(variance), jnp.zeros_like(variance)])
-            spread = Spread(1 - 1 / first["clients"], LEAST / weight, previous)
+            spread = Spread(share, LEAST / weight, previous)
         elif self._xi is not None:
             xi = self._xi.astype(shared.dtype)
             variance = 1 / features + 2 * xi / self._dimension(features)

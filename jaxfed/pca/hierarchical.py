@@ -76,7 +76,7 @@ class HierarchicalPCA(PersonalizedPCA):
                 1. By default the server estimates both from sums over the clients, before the
                 first round; this needs a client with more than `rank` samples.
             prior_variance: variance σ² of the clients' components around the shared ones, whatever
-                the units of the samples. By default it is learned, see the class.
+                the units of the samples. By default it is learned from the data.
             step_size: step size of the local components. By default 1 / (c λ + 1/σ²) with the
                 client's precision c = n / (s (1 + s/l)) and largest eigenvalue λ; steps up to twice
                 that are stable.

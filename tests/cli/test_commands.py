@@ -134,6 +134,10 @@ def test_sweep_your_own_files(data, tmp_path, capsys):
     assert np.min(errors) > 0 and np.max(errors) < 100
     capsys.readouterr()
     assert "not empty" in refused(capsys, main([*SWEEP, *options, "--out", str(out)]))
+    # Two components leave nothing of two samples to estimate the noise from.
+    few = [*SWEEP, *options, "--samples", "2", "--out", str(tmp_path / "few")]
+    assert "--noise-variance: wanted a number for 2" in refused(capsys, main(few))
+    assert main([*few, "--seeds", "1", "--noise-variance", "0.1"]) == 0
 
 
 @pytest.mark.slow

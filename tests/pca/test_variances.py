@@ -62,7 +62,7 @@ def test_units_do_not_matter(name, scale):
     one, other = (found_by(algorithm, factor * values) for factor in (1, np.float32(scale)))
     ends = [np.asarray(run.result.local, float) for run in (one, other)]
     projectors = [x @ np.swapaxes(x, 1, 2) for x in ends]
-    np.testing.assert_allclose(*projectors, atol=2e-3)
+    np.testing.assert_allclose(projectors[0], projectors[1], atol=2e-3)
     for entry, power in (("noise_variance", 2), ("score_variance", 2), ("prior_variance", 0)):
         if entry in one.history:
             wanted = scale**power * one.history[entry][-1]
