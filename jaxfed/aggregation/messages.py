@@ -134,21 +134,22 @@ def aggregated(received: GroupMessage, rule: Rule, groups: int) -> Received:
     grouped = [i for i, node in enumerate(nodes) if _is_grouped(node)]
     if not grouped:
         return Received(received.parts, jnp.zeros(groups))
-    total = received.participants if received.weight is None else received.weight
-    # Groups without participants do not count. A lossy channel may make others negative.
-    there = total > 1e-3 * total.max()
-    shares = jnp.where(there, total, 0) / jnp.where(there, total, 0).sum()
+    # A mean counts groups by weight, a sum by participants.
+    sizes = {"sum": received.participants, "mean": received.weight, "max": received.weight}
+    present = {kind: _Present.of(sizes[kind]) for kind in {nodes[i].kind for i in grouped}}
 
     def means(node: Any) -> GroupRows:
-        mass: Any = received.participants if node.kind == "sum" else received.weight
-        rows = node.value.reshape(groups, -1)
+        rows, there = node.value.reshape(groups, -1), present[node.kind].there
         # Mask both before dividing, so that derivatives of masked entries are zero.
-        return jnp.where(there[:, None], rows, 0) / jnp.where(there, mass, 1)[:, None]
+        size = jnp.where(there, sizes[node.kind], 1)
+        return jnp.where(there[:, None], rows, 0) / size[:, None]
 
-    def in_median(lengths: Shares) -> Shares:
+    def in_median(lengths: Shares, shares: Shares) -> Shares:
         return lengths / weighted_quantile(lengths[:, None], shares, 0.5)
 
-    def one(rows: GroupRows, curvature: bool) -> tuple[Float[Array, " numbers"], Shares]:
+    def one(
+        rows: GroupRows, shares: Shares, curvature: bool
+    ) -> tuple[Float[Array, " numbers"], Shares]:
         """Return the aggregate of a part, and the groups' squared distances from it."""
         center, scale = _spread(rows, shares)
         if curvature:
@@ -159,30 +160,50 @@ def aggregated(received: GroupMessage, rule: Rule, groups: int) -> Received:
         scaled = jnp.clip((rows - center) / scale, -most, most)
         found = rule.aggregate(scaled, shares)
         # In units of the median distance, whatever the part's scale, and counted by its numbers.
-        squares = rows.shape[1] * in_median(smoothed_distances(scaled, found)) ** 2
+        squares = rows.shape[1] * in_median(smoothed_distances(scaled, found), shares) ** 2
         return center + scale * found, squares
 
     # Parts of equal shape at once, so that a program holds the rule only once for all of them.
     alike: dict[Any, list[int]] = {}
     for i in grouped:
-        kind = nodes[i].value.shape, nodes[i].value.dtype, nodes[i].kind == "max"
-        alike.setdefault(kind, []).append(i)
+        form = nodes[i].value.shape, nodes[i].value.dtype, nodes[i].kind
+        alike.setdefault(form, []).append(i)
     squares: list[Shares] = []
-    for (shape, _, curvature), places in alike.items():
-        rows = jnp.stack([means(nodes[i]) for i in places])
-        values, lengths = jax.vmap(partial(one, curvature=curvature))(rows)
-        if not curvature:
-            squares.append(lengths.sum(0))
+    for (shape, _, kind), places in alike.items():
+        rows, own = jnp.stack([means(nodes[i]) for i in places]), present[kind]
+        aggregate = partial(one, shares=own.shares, curvature=kind == "max")
+        values, lengths = jax.vmap(aggregate)(rows)
+        if kind != "max":
+            squares.append(jnp.where(own.there, lengths.sum(0), 0))
         for i, value in zip(places, values, strict=True):
-            if nodes[i].kind == "sum":
-                value = value * jnp.where(there, received.participants, 0).sum()
+            if kind == "sum":
+                value = value * own.total
             shaped = value.reshape(shape[1:])
             nodes[i] = from_triangle(shaped) if nodes[i].symmetric else shaped
     message = jax.tree.unflatten(structure, nodes)
     if not squares:
         return Received(message, jnp.zeros(groups))
-    lengths = in_median(jnp.sqrt(sum(squares)))
-    return Received(message, jnp.where(there, lengths, 0))
+    together = jnp.asarray(sum(squares))
+    # Zero for groups without participants, where the root has no derivative.
+    counts = together > 0
+    lengths = jnp.where(counts, jnp.sqrt(jnp.where(counts, together, 1)), 0)
+    shares = present["mean" if "mean" in present else "sum"].shares
+    return Received(message, in_median(lengths, shares))
+
+
+class _Present(NamedTuple):
+    """The groups that count in one kind of part."""
+
+    there: Bool[Array, " groups"]
+    shares: Shares
+    total: Float[Array, ""]
+
+    @classmethod
+    def of(cls, sizes: Shares) -> "_Present":
+        # Groups without participants do not count. A lossy channel may make others negative.
+        there = sizes > 1e-3 * sizes.max()
+        counted = jnp.where(there, sizes, 0)
+        return cls(there, counted / counted.sum(), counted.sum())
 
 
 def _present(message: PyTree, finite: Bool[Array, ""]) -> PyTree:
