@@ -90,7 +90,7 @@ def test_components_of_a_model_are_its_shared_and_local_ones():
     np.testing.assert_array_equal(groups[0], shared.T)
     np.testing.assert_array_equal(groups[5], local[4].T)
     assert len(pixels(plot.components(Personalized(shared, None)))) == 1
-    with pytest.raises(ValueError, match=r"^groups: wanted a fitted model, or components by name"):
+    with pytest.raises(ValueError, match=r"^groups: wanted what PCA learned"):
         plot.components(shared)
     network = Personalized(shared, {"weights": local})
     with pytest.raises(ValueError, match=r"^groups: wanted a model with components"):
