@@ -152,6 +152,19 @@ def test_a_prior_leaves_every_client_components_of_its_own(data):
     assert np.abs(np.corrcoef(new[:, 0], known[:, 0])[0, 1]) > 0.99
 
 
+@pytest.mark.parametrize("unit", [0.001, 0.1, 1.0])
+def test_a_prior_costs_nothing_where_clients_differ_and_noise_is_weak(unit):
+    rng = np.random.default_rng(0)
+    frames = np.linalg.qr(rng.normal(size=(8, 20, 2)))[0]
+    values = rng.normal(size=(8, 30, 2)) @ np.swapaxes(frames, 1, 2)
+    rows = unit * (values + 0.1 * rng.normal(size=values.shape)).reshape(-1, 20)
+    model = estimators.HierarchicalBayesPCA(2, center=False, random_state=0)
+    found = model.fit(rows, groups=np.arange(240) // 30).local_components_
+    alone = np.linalg.svd(rows.reshape(8, 30, 20))[2][:, :2]
+    left, least = (2 * (2 - np.sum((x @ frames) ** 2) / 8) for x in (found, alone))
+    assert left < 1.05 * least
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "named"),
