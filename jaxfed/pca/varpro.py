@@ -55,11 +55,16 @@ class Member(NamedTuple):
 
 
 class VarProPerPCA(Algorithm, DifferentiatedThrough, HasRemarks):
-    """Personalized PCA by limited-memory BFGS in the shared components alone.
+    r"""Personalized PCA by limited-memory BFGS in the shared components alone.
 
-    Its stationary points are those of `PerPCA(variant="tangent")`, there is no step size to choose,
-    and it takes a small fraction of the rounds. Its messages are three numbers longer. Clients do
-    more work: an eigendecomposition each round.
+    With `local_penalty=0`, its stationary points are those of `PerPCA(variant="tangent")`. There is
+    no step size to choose, and it takes a small fraction of the rounds. Its messages are three
+    numbers longer. Clients do more work: an eigendecomposition each round.
+
+    A client's local variance counts \(g(\lambda) = \lambda - \tau c (1 - (1 + \lambda / 2c)^{-2})\),
+    where τ is the penalty and c is ten times the variance of the weakest of the client's top
+    `shared_rank + local_rank` components. Weak components count the fraction τ less; strong ones
+    count τ c less, whatever their variance. The penalty is not in the paper.
 
     Values and gradients are compared only between rounds with the same participants. A trial that
     other clients evaluate cannot be compared with the base and is accepted, and steps become
@@ -99,12 +104,12 @@ class VarProPerPCA(Algorithm, DifferentiatedThrough, HasRemarks):
                 `PerPCA`.
             start: where to start without a warm start, as in `PerPCA`. To try several starts, see
                 `jaxfed.MultiStart`.
-            local_penalty: the fraction τ, from 0 to below 1, by which the variance of weak local
-                components counts less than that of shared ones. If
-                clients are alike, all splits of the same components explain the same variance, and
-                without a penalty the optimum fits the noise; the default then shares the larger
-                ones, and hardly changes the result where clients differ. The reported objective
-                stays the variance that is left. With 0 the objective is the paper's.
+            local_penalty: the fraction τ, from 0 to below 1, by which weak local variance counts
+                less than shared variance; 0 gives the objective of the paper. If clients are alike,
+                all splits of the same components explain the same variance, and without a penalty
+                the optimum fits the noise. The default then shares the larger components, and
+                hardly changes the result where clients differ. The reported objective is the
+                variance that is left, without the penalty.
 
         Raises:
             ValueError: if a rank or the memory is not a positive whole number (a local rank may be
@@ -112,12 +117,7 @@ class VarProPerPCA(Algorithm, DifferentiatedThrough, HasRemarks):
                 the penalty is negative or not below one.
         """
         check_count("memory", memory)
-        model = PerPCA(
-            shared_rank,
-            local_rank,
-            shrinkage=shrinkage,
-            start=start,
-        )
+        model = PerPCA(shared_rank, local_rank, shrinkage=shrinkage, start=start)
         wanted = "a number of at least 0 and below 1"
         check_number("local_penalty", local_penalty, wanted, lambda x: (x >= 0) & (x < 1))
         self.local_penalty = hyperparameter(local_penalty)
@@ -181,8 +181,8 @@ class VarProPerPCA(Algorithm, DifferentiatedThrough, HasRemarks):
         """Evaluate the gradient and the objective with the best local components."""
         penalty = Penalty(self.local_penalty, data.limit)
         part, rest = evaluate(data.moment, downlink, self._width, data.active, penalty)
-        mark = data.fingerprint
-        return message(part.product, downlink, part.value, mark), local, {"objective": rest}
+        uplink = message(part.product, downlink, part.value, data.fingerprint)
+        return uplink, local, {"objective": rest}
 
     def server_step(self, key, server: Server, uplink: Uplink) -> tuple[Server, Diagnostics]:
         """Accept or reject the trial, and take the next step."""

@@ -192,8 +192,7 @@ class Clients(eqx.Module):
 
         Args:
             matrices: symmetric positive semi-definite matrices, one per client.
-            counts: numbers of samples, for `weights="samples"` and algorithms with a likelihood; by
-                default one each.
+            counts: numbers of samples, by default 1, for `weights="samples"` and likelihoods.
             weights: as in `from_samples`.
 
         Raises:

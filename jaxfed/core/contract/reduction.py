@@ -286,11 +286,6 @@ def contributions(
     return each(one, wrapped(message))
 
 
-def as_sums(message: PyTree) -> PyTree[Part]:
-    """The message with each part in a form that one sum reduces, where there is one."""
-    return each(lambda part: _returned(part, "as_sum", part.as_sum(), Part), wrapped(message))
-
-
 def is_linear(message: PyTree) -> bool:
     """Whether the reduced message is linear in what each client sends."""
     return all(part.linear for part in jax.tree.leaves(wrapped(message), is_leaf=is_part))

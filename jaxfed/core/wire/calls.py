@@ -13,7 +13,7 @@ from jaxtyping import Array, Key, PyTree
 from jaxfed._checks import check_instance
 from jaxfed.core.common.returned import check_alike, check_arrays, described
 from jaxfed.core.contract.algorithm import ClientsLike
-from jaxfed.core.contract.reduction import Part, as_sums, plain, wrapped
+from jaxfed.core.contract.reduction import Part, each, plain, wrapped
 from jaxfed.core.wire.channel import Channel, Context
 
 
@@ -39,8 +39,15 @@ def _with_inner(channel: Channel) -> Iterator[Channel]:
 
 def carried(channel: Channel, message: PyTree) -> PyTree[Part]:
     """The message in its reductions, each a sum if the channel needs that."""
+    message = wrapped(message)
     needs_sum = any(one.needs_sum for one in _with_inner(channel))
-    return as_sums(message) if needs_sum else wrapped(message)
+    return each(_as_sum, message) if needs_sum else message
+
+
+def _as_sum(part: Part) -> Part:
+    found = part.as_sum()
+    check_instance(f"{_name(part)}.as_sum", found, Part, "a part of a message")
+    return found
 
 
 def bind(channel: Channel, context: Context) -> Channel:
@@ -101,5 +108,5 @@ def decode(channel: Channel, payload: PyTree, message: PyTree, memory: PyTree) -
     return decoded
 
 
-def _name(channel: Channel) -> str:
-    return type(channel).__name__
+def _name(given: object) -> str:
+    return type(given).__name__
