@@ -55,11 +55,14 @@ def rows(rank: int = RANK, rounds: int = ROUNDS) -> list[Row]:
             rounds,
             restarts=4 * RESTARTS,
         ),
-        Row(
-            f'`PerPCA(start="random")`, local rank {rank}',
-            pca.PerPCA(rank, rank, step_size=100.0, start="random"),
-            rounds,
-        ),
+        *[
+            Row(
+                f'`PerPCA(start="{start}")`, local rank {rank}',
+                pca.PerPCA(rank, rank, step_size=100.0, start=start),
+                rounds,
+            )
+            for start in ("local_first", "random")
+        ],
         Row(f"`VarProPerPCA`, local rank {rank}", pca.VarProPerPCA(rank, rank), rounds),
         Row("`HierarchicalPCA`", hierarchical(rank, NOISE, PRIOR), rounds),
         Row(
