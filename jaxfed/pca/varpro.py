@@ -61,7 +61,8 @@ class VarProPerPCA(Algorithm, DifferentiatedThrough, HasRemarks):
     no step size to choose, and it takes a small fraction of the rounds. Its messages are three
     numbers longer. Clients do more work: an eigendecomposition each round.
 
-    Local variance counts \(g(\lambda) = \lambda - \tau c (1 - (1 + \lambda / 2c)^{-2})\), where τ is the penalty and c is ten times the variance of the weakest of the client's top
+    Local variance counts \(g(\lambda) = \lambda - \tau c (1 - (1 + \lambda / 2c)^{-2})\), where
+    τ is the penalty and c is ten times the variance of the weakest of the client's top
     `shared_rank + local_rank` components. Weak components count the fraction τ less; strong ones
     count τ c less, whatever their variance. The penalty is not in the paper.
 
