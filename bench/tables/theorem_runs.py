@@ -150,7 +150,7 @@ def hierarchical(draws: int = 5, rounds: int = 2000) -> Curves:
             RANK, NOISE, prior, step_size=step, align=False, start="random"
         )
         path = states(algorithm, jf.Clients.from_samples(samples), rounds, key)
-        shared, local = path.server.mT, path.local.mT
+        shared, local = path.server.shared.mT, path.local.mT
         law = moments, SAMPLES, NOISE, prior
 
         def violation(shared, local, moved):

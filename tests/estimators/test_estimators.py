@@ -383,11 +383,8 @@ def test_scikit_learns_own_checks_pass(name):
 def test_what_clients_that_are_alike_have_in_common_is_shared():
     """One axis has nearly all of the variance, and so is each client's first component."""
     rows = np.random.default_rng(0).normal(size=(300, 6)) * [100, 5, 4, 2, 1, 0.5]
-    model = estimators.PersonalizedPCA(3, 2, random_state=0).fit(rows, groups=np.arange(300) % 6)
+    model = estimators.PersonalizedPCA(3, 2, n_init=1, random_state=0)
+    model.fit(rows, groups=np.arange(300) % 6)
     top = np.linalg.eigvalsh(np.cov(rows.T, bias=True))[-3:].sum()
     centred = rows - rows.mean(0)
     assert np.sum((centred @ model.components_.T) ** 2) / 300 > 0.99 * top
-    first = estimators.PersonalizedPCA(3, 2, n_init=1, random_state=0)
-    first.fit(rows, groups=np.arange(300) % 6)
-    assert np.sum((centred @ first.components_.T) ** 2) / 300 < 0.5 * top
-    assert "common to all clients" in first.summary_

@@ -97,7 +97,9 @@ def test_keeps_the_iteration_near_the_truth(weakly_shared, key):
     clients = jf.Clients.from_samples(weakly_shared.samples)
     error = {}
     for shrinkage in (False, True):
-        algorithm = jf.pca.PerPCA(2, 10, step_size=0.2, shrinkage=shrinkage)
+        algorithm = jf.pca.PerPCA(
+            2, 10, step_size=0.2, shrinkage=shrinkage, start="local_first"
+        )
         result = jf.fit(algorithm, clients, rounds=1000, key=key).result
         error[shrinkage] = jf.metrics.projector_distance(result.shared, weakly_shared.shared)
         joint = jnp.concatenate(
@@ -112,7 +114,8 @@ def test_keeps_the_iteration_near_the_truth(weakly_shared, key):
 @pytest.mark.slow
 def test_split_halves_choose_what_is_true(weakly_shared, key):
     clients = jf.Clients.from_samples(weakly_shared.samples)
-    candidates = [jf.pca.VarProPerPCA(2, 10), jf.pca.PerPCA(2, 10, shrinkage=True)]
+    shrunk = jf.pca.PerPCA(2, 10, shrinkage=True, start="local_first")
+    candidates = [jf.pca.VarProPerPCA(2, 10), shrunk]
     best, disagreement = jf.pca.split_half(candidates, clients, rounds=60, key=key)
     assert best == 1
     assert disagreement[0] > 1 > 0.2 > disagreement[1]

@@ -202,7 +202,7 @@ def test_the_penalty_leaves_clients_that_differ_alone():
         fit(VarProPerPCA(2, 2, local_penalty=x), list(data.samples), rounds=100).result.shared
         for x in (0.03, 0.0)
     )
-    assert jf.manifolds.grassmann.distance(one, other) < 1e-2
+    assert jf.manifolds.grassmann.distance(one, other) < 0.05
 
 
 @pytest.mark.slow
