@@ -97,9 +97,7 @@ def test_keeps_the_iteration_near_the_truth(weakly_shared, key):
     clients = jf.Clients.from_samples(weakly_shared.samples)
     error = {}
     for shrinkage in (False, True):
-        algorithm = jf.pca.PerPCA(
-            2, 10, step_size=0.2, shrinkage=shrinkage, start="local_first"
-        )
+        algorithm = jf.pca.PerPCA(2, 10, step_size=0.2, shrinkage=shrinkage, start="local_first")
         result = jf.fit(algorithm, clients, rounds=1000, key=key).result
         error[shrinkage] = jf.metrics.projector_distance(result.shared, weakly_shared.shared)
         joint = jnp.concatenate(
