@@ -9,6 +9,7 @@ from jaxtyping import Array, Float
 
 from jaxfed.core.contract.reduction import Gram, Symmetric
 from jaxfed.linalg import Moment
+from jaxfed.linalg.basis import orthonormalize_once
 from jaxfed.linalg.division import ratio
 from jaxfed.pca.components import (
     RandomKey,
@@ -16,7 +17,6 @@ from jaxfed.pca.components import (
     first_components,
     moment_message,
     moment_received,
-    retract,
 )
 
 StartName = Literal["common", "local_first", "random"]
@@ -90,7 +90,7 @@ def first_shared(
     """
     if received is None:
         # Transposed, so that rows hold the same random numbers as columns would.
-        return retract(jax.random.normal(key, (features, rank), dtype).T, "qr")
+        return orthonormalize_once(jax.random.normal(key, (features, rank), dtype)).T
     return first_components(moment_received(received), rank, steps=STEPS)
 
 
