@@ -136,9 +136,7 @@ def _values(w: Float[Array, "m n"], method: Method | None) -> Factorization:
     return repeated(~(error <= tolerance), decompose, (q, inverse))
 
 
-def _alone(
-    maps: Maps, w: Float[Array, "*maps m n"], method: Method | None
-) -> Factorization | None:
+def _alone(maps: Maps, w: Float[Array, "*maps m n"], method: Method | None) -> Factorization | None:
     """The factors of one small matrix on a CPU, such as a server's, by a library.
 
     An iteration would take a few microseconds less, and a tenth of a second to compile.
