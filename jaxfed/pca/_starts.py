@@ -51,16 +51,19 @@ def start_message(
         return moment_message(moment.deflate(first_components(moment, local_rank, active).T))
     if active is not None:
         active = jnp.concatenate([jnp.ones(shared_rank, active.dtype), active])
-    return common_message(moment, shared_rank + local_rank, active)
+    return common_message(moment, first_components(moment, shared_rank + local_rank, active))
 
 
-def common_message(moment: Moment, rank: int, active: Float[Array, " rank"] | None = None) -> Gram:
+def common_message(moment: Moment, rows: Rows) -> Gram:
     """Return a message about the directions among the top eigenvectors of many clients.
 
     It is a factor of the client's projector in which a component of energy e has the weight
     e² / (e + c)², so that among directions common to all clients the larger come first.
+
+    Args:
+        moment: the client's second moment.
+        rows: its `first_components`.
     """
-    rows = first_components(moment, rank, active)
     inner = moment.row_products(rows)[1]
     # K (K + c)^{-1} to first order in the off-diagonal entries. For eigenvectors these are zero,
     # but their derivatives are not.
@@ -72,7 +75,7 @@ def common_message(moment: Moment, rank: int, active: Float[Array, " rank"] | No
     inverse = ratio(jnp.ones_like(energies), energies + small)
     inverse = jnp.where(present, inverse, 0)
     mixed = small * inverse[:, None] * inner * inverse
-    weights = jnp.where(jnp.eye(rank, dtype=bool), jnp.diag(energies * inverse), mixed)
+    weights = jnp.where(jnp.eye(len(rows), dtype=bool), jnp.diag(energies * inverse), mixed)
     return Gram((weights @ rows).T, thin=True)
 
 

@@ -320,3 +320,19 @@ def test_the_unit_is_the_power_of_two_above_the_largest_number():
     np.testing.assert_array_equal(jax.vmap(power_near)(several), wanted)
     # `jnp.frexp` and `jnp.ldexp` take four times as many lines to compile.
     assert len(jax.jit(power_near).lower(largest).as_text().splitlines()) < 60
+
+
+@pytest.mark.parametrize(
+    ("features", "local_rank", "shrinkage"),
+    [(6, 2, False), (40, 2, False), (6, 2, True), (6, (2, 1), False)],
+)
+def test_the_first_message_is_that_of_perpca_computed_once(features, local_rank, shrinkage, key):
+    samples = gaussian_samples((9, 9), np.linspace(2, 1, features))
+    data = jax.tree.map(lambda x: x[0], jf.Clients.from_samples(samples).data)
+    model = VarProPerPCA(1, local_rank, shrinkage=shrinkage)
+    other = jf.pca.PerPCA(1, local_rank, step_size=1.0, shrinkage=shrinkage)
+    number = jnp.asarray(1)
+    member = model.prepare(data, number, 5)
+    assert (member.rows is not None) == (local_rank == 2 and not shrinkage)
+    wanted = other.first_message(key, other.prepare(data, number, 5), None)["moment"]
+    np.testing.assert_array_equal(model.first_message(key, member, None).value, wanted.value)
