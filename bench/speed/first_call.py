@@ -43,6 +43,7 @@ print(*spent)
 """
 CASES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 SMALL = 20, 100, 15, 2, 3
+DIGITS = 10, 180, 64, 2, 3  # about the size of scikit-learn's digits, a client a digit
 
 
 def cases_of(part: str) -> dict[str, tuple[str, str]]:
@@ -85,12 +86,14 @@ def rivals(repeats: int) -> Iterable[dict[str, object]]:
     for size in SIZES:
         found = measured("rivals", size, repeats)
         plain = found["plain JAX, QR"]
+        leanest = min(row[0] for name, row in found.items() if name.startswith("plain"))
         for name, (cpu, wall, again, again_wall) in found.items():
             yield {
                 "clients, n, d, r1, r2": str(size),
                 "what": name,
                 "first, cpu s": cpu,
                 "to plain": cpu / plain[0],
+                "to the leanest": cpu / leanest,
                 "first, wall s": wall,
                 "to plain, wall": wall / plain[1],
                 "again, cpu ms": 1e3 * again,
@@ -101,6 +104,17 @@ def rivals(repeats: int) -> Iterable[dict[str, object]]:
 def algorithms(repeats: int) -> Iterable[dict[str, object]]:
     """First fit of 20 rounds at a small size."""
     for name, (cpu, wall, again, _) in measured("algorithms", SMALL, repeats).items():
+        yield {
+            "what": name,
+            "first, cpu s": cpu,
+            "first, wall s": wall,
+            "again, cpu ms": 1e3 * again,
+        }
+
+
+def choices(repeats: int) -> Iterable[dict[str, object]]:
+    """The first call of `suggest_ranks`, with nine features, and of an estimator, with 64."""
+    for name, (cpu, wall, again, _) in measured("choices", DIGITS, repeats).items():
         yield {
             "what": name,
             "first, cpu s": cpu,
@@ -172,7 +186,9 @@ def start(repeats: int) -> Iterable[dict[str, object]]:
             yield {"what": name, "process, cpu s": cpu, "process, wall s": wall}
 
 
-PARTS = {part.__name__: part for part in (rivals, algorithms, gradient, sweep, prepare, start)}
+PARTS = {
+    part.__name__: part for part in (rivals, algorithms, choices, gradient, sweep, prepare, start)
+}
 
 
 def main() -> None:

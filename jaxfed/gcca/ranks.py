@@ -1,6 +1,5 @@
 """Estimate how many directions views share, by the two bounds of AJIVE."""
 
-from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -11,6 +10,8 @@ from jaxtyping import Array, Float, Int, Key
 from jaxfed._checks import check_number, checked_key
 from jaxfed.contract import check_count
 from jaxfed.core.clients.clients import Clients
+from jaxfed.core.run.compiling import options_for_linear_algebra
+from jaxfed.core.run.runner import programs
 from jaxfed.gcca._signal import (
     Ranks,
     Signal,
@@ -90,7 +91,8 @@ def joint_rank(
         ("random_percentile", random_percentile),
     ):
         check_number(name, given, "a number from 0 to 100", lambda x: (x >= 0) & (x <= 100))
-    drawn = _bounds(checked_key("key", key), views.data, views.ids, ranks=ranks, samples=samples)
+    program = programs(**options_for_linear_algebra())(_bounds, static_argnums=(3, 4))
+    drawn = program(checked_key("key", key), views.data, views.ids, ranks, samples)
     squares = np.asarray(drawn.squared_singular_values)
     wedin = float(np.percentile(drawn.wedin, wedin_percentile))
     random = float(np.percentile(drawn.random, random_percentile))
@@ -99,9 +101,8 @@ def joint_rank(
     return JointRank(int(np.sum(squares > max(wedin, random) - slack)), squares, wedin, random)
 
 
-@partial(jax.jit, static_argnames=("ranks", "samples"))
 def _bounds(
-    key: Key[Array, ""], views: View, ids: Int[Array, " views"], *, ranks: Ranks, samples: int
+    key: Key[Array, ""], views: View, ids: Int[Array, " views"], ranks: Ranks, samples: int
 ) -> _Bounds:
     of_views, of_bases = jax.random.split(key)
     signals = jax.vmap(lambda view, i: signal_of(view, ranks, i))(views, ids)

@@ -198,14 +198,14 @@ def checked_method(method: str | None, methods: tuple[str, ...]) -> str:
     return method
 
 
-def factor_alone(factors: Callable[..., Factorization]) -> Callable[[Array, str], Array]:
+def factor_alone(factors: Callable[..., Factorization]) -> Callable[..., Array]:
     """The first factor only, in the type of the matrix; half precisions are computed in single.
 
     It is compiled separately, so that a program that uses it in several places traces it once.
     """
 
     @partial(jax.jit, static_argnums=1)
-    def factor(w: Float[Array, "m n"], method: str) -> Float[Array, "m n"]:
+    def factor(w: Float[Array, "m n"], method: str | None) -> Float[Array, "m n"]:
         full = w.astype(jnp.promote_types(w.dtype, jnp.float32))
         return factors(full, method=method)[0].astype(w.dtype)
 

@@ -147,5 +147,10 @@ class SolutionAscent(Algorithm, HasBases):
 def power_near(numbers: Array) -> Scalar:
     """Return a power of two near the largest number; division by it is exact; one for zeros."""
     largest = jax.lax.stop_gradient(jnp.max(jnp.abs(numbers)))
-    normal = largest > jnp.finfo(largest.dtype).tiny
-    return jnp.ldexp(jnp.ones_like(largest), jnp.where(normal, jnp.frexp(largest)[1], 0))
+    info = jnp.finfo(largest.dtype)
+    normal = (largest > info.tiny) & (largest < jnp.inf)
+    # Without the bits of its fraction, a number is the power of two below it. `jnp.frexp` and
+    # `jnp.ldexp` say the same in six times as many operations.
+    bits = jax.lax.bitcast_convert_type(largest, f"uint{info.bits}")
+    power = jax.lax.bitcast_convert_type(bits >> info.nmant << info.nmant, largest.dtype)
+    return jnp.where(normal, 2 * power, 1)

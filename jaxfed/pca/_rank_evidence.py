@@ -67,7 +67,6 @@ def last_above(scores, threshold):
     return ((scores > threshold) * np.arange(1, scores.shape[-1] + 1)).max(axis=-1)
 
 
-@partial(jax.jit, static_argnames=("most", "draws", "subsets"))
 def evidence_of(data, key, threshold, most: tuple[int, int], draws: int, subsets: int) -> Evidence:
     """Compute all scores, of all clients and of the subsets."""
     rows, counts = data.values.astype(data.count.dtype), data.count

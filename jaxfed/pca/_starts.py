@@ -9,6 +9,7 @@ from jaxtyping import Array, Float
 
 from jaxfed.core.contract.reduction import Gram, Symmetric
 from jaxfed.linalg import Moment
+from jaxfed.linalg.basis import orthonormalize_once
 from jaxfed.linalg.division import ratio
 from jaxfed.pca.components import (
     RandomKey,
@@ -16,7 +17,6 @@ from jaxfed.pca.components import (
     first_components,
     moment_message,
     moment_received,
-    retract,
 )
 
 StartName = Literal["common", "local_first", "random"]
@@ -51,16 +51,19 @@ def start_message(
         return moment_message(moment.deflate(first_components(moment, local_rank, active).T))
     if active is not None:
         active = jnp.concatenate([jnp.ones(shared_rank, active.dtype), active])
-    return common_message(moment, shared_rank + local_rank, active)
+    return common_message(moment, first_components(moment, shared_rank + local_rank, active))
 
 
-def common_message(moment: Moment, rank: int, active: Float[Array, " rank"] | None = None) -> Gram:
+def common_message(moment: Moment, rows: Rows) -> Gram:
     """Return a message about the directions among the top eigenvectors of many clients.
 
     It is a factor of the client's projector in which a component of energy e has the weight
     e² / (e + c)², so that among directions common to all clients the larger come first.
+
+    Args:
+        moment: the client's second moment.
+        rows: its `first_components`.
     """
-    rows = first_components(moment, rank, active)
     inner = moment.row_products(rows)[1]
     # K (K + c)^{-1} to first order in the off-diagonal entries. For eigenvectors these are zero,
     # but their derivatives are not.
@@ -72,7 +75,7 @@ def common_message(moment: Moment, rank: int, active: Float[Array, " rank"] | No
     inverse = ratio(jnp.ones_like(energies), energies + small)
     inverse = jnp.where(present, inverse, 0)
     mixed = small * inverse[:, None] * inner * inverse
-    weights = jnp.where(jnp.eye(rank, dtype=bool), jnp.diag(energies * inverse), mixed)
+    weights = jnp.where(jnp.eye(len(rows), dtype=bool), jnp.diag(energies * inverse), mixed)
     return Gram((weights @ rows).T, thin=True)
 
 
@@ -90,7 +93,7 @@ def first_shared(
     """
     if received is None:
         # Transposed, so that rows hold the same random numbers as columns would.
-        return retract(jax.random.normal(key, (features, rank), dtype).T, "qr")
+        return orthonormalize_once(jax.random.normal(key, (features, rank), dtype)).T
     return first_components(moment_received(received), rank, steps=STEPS)
 
 

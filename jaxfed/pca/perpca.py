@@ -29,6 +29,7 @@ from jaxfed.contract import (
 )
 from jaxfed.core.contract.reduction import Max
 from jaxfed.linalg import Moment
+from jaxfed.linalg.basis import orthonormalize_once
 from jaxfed.linalg.division import ratio
 from jaxfed.linalg.precision import client_matmul, data_matmul
 from jaxfed.pca._reduced import Reduced
@@ -258,7 +259,8 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
         if warm_start is None and self.start == "random":
             # Transposed, so that rows hold the same random numbers as columns would.
             draw = jax.random.normal(key, (moment.dim, self._width), moment.trace.dtype)
-            return retract(draw.T, "qr", active)
+            rows = orthonormalize_once(draw).T
+            return rows if active is None else rows * active[:, None]
         moment = moment if unshrunk is None else unshrunk
         if warm_start is not None:
             return best_local(moment, downlink.shared.T, self._width, active).T

@@ -55,6 +55,7 @@ from jaxfed.pca.components import (
     Frame,
     check_warm_start,
     common_local,
+    first_components,
     moment_received,
 )
 
@@ -178,7 +179,8 @@ class PerTucker(Updates, DifferentiatedThrough, HasRemarks):
         messages = []
         for k in self.modes:
             rank = min(self.shared_ranks[k] + self.local_ranks[k], self.shape[k])
-            messages.append(common_message(Moment.from_dense(second(data.values, k)), rank))
+            moment = Moment.from_dense(second(data.values, k))
+            messages.append(common_message(moment, first_components(moment, rank)))
         return tuple(messages)
 
     def server_init(self, key, first, like, warm_start) -> Server:

@@ -27,9 +27,10 @@ from jaxfed.core.contract.reduction import Gram, Symmetric
 from jaxfed.linalg import Moment
 from jaxfed.pca._ascent import Server, Uplink, ascend, fingerprint, first_state, message
 from jaxfed.pca._reduced import Penalty, Reduced, evaluate
-from jaxfed.pca._starts import StartName, with_starts
+from jaxfed.pca._starts import StartName, common_message, with_starts
 from jaxfed.pca.components import (
     Frame,
+    Rows,
     best_local,
     check_warm_start,
     common_local,
@@ -52,6 +53,7 @@ class Member(NamedTuple):
     active: Float[Array, " local_rank"] | None
     limit: Scalar  # of the local penalty, a variance
     fingerprint: Scalar  # pseudo-random, derived from the client's id and its data
+    rows: Rows | None  # the first components, if the start's message is made of the same ones
 
 
 class VarProPerPCA(Algorithm, DifferentiatedThrough, HasRemarks):
@@ -158,10 +160,14 @@ class VarProPerPCA(Algorithm, DifferentiatedThrough, HasRemarks):
         least = jnp.finfo(variances.dtype).eps * moment.dim * variances.max()
         weakest = variances.min()
         limit = LIMIT * jnp.where(weakest > least, weakest, 0)
-        return Member(*prepared, limit, fingerprint(client_id, moment.trace))
+        same = self.start == "common" and active is None and not self.shrinkage
+        mark = fingerprint(client_id, moment.trace)
+        return Member(*prepared, limit, mark, rows if same else None)
 
     def first_message(self, key, data: Member, warm_start) -> Gram | Symmetric | None:
         """Return what the server starts from, as in `PerPCA`."""
+        if warm_start is None and self.start == "common" and data.rows is not None:
+            return common_message(data.moment, data.rows)
         # The model has a step size, so it sends no curvature.
         return self._model.first_message(key, Prepared(*data[:3]), warm_start).get("moment")
 

@@ -41,7 +41,8 @@ def defect(q):
     return np.linalg.norm(q.T @ q - np.eye(q.shape[1]))
 
 
-jitted_polar = jax.jit(polar)
+# The iteration, also for one matrix.
+jitted_polar = jax.jit(partial(polar, method="newton_schulz"))
 
 
 # Distinct, repeated in pairs, all equal, orthonormal: the last three break derivatives that divide
@@ -182,6 +183,23 @@ def test_decomposes_only_inside_a_loop():
     entry = program[program.index("ENTRY") :]
     assert "gesdd" in program
     assert "gesdd" not in entry
+
+
+@pytest.mark.parametrize("values", [[1.1, 0.9, 0.9, 1], [1, 1e-3, 1e-6, 1e-20], [0, 0, 0, 0]])
+def test_one_small_matrix_needs_no_iteration_on_a_cpu(values, x64):
+    w, change = (random_matrix(i, 9, 4, values) for i in (0, 1))
+    program = jax.jit(polar).lower(w).compile().as_text()
+    assert "while" not in program  # compiling them took longer than most runs' rounds
+
+    def both(w, change):
+        return jax.jvp(polar, (w,), (change,))
+
+    # Mapped, it is an iteration with the same derivative.
+    alone, mapped = both(w, change), jax.vmap(both)(w[None], change[None])
+    assert defect(alone[0]) < SLACK["float64"]
+    if values[-1] > 0.1:  # elsewhere all completions are equally close
+        np.testing.assert_allclose(alone[0], svd_polar(w), atol=1e-12)
+        chex.assert_trees_all_close(alone, jax.tree.map(lambda x: x[0], mapped), atol=1e-10)
 
 
 def test_half_precision_keeps_its_type():

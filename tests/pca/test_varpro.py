@@ -9,6 +9,7 @@ import pytest
 from sklearn.datasets import load_digits
 
 import jaxfed as jf
+from jaxfed.pca._ascent import power_near
 from jaxfed.pca.varpro import VarProPerPCA
 from tests.helpers import fit, gaussian_samples
 from tests.references import varpro as reference
@@ -306,3 +307,32 @@ def test_bad_input_is_refused(samples):
         fit(VarProPerPCA(8, 5), samples, rounds=1)
     with pytest.raises(ValueError, match="2 ranks for 20 clients"):
         fit(VarProPerPCA(2, (1, 2)), samples, rounds=1)
+
+
+def test_the_unit_is_the_power_of_two_above_the_largest_number():
+    info = np.finfo(np.float32)
+    numbers = [1, 2, 1.5, 0.75, 3e-30, 3e30, info.tiny, info.max, 1e-40, 0, np.inf, np.nan]
+    largest = np.array(numbers, np.float32)
+    normal = (largest > info.tiny) & np.isfinite(largest)
+    with np.errstate(over="ignore"):
+        wanted = np.ldexp(np.float32(1), np.where(normal, np.frexp(largest)[1], 0))
+    several = np.stack([-largest, largest / 4], axis=1)
+    np.testing.assert_array_equal(jax.vmap(power_near)(several), wanted)
+    # `jnp.frexp` and `jnp.ldexp` take four times as many lines to compile.
+    assert len(jax.jit(power_near).lower(largest).as_text().splitlines()) < 60
+
+
+@pytest.mark.parametrize(
+    ("features", "local_rank", "shrinkage"),
+    [(6, 2, False), (40, 2, False), (6, 2, True), (6, (2, 1), False)],
+)
+def test_the_first_message_is_that_of_perpca_computed_once(features, local_rank, shrinkage, key):
+    samples = gaussian_samples((9, 9), np.linspace(2, 1, features))
+    data = jax.tree.map(lambda x: x[0], jf.Clients.from_samples(samples).data)
+    model = VarProPerPCA(1, local_rank, shrinkage=shrinkage)
+    other = jf.pca.PerPCA(1, local_rank, step_size=1.0, shrinkage=shrinkage)
+    number = jnp.asarray(1)
+    member = model.prepare(data, number, 5)
+    assert (member.rows is not None) == (local_rank == 2 and not shrinkage)
+    wanted = other.first_message(key, other.prepare(data, number, 5), None)["moment"]
+    np.testing.assert_array_equal(model.first_message(key, member, None).value, wanted.value)

@@ -19,6 +19,11 @@ _OLD_EMITTERS = (
     {"xla_cpu_use_fusion_emitters": False} if version("jaxlib").startswith("0.10.") else {}
 )
 
+# Libraries do most of the linear algebra, so low optimisation compiles in a quarter to half of the
+# time and runs as fast (bench/speed/first_call.py). That does not hold for elementwise work, as in
+# network training, nor for the indexed sums of sparse data.
+_SHORT_WAY = _OLD_EMITTERS | {"xla_backend_optimization_level": 1}
+
 # With Triton, XLA fails to compile products of some thin matrices ("Couldn't find output tile
 # sizes", openxla/xla#36792) and tries many variants of each; without, it calls libraries. Also
 # recording loops (`xla_gpu_enable_command_buffer` with WHILE) made rounds a quarter faster on an
@@ -44,18 +49,24 @@ def compiler_options(
         options |= GPU_OPTIONS
     elif platform == "cpu":
         options |= _for_processors(algorithm, clients)
+    return _unless_given(options)
+
+
+def options_for_linear_algebra() -> dict[str, bool | int]:
+    """Options for `jax.jit` of a program other than a run's, most of whose work libraries do."""
+    return _unless_given(_SHORT_WAY) if jax.default_backend() == "cpu" else {}
+
+
+def _unless_given(options: dict[str, bool | int]) -> dict[str, bool | int]:
     given = os.environ.get("XLA_FLAGS", "")
     return {name: value for name, value in options.items() if name not in given}
 
 
 def _for_processors(algorithm: Algorithm, clients: Clients) -> dict[str, bool | int]:
     options: dict[str, bool | int] = {}
-    # Libraries do most of the linear algebra, so low optimisation compiles in half the time and
-    # runs as fast (bench/speed/first_call.py). That does not hold for elementwise work, as in
-    # network training, nor for the indexed sums of sparse data.
     sparse = any(getattr(part, "summed_by_index", False) for part in clients.parts)
     if _numbers(algorithm) <= 10_000 and not sparse:
-        options |= _OLD_EMITTERS | {"xla_backend_optimization_level": 1}
+        options |= _SHORT_WAY
     # For products this small, threads cost more than they save.
     if clients.features <= 64 and _numbers(clients.parts) <= 2**15 * len(clients):
         options["xla_cpu_multi_thread_eigen"] = False

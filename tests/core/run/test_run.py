@@ -12,7 +12,7 @@ import pytest
 import scipy.sparse
 
 import jaxfed as jf
-from jaxfed.core.run.compiling import compiler_options
+from jaxfed.core.run.compiling import compiler_options, options_for_linear_algebra
 from tests.helpers import planted_samples
 
 FEATURES, CLIENTS, ROUNDS = 5, 4, 12
@@ -468,6 +468,7 @@ def test_compiler_options_do_not_override_the_users(monkeypatch, key):
     monkeypatch.delenv("XLA_FLAGS", raising=False)
     options = compiler_options(jf.pca.PerPCA(1, 2), small)
     assert options[level] == 1 and options[threads] is False
+    assert options_for_linear_algebra()[level] == 1
     assert threads not in compiler_options(jf.pca.PerPCA(1, 2), wide)
     assert compiler_options(network, wide) == {}  # whose rounds would be slower
     views = jf.gcca.Views.from_sparse([scipy.sparse.eye_array(9, 4, format="coo")] * 2)
@@ -477,6 +478,7 @@ def test_compiler_options_do_not_override_the_users(monkeypatch, key):
 
     monkeypatch.setenv("XLA_FLAGS", f"--{level}=0 --xla_gpu_enable_triton_gemm=true")
     assert level not in compiler_options(jf.pca.PerPCA(1, 2), small)
+    assert level not in options_for_linear_algebra()
     assert on_gpus and not compiler_options(jf.pca.PerPCA(1, 2), small, "cuda")
 
 
