@@ -20,6 +20,7 @@ from jaxfed.core.contract.algorithm import Algorithm, Personalized
 from jaxfed.core.contract.remarks import HasRemarks, not_converged
 from jaxfed.core.round.problem import Failure, State
 from jaxfed.core.store import saved
+from jaxfed.core.store.arrays import named
 from jaxfed.core.wire.release import Release
 from jaxfed.core.wire.wire import Wire
 
@@ -144,7 +145,11 @@ class Solution(eqx.Module):
         for name, kind in saved.BEFORE.items():
             if before[name] is not None:
                 check_instance(name, before[name], kind, f"a jaxfed.preprocess.{kind.__name__}")
-        return self._saved(asked)._replace(remarks=self.remarks(), **before)
+        downlink = None
+        if jax.tree.leaves(self.result.local):
+            downlink = named(saved.DOWNLINK, self.algorithm.downlink(self.server))
+        whole = self._saved(asked)
+        return whole._replace(remarks=self.remarks(), downlink=downlink, **before)
 
     def _saved(self, asked: str) -> saved.Saved:
         if not self._is_one:
@@ -158,6 +163,7 @@ class Solution(eqx.Module):
             repr(self.algorithm),
             len(self.failure.clients),
             versions(),
+            ids=self.ids,
         )
 
     @property
@@ -205,7 +211,7 @@ class DivergenceError(FloatingPointError):
         self.clients = tuple(np.flatnonzero(solution.failure.clients).tolist())
 
 
-def with_earlier(warm_start: Solution | Personalized | None, solution: Solution) -> Solution:
+def with_earlier(warm_start: object, solution: Solution) -> Solution:
     """Add the warm start's releases; accounts recognise them by object identity."""
     earlier = warm_start.releases if isinstance(warm_start, Solution) else ()
     return replace(solution, releases=(*earlier, *solution.releases))
