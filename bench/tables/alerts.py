@@ -13,6 +13,7 @@ five days.
 """
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -93,7 +94,7 @@ def rows_of(rate: float) -> list[dict[str, object]]:
     return rows
 
 
-def _share(which: np.ndarray) -> str:
+def _share(which: Any) -> str:
     return f"{100 * which.mean():.3g} %"
 
 
