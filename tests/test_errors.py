@@ -78,7 +78,7 @@ DATA = {
     ),
     "a client without samples": (
         lambda: mixed(np.zeros((0, FEATURES), "f")),
-        r"arrays\[1\]: a client needs at least one sample, got none",
+        r"arrays\[1\]: a client needs at least one sample, or weight 0, got none",
     ),
     "no features": (
         lambda: jf.Clients.from_samples([np.zeros((3, 0), "f")]),
@@ -287,7 +287,7 @@ RUNS = {
     ),
     "warm start of another kind": (
         lambda: run(warm_start=np.eye(4)),
-        "warm_start: wanted a solution or its result, got nda",
+        "warm_start: wanted a solution, what jaxfed.load returned, or the result of either",
     ),
     "warm start of other clients": (
         lambda: run(warm_start=start((4, 1), (2, 4, 1))),

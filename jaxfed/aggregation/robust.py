@@ -189,6 +189,11 @@ class Robust(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
         far = jnp.sum(distances > FAR).astype(distances.dtype)
         return Server(after, distances), {**diagnostics, "far_groups": far}
 
+    def for_other_data(self, server: Server) -> Server | None:
+        """Return the algorithm's state as a start on other data."""
+        inner = self.algorithm.for_other_data(server.server)
+        return None if inner is None else Server(inner, server.distances)
+
     def client_result(self, downlink, local, data: Member):
         """Return the algorithm's local result."""
         return self.algorithm.client_result(downlink, local, data.data)

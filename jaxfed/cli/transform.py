@@ -162,10 +162,11 @@ class FitResult:
 
 
 def _components(fitted: FitResult, name: str, table: np.ndarray) -> tuple[Any, int | None]:
-    """Return components for a client's samples, and the client's index among them."""
+    """Return components for a client's samples, and the client's id or position among them."""
     local = fitted.saved.result.local
     if local is None:
         return fitted.saved, None
     if name in fitted.names:
-        return fitted.saved, fitted.names.index(name)
+        place, ids = fitted.names.index(name), fitted.saved.ids
+        return fitted.saved, place if ids is None else int(ids[place])
     return Personalized(*pca.fit_local(fitted.saved, [table], local.shape[-1])), 0

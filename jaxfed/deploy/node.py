@@ -235,11 +235,9 @@ class _NodeRun:
         model = self.programs(client.result)(self.problem, downlink, state.local, self.member.data)
         result = Personalized(None, jax.tree.map(lambda x: x[None], model))
         rounds = asked.words["rounds"]
-        write(
-            self.folder / "result.npz",
-            Saved(result, {}, rounds, "round_limit", repr(self.node.algorithm), 1, versions()),
-            private=True,
-        )
+        name, ids = repr(self.node.algorithm), np.asarray([self.node.id])
+        saved = Saved(result, {}, rounds, "round_limit", name, 1, versions(), ids=ids)
+        write(self.folder / "result.npz", saved, private=True)
         return Packet({"kind": "finish", "id": self.node.id})
 
     # --- masks and noise -----------------------------------------------------------------------

@@ -21,7 +21,7 @@ from jaxfed.core.run.update import update
 from jaxfed.estimators import _groups
 from jaxfed.estimators._arrays import checked, checked_samples, client_labels
 from jaxfed.estimators._completion import Completion, check_impute
-from jaxfed.estimators._normal import Learned, Normal, noise_outside, principal
+from jaxfed.estimators._normal import Learned, Normal, noise_outside, principal, variance_ratio
 from jaxfed.estimators._saved import HasRun
 from jaxfed.estimators._stream import check_forgetting, summary_of, taken_in
 from jaxfed.preprocess import Impute
@@ -41,9 +41,9 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
     - `components_`: the shared components, or the centre of the prior, as rows, `(r1, d)`.
     - `local_components_`: the clients' local components as rows, `(m, r2, d)`; r2 may be 0.
     - `mean_`: the mean that is subtracted from samples, `(d,)`.
-    - `explained_variance_ratio_`: for each column of `transform`, its share of the variance,
-      averaged over the clients.
-    - `noise_variance_`: variance in each direction outside a client's components.
+    - `explained_variance_ratio_`: for each column of `transform`, the sum of its squares over all
+      samples, divided by that of the samples minus `mean_`: as of scikit-learn's `PCA`.
+    - `noise_variance_`: variance of all samples in a direction outside their client's components.
     - `n_iter_`, `summary_`, `saved_`: rounds; the run in words, and as `jaxfed.load` returns it.
     - `far_groups_`: with `robust=True`, the labels of clients that were far from the others.
     """
@@ -343,25 +343,25 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
             self.far_groups_ = self.groups_[np.isin(clients.ids, far)]
         shared, local, self._beside = self._learned(solution, clients)
         # A basis is arbitrary: rotate to uncorrelated components in order of variance.
-        shared = principal(shared, tables)
+        shared = principal(shared, [together])
         local = np.stack([principal(v, [x]) for v, x in zip(local, tables, strict=True)])
 
         self.components_, self.local_components_ = shared.T, local.swapaxes(1, 2)
         self._record(solution)
         bases = np.stack([self._basis(basis) for basis in local])
         # One variance for all clients: a client with few samples cannot estimate its own.
-        self.noise_variance_ = noise_outside(bases, tables)
+        counts = np.asarray(clients.counts, float)
+        self.noise_variance_ = noise_outside(bases, tables, counts)
+        self.explained_variance_ratio_ = variance_ratio(bases, tables, counts)
         self._laws = [
             Normal.fitted(basis, x, self.noise_variance_)
             for basis, x in zip(bases, tables, strict=True)
         ]
         # Samples without a client are scored by the shared components alone.
-        self._law = Normal.fitted(shared, together, noise_outside(shared[None], [together]))
+        outside = noise_outside(shared[None], [together], np.ones(1))
+        self._law = Normal.fitted(shared, together, outside)
         if len(tables) == 1:  # whose client is known even without groups
             (self._law,) = self._laws
-        total = np.mean([np.sum(x**2) / len(x) for x in tables])
-        variances = np.mean([np.diagonal(law.within) for law in self._laws], axis=0)
-        self.explained_variance_ratio_ = variances / total if total > 0 else 0 * variances
 
     def _result(self) -> Personalized:
         local = self.local_components_.swapaxes(1, 2)

@@ -60,18 +60,48 @@ class Normal(NamedTuple):
 
 
 def noise_outside(
-    bases: Float[np.ndarray, "m d r"], tables: list[Float[np.ndarray, "n_i d"]]
+    bases: Float[np.ndarray, "m d r"],
+    tables: list[Float[np.ndarray, "n_i d"]],
+    counts: Float[np.ndarray, " m"],
 ) -> float:
-    """Return the mean variance per direction of samples outside their client's components."""
+    """Return the variance per direction of all samples outside their client's components.
+
+    Args:
+        bases: the clients' components.
+        tables: for each client, rows with the second moment of its samples.
+        counts: the clients' numbers of samples.
+    """
     features, rank = bases.shape[1:]
-    left = [
-        (np.sum(x**2) - np.sum((x @ basis) ** 2)) / len(x)
-        for x, basis in zip(tables, bases, strict=True)
-    ]
-    total = np.mean([np.sum(x**2) / len(x) for x in tables])
+    total, along = _pooled(bases, tables, counts)
     # Without any noise, the likelihood would be infinite.
     least = np.finfo(np.float32).eps * max(total, 1e-30) / features
-    return float(max(np.mean(left) / max(features - rank, 1), least))
+    return float(max((total - along.sum()) / max(features - rank, 1), least))
+
+
+def variance_ratio(
+    bases: Float[np.ndarray, "m d r"],
+    tables: list[Float[np.ndarray, "n_i d"]],
+    counts: Float[np.ndarray, " m"],
+) -> Float[np.ndarray, " r"]:
+    """Return the share of each score's variance in that of all samples, as for `noise_outside`."""
+    total, along = _pooled(bases, tables, counts)
+    return along / total if total > 0 else 0 * along
+
+
+def _pooled(
+    bases: Float[np.ndarray, "m d r"],
+    tables: list[Float[np.ndarray, "n_i d"]],
+    counts: Float[np.ndarray, " m"],
+) -> tuple[float, Float[np.ndarray, " r"]]:
+    """Return the variance of all samples together, in total and of each score."""
+    found = [
+        (np.sum(x**2) / len(x), np.sum((x @ basis) ** 2, axis=0) / len(x))
+        for x, basis in zip(tables, bases, strict=True)
+    ]
+    total, along = (
+        np.average(np.stack(each), axis=0, weights=counts) for each in zip(*found, strict=True)
+    )
+    return float(total), along
 
 
 def principal(

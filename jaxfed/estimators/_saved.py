@@ -21,7 +21,8 @@ class HasRun(abc.ABC):
     def _record(self, solution: Solution) -> None:
         """Keep the record of a run without its models, which the estimator's attributes hold."""
         self.n_iter_ = int(solution.rounds)
-        self._run_record = saved_of(solution)._replace(result=Personalized(None, None))
+        record = saved_of(solution)._replace(result=Personalized(None, None))
+        self._run_record = record._replace(ids=None)  # estimators know clients by their labels
 
     @property
     def saved_(self) -> Saved:

@@ -8,10 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxfed._checks import check_number, checked_array
+from jaxfed._checks import check_number, checked_array, refuse
 from jaxfed.contract import check_count, check_factor, check_positive
 from jaxfed.core.clients.clients import Clients
-from jaxfed.core.run.result import Fitted, not_learned, result_of
+from jaxfed.core.common.printing import is_known
+from jaxfed.core.run.result import Fitted, ids_of, not_learned, result_of
 from jaxfed.gcca.factors import factorize
 from jaxfed.gcca.shares import divided, root_of, seen_rows
 from jaxfed.gcca.views import check_views
@@ -72,7 +73,8 @@ def transform(fitted: Fitted, views: Clients) -> Float[Array, "views entities ra
     Args:
         fitted: a solution of `MaxVar` or `MVLSA`, its result, a `FederatedGCCA`, or what
             `jaxfed.load` returned.
-        views: the same views, centred in the same way, of any entities.
+        views: the same views, or some of them, centred in the same way, of any entities; matched
+            by id where `fitted` has ids, else by position.
 
     Raises:
         ValueError: if `fitted` is not a result of these, clients do not hold views, or shapes do
@@ -84,7 +86,14 @@ def transform(fitted: Fitted, views: Clients) -> Float[Array, "views entities ra
     if [getattr(part, "ndim", None) for part in result] != [2, 3]:
         raise not_learned(fitted, "MaxVar or MVLSA")
     check_views(views, 1, "views")
-    local = checked_array("fitted", result.local, f"{len(views)} {views.data.shape[1]} rank")
+    local, ids = result.local, ids_of(fitted)
+    if ids is not None and is_known(views.ids):
+        wanted = np.asarray(views.ids)
+        if not np.isin(wanted, ids).all():
+            raise refuse("views", f"views of the run, whose ids are {ids.tolist()}", wanted)
+        places = [ids.tolist().index(number) for number in wanted.tolist()]
+        local = local[np.asarray(places)]
+    local = checked_array("fitted", local, f"{len(views)} {views.data.shape[1]} rank")
     scores = _scores(views, local, jnp.shape(result.shared)[0])
     observed = views.data.observed
     return scores if observed is None else jnp.where(observed[..., None] > 0, scores, jnp.nan)

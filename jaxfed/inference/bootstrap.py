@@ -220,8 +220,7 @@ def bootstrap(
         # Blocks of one size need one compiled program; surplus resamples are dropped at the end.
         -(-resamples // len(blocks)),
         seed=jax.random.randint(key, (), 0, jnp.iinfo(jnp.int32).max),
-        # Without rounds, nothing of the solution helps.
-        state=None if isinstance(solution.algorithm, OneExchange) else solution.server,
+        state=solution.algorithm.for_other_data(solution.server),
         clients=len(clients) if of == "clients" else None,
     )
     draws.check(clients, None)
@@ -273,8 +272,7 @@ def _refitted(
 ) -> _Block:
     """Run the algorithm on each resample of a block."""
     own = _numbered(draws, number)
-    start = None if own.state is None else solution
-    found = fit(own, clients, rounds=rounds, key=key, warm_start=start)
+    found = fit(own, clients, rounds=rounds, key=key, warm_start=_start(own, solution))
     shared = solution.result.shared
     if all(jax.tree.leaves(jax.tree.map(_is_still, found.result.shared, shared))):
         raise refuse(
@@ -283,6 +281,21 @@ def _refitted(
             solution.algorithm,
         )
     return _Block(own, found.result, _last_gain(found.history["objective"]))
+
+
+def _start(draws: Resampled, solution: Solution) -> Personalized | None:
+    """Return where the resamples start: at the solution, unless there are no rounds."""
+    if isinstance(solution.algorithm, OneExchange):
+        return None
+    if draws.state is not None:
+        return solution.result
+
+    def repeated(axis: int, x: Array) -> Array:
+        return jnp.repeat(jnp.expand_dims(x, axis), draws.resamples, axis)
+
+    return Personalized(
+        *(jax.tree.map(partial(repeated, i), part) for i, part in enumerate(solution.result))
+    )
 
 
 def _is_still(replicates: Array, estimate: Array) -> bool:

@@ -77,9 +77,10 @@ class Resampled(Algorithm, DifferentiatedThrough):
             resamples: number of resamples, at least 2.
             seed: seed of all weights.
             first: number of the first resample, so that several runs have different resamples.
-            state: the server's state from which all resamples start, `solution.server` of the
-                solution that is passed as warm start. By default, each resample starts as the
-                algorithm does, and a warm start is a solution of `Resampled`.
+            state: the server's state from which all resamples start, what
+                `algorithm.for_other_data(solution.server)` returns for the solution that is passed
+                as warm start. By default, each resample starts as the algorithm does, and a warm
+                start is a solution of `Resampled`.
             clients: the number of clients, to resample clients instead of samples.
 
         Raises:

@@ -13,12 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float
 
-from jaxfed._checks import is_whole
 from jaxfed._optional import require
 from jaxfed.contract import Personalized, check_factor, check_instance, refuse
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.samples import IncompleteSamples
-from jaxfed.core.run.result import Fitted, not_learned, result_of
+from jaxfed.core.run.result import Fitted, ids_of, not_learned, place_of, result_of
 from jaxfed.data.single_cell import read_anndata
 from jaxfed.nmf._nonnegative import loadings_of
 from jaxfed.nmf.inmf import INMF
@@ -44,7 +43,7 @@ def transform(
         fitted: a solution of `INMF`, its result, or what `jaxfed.load` returned.
         samples: `(m, n, d)`, a list of `(n_i, d)`, or `(n, d)` with `client`.
         penalty: λ of the run; by default that of the solution's algorithm.
-        client: position of the client that all samples belong to.
+        client: id of the client that all samples belong to.
 
     Returns:
         Loadings in the form of the samples, with the rank in place of d.
@@ -110,6 +109,11 @@ def annotate(
     anndata = require("anndata", extra="anndata")
     check_instance("cells", cells, anndata.AnnData, "an anndata.AnnData")
     arrays, names, _ = read_anndata(cells, batch_key, layer=layer)
+    ids = np.arange(len(local)) if (known := ids_of(fitted)) is None else known
+    if not np.array_equal(np.sort(ids), np.arange(len(names))):
+        wanted = f"the run's clients {ids.tolist()}, as positions of batches in sorted order"
+        raise refuse("cells", wanted, f"{len(names)} batches")
+    arrays, names = [arrays[i] for i in ids], [names[i] for i in ids]
     loadings = transform(fitted, arrays, penalty=penalty)
     batches = cells.obs[batch_key].astype(str).to_numpy()
     found = np.empty((len(batches), shared.shape[1]), shared.dtype)
@@ -137,9 +141,8 @@ def _mapped(
     check_factor("penalty", penalty, single=True)
     weight = jnp.asarray(penalty, shared.dtype)
     if client is not None:
-        if not (is_whole(client) and 0 <= client < len(local)):
-            raise refuse("client", f"a position from 0 to {len(local) - 1}", client)
-        local = local[client : client + 1]
+        place = place_of(fitted, client, len(local))
+        local = local[place : place + 1]
     clients = Clients.from_samples(samples if client is None else [samples], missing="mask")  # pyright: ignore[reportArgumentType]
     if len(clients) != len(local) or clients.features != len(shared):
         raise refuse("samples", f"{len(local)} clients with {len(shared)} features", clients)

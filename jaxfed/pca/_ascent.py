@@ -15,6 +15,7 @@ from jaxfed.contract import Algorithm, Bases, Diagnostics, HasBases
 from jaxfed.core.contract.reduction import Mean
 from jaxfed.linalg import polar
 from jaxfed.linalg.division import ratio
+from jaxfed.pca import _quasi_newton
 from jaxfed.pca._quasi_newton import Evaluation, Memory, climb, initial_memory
 from jaxfed.pca.components import Frame, Rows, deflate, frobenius_norm
 
@@ -82,6 +83,11 @@ def first_state(shared: Rows, pairs: int) -> Server:
     """Return a state whose first trial is the start, with room for pairs of steps and changes."""
     one = jnp.ones((), shared.dtype)
     return Server(initial_memory(shared.T, pairs=pairs), jnp.nan * one, one)
+
+
+def for_other_data(server: Server) -> Server:
+    """Return the state as a start on other data, in the same unit, which the pairs have."""
+    return server._replace(memory=_quasi_newton.for_other_data(server.memory))
 
 
 def ascend(server: Server, uplink: Uplink) -> tuple[Server, Diagnostics]:

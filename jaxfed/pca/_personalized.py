@@ -27,14 +27,16 @@ from jaxfed.core.clients.samples import Samples
 from jaxfed.core.contract.reduction import Gram, Sum
 from jaxfed.linalg import Moment, polar
 from jaxfed.pca import likelihood
-from jaxfed.pca._quasi_newton import Evaluation, Memory, climb, initial_memory
+from jaxfed.pca._quasi_newton import Evaluation, Memory, climb, for_other_data, initial_memory
 from jaxfed.pca.components import Frame, Rows, check_warm_start, moment_received
 from jaxfed.pca.likelihood import (
     Member,
     Number,
     Scalar,
+    Spread,
     Variances,
     aligned,
+    at_rest,
     check_settings,
     extrapolated,
 )
@@ -113,14 +115,6 @@ class Message(NamedTuple):
     shared: PyTree  # the message about the shared components
     distance: Scalar | None  # d², if the prior variance is learned
     objective: Scalar | None  # for the quasi-Newton solver
-
-
-class Spread(NamedTuple):
-    """What learning the prior variance without ξ takes."""
-
-    share: Scalar  # 1 - 1/m for m clients
-    least: Scalar  # the smallest variance allowed
-    previous: Float[Array, " 2"]  # log σ² of the last round, and EM's step from there
 
 
 class Server(NamedTuple):
@@ -254,9 +248,7 @@ class PersonalizedPCA(Algorithm, DifferentiatedThrough, HasBases):
             variance = jnp.minimum(1 / weight, 1 / features)
             # A coarse channel changes the number of clients.
             share = 1 - 1 / jnp.maximum(first["clients"], 1)
-            # A previous step of zero makes the first step EM's own.
-            previous = jnp.stack([jnp.log(variance), jnp.zeros_like(variance)])
-            spread = Spread(share, LEAST / weight, previous)
+            spread = Spread(share, LEAST / weight, at_rest(variance))
         elif self._xi is not None:
             xi = self._xi.astype(shared.dtype)
             variance = 1 / features + 2 * xi / self._dimension(features)
@@ -270,6 +262,14 @@ class PersonalizedPCA(Algorithm, DifferentiatedThrough, HasBases):
         elif self.solver == "quasi_newton":
             memory = initial_memory(shared.T)
         return Server(shared, variance, variances, spread, memory)
+
+    @final
+    def for_other_data(self, server: Server) -> Server:
+        """Return the state without steps, which extrapolations continue."""
+        spread, memory, variance = server.spread, server.memory, server.prior_variance
+        if spread is not None and variance is not None:
+            spread = spread._replace(previous=at_rest(variance))
+        return server._replace(spread=spread, memory=memory and for_other_data(memory))
 
     @final
     def downlink(self, server: Server) -> Downlink:

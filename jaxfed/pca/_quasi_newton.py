@@ -123,6 +123,16 @@ def initial_memory(
     )
 
 
+def for_other_data(memory: Memory) -> Memory:
+    """Return the state before the first step on other data, whose first trial is the last trial.
+
+    Pairs stay, since they only say how the gradient changes; the first trial is accepted whatever
+    its value, which cannot be compared with the base's.
+    """
+    zero = jnp.zeros_like(memory.rounds)
+    return memory._replace(rejected=zero, changed=zero, rounds=zero)
+
+
 class Climbed(NamedTuple):
     """The outcome of a round."""
 

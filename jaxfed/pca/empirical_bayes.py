@@ -38,7 +38,14 @@ from jaxfed.core.clients.samples import Samples
 from jaxfed.linalg import Moment, polar
 from jaxfed.linalg.division import ratio
 from jaxfed.pca import bingham
-from jaxfed.pca._quasi_newton import Evaluation, Memory, climb, initial_memory, refuse_implicit
+from jaxfed.pca._quasi_newton import (
+    Evaluation,
+    Memory,
+    climb,
+    for_other_data,
+    initial_memory,
+    refuse_implicit,
+)
 from jaxfed.pca.components import (
     Frame,
     change_within,
@@ -51,6 +58,7 @@ from jaxfed.pca.likelihood import (
     Scalar,
     Variances,
     aligned,
+    at_rest,
     check_estimable,
     check_proper_rank,
     diagnostics_of,
@@ -187,7 +195,6 @@ class EmpiricalBayesPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
             if warm_start is None
             else warm_start.shared
         )
-        # A previous step of zero makes the first step EM's own.
         weight, variances = first["precision"], None
         if self.noise_variance is None:
             variances = estimated(first["variances"], self.rank, like.dim)
@@ -201,9 +208,12 @@ class EmpiricalBayesPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
             # the posterior has κ along V.
             curvature = self.rank * (like.dim - self.rank) / (2 * weight)
             memory = initial_memory(top, place[None], curvature[None])
-        return Server(
-            top, weight, jnp.stack([place, jnp.zeros_like(place)]), most, variances, memory
-        )
+        return Server(top, weight, at_rest(weight), most, variances, memory)
+
+    def for_other_data(self, server: Server) -> Server:
+        """Return the state without steps, which extrapolations continue."""
+        memory = server.memory and for_other_data(server.memory)
+        return server._replace(previous=at_rest(server.concentration), memory=memory)
 
     def downlink(self, server: Server) -> Downlink:
         """Return the shared components and the concentration."""

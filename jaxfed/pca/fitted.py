@@ -6,7 +6,8 @@ client's components are only its local ones. Scores have the same order.
 
 Samples are an array `(m, n, d)` or a list of `(n_i, d)` arrays, one per client, centred like the
 samples that the components were learned from. With `client=i`, or without local components, they
-may be one array `(n, d)`.
+may be one array `(n, d)`. A client is named by its id, as in `solution.ids`; by its position among
+those of `result.local` where only a result or an estimator is given.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,11 +19,11 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Float, Int
 
-from jaxfed._checks import checked_array, is_list, is_whole
+from jaxfed._checks import checked_array, is_list
 from jaxfed.contract import Personalized, check_count, refuse
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.samples import Samples
-from jaxfed.core.run.result import Fitted, not_learned, result_of
+from jaxfed.core.run.result import Fitted, not_learned, place_of, result_of
 from jaxfed.linalg import Moment
 from jaxfed.metrics.reconstruction import moments
 from jaxfed.pca.components import Frame, best_local, check_fits, moment_behind
@@ -57,7 +58,7 @@ def transform(fitted: Fitted, samples: Tables, *, client: int | None = None) -> 
     Args:
         fitted: a solution, its result, an estimator, or what `jaxfed.load` returned.
         samples: `(m, n, d)`, a list of `(n_i, d)`, or `(n, d)` with `client`.
-        client: position of the client that all samples belong to.
+        client: id of the client that all samples belong to.
 
     Returns:
         Scores in the form of the samples, with r in place of d: `(m, n, r)`, `(n_i, r)`, `(n, r)`.
@@ -75,7 +76,7 @@ def inverse_transform(fitted: Fitted, scores: Tables, *, client: int | None = No
     Args:
         fitted: a solution, its result, an estimator, or what `jaxfed.load` returned.
         scores: as `transform` returns them: `(m, n, r)`, a list of `(n_i, r)`, or `(n, r)`.
-        client: position of the client that all scores belong to.
+        client: id of the client that all scores belong to.
 
     Returns:
         Samples in the form of the scores, with d in place of r.
@@ -95,7 +96,7 @@ def anomaly_score(fitted: Fitted, samples: Tables, *, client: int | None = None)
     Args:
         fitted: a solution, its result, an estimator, or what `jaxfed.load` returned.
         samples: `(m, n, d)`, a list of `(n_i, d)`, or `(n, d)` with `client`.
-        client: position of the client that all samples belong to.
+        client: id of the client that all samples belong to.
 
     Returns:
         One distance per sample, at least 0: `(m, n)`, a list of `(n_i,)`, or `(n,)`.
@@ -120,7 +121,7 @@ def complete(fitted: Fitted, samples: Tables, *, client: int | None = None) -> F
         fitted: a solution, its result, an estimator, or what `jaxfed.load` returned.
         samples: `(m, n, d)`, a list of `(n_i, d)`, or `(n, d)` with `client`; NaN marks missing
             entries.
-        client: position of the client that all samples belong to.
+        client: id of the client that all samples belong to.
 
     Returns:
         Samples in the same form; observed entries do not change.
@@ -310,10 +311,8 @@ def _mapped(
     if client is not None or (local is None and getattr(tables, "ndim", 3) == 2):
         if client is not None and local is None:
             raise refuse("client", "None where nothing is local", client)
-        if local is not None and not (is_whole(client) and 0 <= client < len(local)):
-            raise refuse("client", f"a position from 0 to {len(local) - 1}", client)
-        table = _checked(argument, tables, f"rows {width}", gaps)
-        return function(table, basis(client or 0))
+        place = 0 if local is None else place_of(fitted, client, len(local))
+        return function(_checked(argument, tables, f"rows {width}", gaps), basis(place))
     if is_list(tables):
         owners = len(tables) if local is None else len(local)
         if len(tables) != owners:
@@ -323,7 +322,7 @@ def _mapped(
         ]
         return [function(x, basis(i)) for i, x in enumerate(checked)]
     if isinstance(tables, np.ndarray | jax.Array) and tables.ndim == 2:
-        raise refuse("client", "the position of the client whose these are", client)
+        raise refuse("client", "the client whose these are", client)
     shape = f"{'m' if local is None else len(local)} n {width}"
     array = _checked(argument, tables, shape, gaps)
     if local is None:

@@ -289,6 +289,10 @@ class HMF(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
         curvature = jnp.maximum(server.first, uplink.curvature)
         return Server(uplink.components, curvature, server.first), {}
 
+    def for_other_data(self, server: Server | _ascent.Server) -> _ascent.Server | None:
+        """Return a quasi-Newton state without a value to compare the next one with."""
+        return _ascent.for_other_data(server) if isinstance(server, _ascent.Server) else None
+
     def client_result(self, downlink: Message, local: Local | Rows, data: Member):
         """Return the local components, orthonormal and orthogonal to the shared ones."""
         own = local.components if isinstance(local, Local) else local

@@ -164,6 +164,19 @@ def variances_of(given: Array | None, found: Variances | None, dtype: DTypeLike)
     return Variances(given.astype(dtype))
 
 
+class Spread(NamedTuple):
+    """What learning the prior variance without ξ takes."""
+
+    share: Scalar  # 1 - 1/m for m clients
+    least: Scalar  # the smallest variance allowed
+    previous: Float[Array, " 2"]  # log σ² of the last round, and EM's step from there
+
+
+def at_rest(value: Scalar) -> Float[Array, " 2"]:
+    """Return a `previous` of `extrapolated` by which the next step from a value is EM's own."""
+    return jnp.stack([jnp.log(value), jnp.zeros_like(value)])
+
+
 def extrapolated(
     place: Scalar, move: Scalar, previous: Float[Array, " 2"], longest: float = np.inf
 ) -> Scalar:

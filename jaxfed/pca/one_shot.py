@@ -13,6 +13,7 @@ from jaxtyping import Array, Float
 from jaxfed.contract import HasRemarks, OneExchange, check_count, check_name
 from jaxfed.core.contract.reduction import Gather, Gram
 from jaxfed.linalg import matmul
+from jaxfed.linalg.geometric_median import median_weights
 from jaxfed.pca.components import (
     Frame,
     beside,
@@ -28,9 +29,8 @@ from jaxfed.pca.components import (
     warn_of_few,
 )
 
+Overlaps = Float[Array, "m m"]
 METHODS = ("projector", "median", "spectrum", "local_first")
-# Number of Weiszfeld iterations for a geometric median.
-STEPS = 20
 
 
 class _OneRank(OneExchange):
@@ -209,10 +209,7 @@ class OneShot(OneExchange, HasRemarks):
 
 
 def _median_factor(bases: Float[Array, "m d k"]) -> Float[Array, "d columns"]:
-    """Compute a factor of the geometric median of projectors, by Weiszfeld's reweighted means.
-
-    The distances follow from the weights and the pairwise overlaps of the bases.
-    """
+    """Compute a factor of the geometric median of projectors, from the overlaps of the bases."""
     clients, _, width = bases.shape
     wide = jnp.moveaxis(bases, 0, 1).reshape(bases.shape[1], -1)
     products = matmul(wide.T, wide).reshape(clients, width, clients, width)
@@ -220,15 +217,20 @@ def _median_factor(bases: Float[Array, "m d k"]) -> Float[Array, "d columns"]:
     # Clients of weight 0 have sent zeros.
     sizes = jnp.diagonal(common)
     there = (sizes > 0).astype(sizes.dtype)
-    # Keeps the weight of a client at the median itself finite.
-    smooth = jnp.finfo(sizes.dtype).eps ** 0.5
 
-    def step(weights, _):
-        # ‖P_i - Σ_j w_j P_j‖² with ⟨P_i, P_j⟩ = ‖V_iᵀV_j‖²: no d x d projector is formed.
-        toward = common @ weights
-        squares = jnp.maximum(sizes + weights @ toward - 2 * toward, 0)
-        inverse = there / jnp.sqrt(squares + smooth)
-        return inverse / inverse.sum(), None
-
-    weights, _ = jax.lax.scan(step, there / there.sum(), length=STEPS)
+    # Squared distances are differences of numbers up to the width, and have its rounding errors.
+    smooth = float(16 * width * jnp.finfo(sizes.dtype).eps)
+    equal = there / there.sum()
+    weights = median_weights(_gram, _squares, smooth, common, equal, equal)
     return (wide.reshape(-1, clients, width) * jnp.sqrt(weights)[:, None]).reshape(wide.shape)
+
+
+# ⟨P_i, P_j⟩ = ‖V_iᵀV_j‖²: no d x d projector is formed.
+def _gram(common: Overlaps, weights: Float[Array, " m"]) -> Overlaps:
+    toward = common @ weights
+    return common - toward - toward[:, None] + weights @ toward
+
+
+def _squares(common: Overlaps, weights: Float[Array, " m"]) -> Float[Array, " m"]:
+    toward = common @ weights
+    return jnp.diagonal(common) + weights @ toward - 2 * toward

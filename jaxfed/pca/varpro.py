@@ -25,7 +25,15 @@ from jaxfed.contract import (
 from jaxfed.core.clients.samples import Samples
 from jaxfed.core.contract.reduction import Gram, Symmetric
 from jaxfed.linalg import Moment
-from jaxfed.pca._ascent import Server, Uplink, ascend, fingerprint, first_state, message
+from jaxfed.pca._ascent import (
+    Server,
+    Uplink,
+    ascend,
+    fingerprint,
+    first_state,
+    for_other_data,
+    message,
+)
 from jaxfed.pca._reduced import Penalty, Reduced, evaluate
 from jaxfed.pca._starts import StartName, common_message, with_starts
 from jaxfed.pca.components import (
@@ -193,6 +201,10 @@ class VarProPerPCA(Algorithm, DifferentiatedThrough, HasRemarks):
     def server_step(self, key, server: Server, uplink: Uplink) -> tuple[Server, Diagnostics]:
         """Accept or reject the trial, and take the next step."""
         return ascend(server, uplink)
+
+    def for_other_data(self, server: Server) -> Server:
+        """Return the state with its pairs, but without a value to compare the next one with."""
+        return for_other_data(server)
 
     def client_result(self, downlink: Frame, local: None, data: Member):
         """Return the best local components for the final shared ones and the observed moments."""

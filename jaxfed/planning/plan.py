@@ -20,6 +20,7 @@ from jaxfed.core.run.compiling import compiler_options
 from jaxfed.core.run.loop import Options, prepare_run
 from jaxfed.core.run.runner import programs, whole_run
 from jaxfed.core.run.solution import Solution
+from jaxfed.core.store.saved import Saved
 from jaxfed.core.wire.wire import Wire
 from jaxfed.planning.targets import GIB, Compiled, Target, compiled, target
 
@@ -121,7 +122,7 @@ def plan(
     *,
     topology: str,
     rounds: int = 100,
-    warm_start: Solution | Personalized | None = None,
+    warm_start: Solution | Saved | Personalized | None = None,
     channel: channel.Channel | Wire = LOSSLESS,
     participation: participation.Participation | None = None,
     backend: Backend | None = None,
@@ -159,7 +160,7 @@ def plan(
     check_count("rounds", rounds)
     check_instance("algorithm", algorithm, Algorithm, "a jaxfed algorithm")
     check_instance("clients", clients, Clients, "jaxfed.Clients")
-    checked_warm_start(warm_start)
+    start = checked_warm_start(warm_start)
     if backend is not None and chunk_size is not None:
         raise refuse("chunk_size", "None beside a backend", chunk_size)
     if chunk_size is not None:
@@ -170,7 +171,7 @@ def plan(
     filled = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct((each * count, *x.shape[1:]), x.dtype), clients
     )
-    run = _Run(algorithm, filled, rounds, warm_start, channel, participation)
+    run = _Run(algorithm, filled, rounds, start, channel, participation)
     tried = [_attempt(place, run, backend or _mapped(place, chunk_size), chunk_size)]
     if backend is None and chunk_size is None:
         while tried[-1].fits is False and (size := _smaller(tried[-1], place, each)):

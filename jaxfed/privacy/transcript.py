@@ -20,6 +20,7 @@ from jaxfed.core.round.rounds import begin, one_round
 from jaxfed.core.round.whole import WHOLE, members_of, prepared
 from jaxfed.core.run.arguments import problem_of
 from jaxfed.core.run.solution import Solution
+from jaxfed.core.store.saved import Saved
 from jaxfed.core.wire.wire import Wire
 
 LOSSLESS = channel.lossless()
@@ -52,7 +53,7 @@ def record(
     rounds: int,
     key: Key[Array, ""],
     client: int = 0,
-    warm_start: Solution | Personalized | None = None,
+    warm_start: Solution | Saved | Personalized | None = None,
     channel: channel.Channel | Wire = LOSSLESS,
 ) -> Transcript:
     """Run an algorithm and record the messages between the server and one client.

@@ -10,6 +10,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from jaxtyping import Array, Shaped
 
 from jaxfed import _names
@@ -23,7 +24,8 @@ from jaxfed._checks import (
 )
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.common.files import replacing
-from jaxfed.core.run.result import Fitted, saved_of
+from jaxfed.core.common.printing import is_known
+from jaxfed.core.run.result import Fitted, ids_of, saved_of
 from jaxfed.core.run.solution import Solution
 from jaxfed.inference import Confidence
 from jaxfed.pca.ranks import SuggestedRanks
@@ -90,6 +92,9 @@ def html(
     for name, given in (("clients", clients), ("names", names), ("metadata", metadata)):
         if given is not None and len(given) != number:
             raise ValueError(f"{name}: wanted the run's {number}, got {len(given)}")
+    ids = ids_of(fitted)
+    if ids is not None and is_known(clients.ids) and not np.array_equal(ids, clients.ids):
+        raise refuse("clients", "those of the run, in its order", clients)
     if confidence is not None:
         check_instance(
             "confidence", confidence, Confidence, "the result of jaxfed.inference.confidence"

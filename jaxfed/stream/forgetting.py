@@ -26,7 +26,7 @@ MomentRows = Float[Array, "rows features"]
 class _Union(NamedTuple):
     """The clients of two sets: the known ones in their order, then the new ones."""
 
-    ids: Int[np.ndarray, " all"]
+    ids: Int[Array | np.ndarray, " all"]
     known: Int[np.ndarray, " all"]  # positions in the first set, -1 for clients not in it
     newer: Int[np.ndarray, " all"]  # positions in the second set
 
@@ -90,9 +90,10 @@ class Forgetting(eqx.Module):
             newer: clients with new samples or with moments of these, matched by id.
 
         Returns:
-            All clients of both, known clients first. A client without new samples keeps its moment
-            and its weight; use `take` to remove clients that are gone for good. Clients with new
-            samples get their weight in `newer`, relative to the mean weight there.
+            All clients of both, known clients first. A client that is not in `newer`, or has no
+            samples there, keeps its moment and its weight, which is 0 until it has samples; use
+            `take` to remove clients that are gone for good. Clients with new samples get their
+            weight in `newer`, relative to the mean weight of those with samples.
 
         Raises:
             ValueError: if clients hold neither samples nor moments, or their data are read block by
@@ -110,10 +111,12 @@ class Forgetting(eqx.Module):
             if len(clients) != len(newer):
                 wanted = f"the {len(clients)} clients of before, in their order, as ids are traced"
                 raise refuse("newer", wanted, newer)
-            return Clients(self._merged(before, today), newer.ids, newer.weights)
-        union = _union(np.asarray(clients.ids), np.asarray(newer.ids))
+            places = np.arange(len(newer))
+            union = _Union(newer.ids, places, places)
+        else:
+            union = _union(np.asarray(clients.ids), np.asarray(newer.ids))
         data = self._of_union(before, today, union)
-        weights = _chosen(union, len(clients) * clients.weights, len(newer) * newer.weights)
+        weights = _chosen(union, clients.weights, newer.weights, before.count, today.count)
         return Clients(data, jnp.asarray(union.ids), weights / weights.sum())
 
     def _summaries(self, newer: Clients) -> Moment:
@@ -194,17 +197,24 @@ def _merged(
 def _merged_of_one(
     rate: Float[Array, ""] | None, before: Moment, today: Moment, *, rank: int | None
 ) -> Moment:
-    """Merge ONE client's earlier moment with its new samples."""
-    old, new = before.count, today.count
+    """Merge ONE client's earlier moment with its new samples; either may be of no samples."""
+    has_old, has_new = before.count > 0, today.count > 0
+    old, new = jnp.where(has_old, before.count, 1), jnp.where(has_new, today.count, 1)
     # Without forgetting, both sides count by their samples, and 1/c below is 1 / (old + new).
     rate = new / (old + new) if rate is None else rate.astype(new.dtype)
     count = 1 / ((1 - rate) ** 2 / old + rate**2 / new)
     trace = (1 - rate) * before.trace + rate * today.trace
     if rank is None:
         matrix = (1 - rate) * before.matrix() + rate * today.matrix()
-        return Moment(matrix, None, count, trace)
-    rows = [jnp.sqrt(1 - rate) * _root(before), jnp.sqrt(rate) * _root(today)]
-    return _sketched(jnp.concatenate(rows), count, trace, rank)
+        merged = Moment(matrix, None, count, trace)
+    else:
+        rows = [jnp.sqrt(1 - rate) * _root(before), jnp.sqrt(rate) * _root(today)]
+        merged = _sketched(jnp.concatenate(rows), count, trace, rank)
+
+    def chosen(merged: Array, before: Array, today: Array) -> Array:
+        return jnp.where(has_new, jnp.where(has_old, merged, today), before)
+
+    return jax.tree.map(chosen, merged, before, today)
 
 
 def _root(moment: Moment) -> MomentRows:
@@ -251,11 +261,21 @@ def _union(known: Int[np.ndarray, " m"], newer: Int[np.ndarray, " n"]) -> _Union
 
 
 def _chosen(
-    union: _Union, known: Float[Array, " m"], newer: Float[Array, " n"]
+    union: _Union,
+    known: Float[Array, " m"],
+    newer: Float[Array, " n"],
+    old: Float[Array, " m"],
+    new: Float[Array, " n"],
 ) -> Float[Array, " all"]:
-    """Return one number per client: that of the newer clients if they have one."""
-    both = known[np.maximum(union.known, 0)], newer[np.maximum(union.newer, 0)]
-    return jnp.where(union.newer >= 0, both[1], both[0])
+    """Return the clients' weights: those of the newer clients if they have samples.
+
+    Weights are relative to their mean over the clients with samples, of which `old` and `new` are
+    the numbers.
+    """
+    known, newer = (jnp.sum(n > 0) * w for w, n in ((known, old), (newer, new)))
+    at = np.maximum(union.known, 0), np.maximum(union.newer, 0)
+    earlier = jnp.where(union.known >= 0, known[at[0]], 0)
+    return jnp.where((union.newer >= 0) & (new[at[1]] > 0), newer[at[1]], earlier)
 
 
 def _column(which: Bool[np.ndarray, " all"], like: Array) -> Bool[np.ndarray, "all ..."]:

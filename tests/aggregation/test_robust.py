@@ -135,7 +135,7 @@ def test_the_server_receives_the_aggregate_of_group_means(x64):
     by_count = np.stack([rows[of == g].mean(0) for g in range(GROUPS)])
     chex.assert_trees_all_close(found.total, rows.sum(0), rtol=1e-10)
     # Each part is aggregated by itself.
-    found = fit(Robust(Tells(), GeometricMedian(200), groups=GROUPS), clients, rounds=1).result
+    found = fit(Robust(Tells(), GeometricMedian(), groups=GROUPS), clients, rounds=1).result
     wanted = (
         median_point(by_weight, mass),
         CLIENTS * median_point(by_count, np.full(GROUPS, 1 / GROUPS)),

@@ -140,6 +140,28 @@ def test_a_single_client_is_scored_as_scikit_learn_scores_it(data):
     )
 
 
+@pytest.mark.parametrize("updated", [False, True])
+def test_variances_are_those_of_all_samples_as_in_scikit_learn(updated):
+    """Also if clients differ in size and in variance."""
+    rng = np.random.default_rng(0)
+    groups = np.repeat([0, 1, 2], [60, 20, 10])
+    X = rng.normal(size=(90, 6)) * [4, 3, 2, 1, 0.5, 0.5] * np.asarray([1, 3, 6])[groups, None]
+    whole = estimators.FederatedPCA(2, rounds=12)
+    fitted = (whole.partial_fit if updated else whole.fit)(X, groups=groups)
+    theirs = PCA(2).fit(X)
+    found, wanted = fitted.explained_variance_ratio_, theirs.explained_variance_ratio_
+    np.testing.assert_allclose(found, wanted, rtol=1e-3)
+    # Theirs divides by n - 1.
+    assert fitted.noise_variance_ == pytest.approx(theirs.noise_variance_ * 89 / 90, rel=1e-3)
+    np.testing.assert_allclose(
+        np.abs(np.sum(fitted.components_ * theirs.components_, axis=1)), 1, atol=1e-3
+    )
+    own = estimators.PersonalizedPCA(1, 1, rounds=5)
+    own = (own.partial_fit if updated else own.fit)(X, groups=groups)
+    shares = np.sum(own.transform(X, groups) ** 2, axis=0) / np.sum((X - own.mean_) ** 2)
+    np.testing.assert_allclose(own.explained_variance_ratio_, shares, rtol=1e-3)
+
+
 @pytest.mark.slow
 def test_a_prior_leaves_every_client_components_of_its_own(data):
     X, groups, _ = data

@@ -186,3 +186,25 @@ def test_shares_of_nothing_and_of_all_have_intervals():
     found = Bootstrap(replicates[0], replicates, 0.0, "samples", "refit", 30).interval(kind="logit")
     np.testing.assert_allclose(found.lower, [0, 1], atol=1e-6)
     np.testing.assert_allclose(found.upper, [0, 1], atol=1e-6)
+
+
+def angle(result, clients):
+    """Of the first axis with the shared subspace, which every algorithm finds."""
+    del clients
+    return jnp.sum(result.shared[0] ** 2)
+
+
+def replicates_of(algorithm, clients, rounds, more=10):
+    solution = jf.fit(algorithm, clients, rounds=rounds, key=KEY)
+    return bootstrap(solution, clients, angle, key=KEY, resamples=20, rounds=more).replicates
+
+
+@pytest.mark.parametrize("rounds", [4, 9])
+def test_lanczos_forgets_the_data_of_the_solution(rounds, x64):
+    """What its server keeps of them made intervals too narrow, and later refused to learn."""
+    rng = np.random.default_rng(0)
+    spread = np.linspace(3, 1, 16)
+    clients = jf.Clients.from_samples([rng.normal(size=(30, 16)) * spread for _ in range(3)])
+    wanted = replicates_of(jf.pca.SubspaceIteration(2), clients, 300, 300)
+    found = replicates_of(jf.pca.BlockLanczos(2), clients, rounds)
+    np.testing.assert_allclose(found, wanted, atol=1e-3 * np.std(wanted))

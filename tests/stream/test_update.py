@@ -149,3 +149,87 @@ def test_machines_may_hold_moments(rank, tmp_path, monkeypatch):
     monkeypatch.setattr(alone, lambda clients, number: clients.take([number]))
     deployed = Federation(tmp_path, PERPCA, kept)
     check_equal(deployed, deployed.run(3), deployed.fit(3))
+
+
+@pytest.mark.parametrize("rank", [None, 4])
+def test_a_stream_goes_on_from_its_file_as_if_it_had_not_stopped(rank, tmp_path):
+    """New sensors come, one has no readings for a day, and nothing but a file is left at night."""
+    rule, algorithm = Forgetting(0.3, rank), jf.pca.HierarchicalPCA(2, 0.1)
+    rng = np.random.default_rng(0)
+    days = []
+    for sensors in (3, 4, 4, 5):
+        tables = [rng.normal(size=(9, 6)).astype(np.float32) * SPREAD for _ in range(sensors)]
+        days.append([table.astype(np.float32) for table in tables])
+    days[2][1] = days[2][1][:0]
+
+    def next_day(number, moments, before):
+        newer = jf.Clients.from_samples(days[number], weights="samples")
+        moments = rule.update(moments, newer)
+        return moments, jf.update(
+            before, moments, algorithm=algorithm, rounds=2, key=KEYS[number % 3]
+        )
+
+    moments = rule.update(None, jf.Clients.from_samples(days[0]))
+    solution = jf.fit(algorithm, moments, rounds=5, key=KEYS[0])
+    others, stopped = moments, solution
+    for number in range(1, len(days)):
+        moments, solution = next_day(number, moments, solution)
+        stopped.save(tmp_path / "night.npz", moments=others)
+        saved = jf.load(tmp_path / "night.npz")
+        others, stopped = next_day(number, saved.moments, saved)
+        chex.assert_trees_all_equal(others, moments)
+        chex.assert_trees_all_equal(stopped.result, solution.result)
+        chex.assert_trees_all_equal(stopped.history, solution.history)
+        assert stopped.history["drift"][-1] > 0
+    assert stopped.ids.tolist() == [0, 1, 2, 3, 4]
+    assert (tmp_path / "night.npz").stat().st_mode & 0o077 == 0
+
+
+def test_a_file_continues_only_with_what_it_lacks(tmp_path):
+    quantized = jf.channel.quantize(8)
+    solved(rounds=1, channel=quantized, participation=jf.participation.uniform(2)).save(
+        tmp_path / "run.npz"
+    )
+    saved = jf.load(tmp_path / "run.npz")
+    options = {"rounds": 1, "key": KEYS[1], "algorithm": PERPCA, "channel": quantized}
+    for missing, wanted in {
+        "algorithm": r"that of the file, PerPCA\(",
+        "channel": r"that of the run, Wire\(up=_Quantize\(levels=127",
+        "participation": r"that of the run, _Uniform\(size=2\)",
+    }.items():
+        with pytest.raises(ValueError, match=f"^{missing}: wanted {wanted}"):
+            jf.update(saved, clients(), **{k: v for k, v in options.items() if k != missing})
+    options["participation"] = jf.participation.everybody()
+    assert jf.update(saved, clients(), **options).wire.up == quantized
+    with pytest.raises(ValueError, match=r"^moments: wanted jaxfed.Clients with moments"):
+        solved(rounds=1).save(tmp_path / "run.npz", moments=clients())
+
+
+def test_a_sensor_without_readings_has_weight_zero_and_keeps_its_summary(x64):
+    made = gaussian((12,) * 3, SPREAD, dtype=np.float64)
+    tables = list(np.asarray(made.data.values))
+    newer = jf.Clients.from_samples([tables[0], tables[1][:0], tables[2]], weights="samples")
+    assert newer.weights.tolist() == [0.5, 0, 0.5]
+    with_gap = jf.fit(PERPCA, newer, rounds=3, key=KEYS[0])
+    without = jf.fit(PERPCA, newer.take([0, 2]), rounds=3, key=KEYS[0])
+    np.testing.assert_allclose(with_gap.result.shared, without.result.shared, atol=1e-12)
+    assert np.isfinite(with_gap.result.local).all()
+
+    rule = Forgetting(0.3)
+    first = rule.update(None, newer)
+    after = rule.update(first, made)  # its first readings
+    np.testing.assert_allclose(after.data.dense[1], rule.update(None, made).data.dense[1])
+    np.testing.assert_allclose(after.weights, 1 / 3, rtol=1e-6)
+    again = rule.update(after, newer)
+    np.testing.assert_array_equal(again.data.dense[1], after.data.dense[1])
+    np.testing.assert_allclose(again.weights, 1 / 3, rtol=1e-6)
+    traced = jax.jit(lambda *both: rule.update(*both))(after, newer)
+    np.testing.assert_allclose(traced.data.dense, again.data.dense, rtol=1e-5)
+    np.testing.assert_allclose(traced.weights, again.weights, rtol=1e-6)
+
+    with pytest.raises(ValueError, match=r"^arrays\[1\]: a client needs at least one sample"):
+        jf.Clients.from_samples([tables[0], tables[1][:0]])
+    with pytest.raises(ValueError, match=r"^arrays\[1\]: .*, or weight 0, got none"):
+        jf.Clients.from_samples([tables[0], tables[1][:0]], weights=[1, 2])
+    with pytest.raises(ValueError, match=r"^arrays\[0\]: a client needs"):
+        jf.Clients.from_samples([tables[1][:0]], weights="samples")

@@ -104,8 +104,8 @@ class Together(NamedTuple):
         return Clients.from_process_local(clients, backend=mapping)
 
     def local(self, solution: Solution, clients: Clients) -> Solution:
-        """Return a solution with only the local parts of this process's clients."""
+        """Return a solution with only the ids and local parts of this process's clients."""
         if self.processes == 1:
             return solution
-        local = clients.own(solution.result.local)
-        return replace(solution, result=solution.result._replace(local=local))
+        local, ids = clients.own((solution.result.local, solution.ids))
+        return replace(solution, result=solution.result._replace(local=local), ids=ids)

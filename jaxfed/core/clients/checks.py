@@ -157,7 +157,9 @@ def on_device(array: ArrayLike | Sequence[Any]) -> Array:
     return jnp.asarray(array)
 
 
-def check_tables(name: str, tables: Sequence[Any], owner: str, own: int, *axes: str) -> None:
+def check_tables(
+    name: str, tables: Sequence[Any], owner: str, own: int, *axes: str, empty: bool = False
+) -> None:
     """Check that tables have two axes, are not empty, and agree in type and in all but one axis.
 
     Args:
@@ -166,6 +168,7 @@ def check_tables(name: str, tables: Sequence[Any], owner: str, own: int, *axes: 
         owner: what a table belongs to, such as a client, for the message.
         own: the axis whose length may differ.
         axes: names of both axes, in the plural.
+        empty: whether the axis whose length may differ may have no entries.
 
     Raises:
         ValueError: names the first unsuitable table.
@@ -174,7 +177,7 @@ def check_tables(name: str, tables: Sequence[Any], owner: str, own: int, *axes: 
     for i, table in enumerate(tables):
         if table.ndim != 2:
             raise ValueError(f"{name}[{i}]: wanted shape ({', '.join(axes)}), got {table.shape}")
-        if table.shape[own] == 0:
+        if table.shape[own] == 0 and not empty:
             raise ValueError(
                 f"{name}[{i}]: a {owner} needs at least one {_one(axes[own])}, got none"
             )
@@ -215,10 +218,12 @@ def shares_of(
             raise ValueError(f"weights: wanted 'equal', 'samples' or numbers, got {weights!r}")
         # Normalised in double precision and rounded once.
         raw = np.ones(clients) if weights == "equal" else np.asarray(sizes, float)
-        return jnp.asarray((raw / raw.sum()).astype(dtype))
+    else:
+        raw = np.ones(clients) if is_traced(weights) else checked_weights(weights, clients)
+    for i in np.flatnonzero((np.asarray(sizes) == 0) & ((raw > 0) | ~np.any(sizes))):
+        raise ValueError(f"arrays[{i}]: a client needs at least one sample, or weight 0, got none")
     if is_traced(weights):
         return jnp.asarray(weights, dtype) / jnp.sum(jnp.asarray(weights, dtype))
-    raw = checked_weights(weights, clients)
     if raw.sum() <= 0:
         raise ValueError("weights: wanted finite, non-negative numbers, not all of them zero")
     return jnp.asarray((raw / raw.sum()).astype(dtype))

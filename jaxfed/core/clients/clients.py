@@ -88,7 +88,7 @@ class Clients(eqx.Module):
 
         Args:
             arrays: a list of `(samples_i, features)` arrays of any lengths, or one
-                `(clients, samples, features)` array. They are not centred; that is up to you.
+                `(clients, samples, features)` array, not centred; none for a client of weight 0.
             weights: `"equal"` (each client counts the same, as in Shi & Kontar 2024), `"samples"`
                 (by number of samples), or one non-negative number per client.
             bucket: None pads all clients with rows of zeros to the longest. A number of at least
@@ -127,7 +127,7 @@ class Clients(eqx.Module):
             if len(arrays) == 0:
                 raise ValueError("arrays: at least one client is needed, got an empty list")
             tables = [checked(array, f"arrays[{i}]") for i, array in enumerate(arrays)]
-            check_tables("arrays", tables, "client", 0, "samples", "features")
+            check_tables("arrays", tables, "client", 0, "samples", "features", empty=True)
             sizes = np.asarray([len(table) for table in tables])
             data = in_buckets(tables, sizes, bucket, kind)
         dtype = at_least_single(jax.tree.leaves(data)[0].dtype)

@@ -107,7 +107,7 @@ class Samples(SampleRows):
     def energy(self) -> Float[Array, "*clients"]:
         """The mean squared norm of a sample."""
         values = self.values.astype(self.count.dtype)
-        return jnp.sum(values * values, axis=(-2, -1)) / self.count
+        return jnp.sum(values * values, axis=(-2, -1)) / jnp.maximum(self.count, 1)
 
 
 @final
@@ -125,7 +125,8 @@ class IncompleteSamples(SampleRows):
         observed = self.observed
         values = jnp.where(observed, self.values, 0).astype(self.count.dtype)
         entries = jnp.sum(observed, axis=(-2, -1), dtype=self.count.dtype)
-        return jnp.sum(values * values, axis=(-2, -1)) / entries * values.shape[-1]
+        mean = jnp.sum(values * values, axis=(-2, -1)) / jnp.maximum(entries, 1)
+        return mean * values.shape[-1]
 
 
 def kind_of(missing: str) -> type[SampleRows]:

@@ -21,6 +21,11 @@ def as_call(module: eqx.Module) -> str:
     return f"{type(module).__name__}({', '.join(f'{k}={brief(v)}' for k, v in settings.items())})"
 
 
+def on_one_line(module: eqx.Module) -> str:
+    """A module with all its settings, on one line."""
+    return eqx.tree_pformat(module, width=10**6)
+
+
 def brief(value: Any) -> str:
     """A value in a few characters: a number as it is, an array by its type and shape."""
     if isinstance(value, jax.Array | np.ndarray | jax.ShapeDtypeStruct):

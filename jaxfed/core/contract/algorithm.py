@@ -189,6 +189,19 @@ class Algorithm(eqx.Module):
         """Return the shared model after the last round; the next downlink by default."""
         return self.downlink(server)
 
+    def for_other_data(self, server: PyTree) -> PyTree:
+        """Return the server's state as the start of a run on other data of the same clients.
+
+        None, the default, if such a run must start from the result alone, as from a warm start. To
+        carry over what the result lacks, such as a learned variance, return the state without what
+        only its own data determine: products, gradients, objectives and energies. Resamples of
+        `jaxfed.inference` start from it.
+
+        Args:
+            server: the state after the last round.
+        """
+        del server
+
     def at_round(self, number: Int[Array, ""]) -> Self:
         """Return the algorithm for one round, if its steps depend on the round number.
 

@@ -40,6 +40,7 @@ from jaxfed.core.run.new_clients import by_id
 from jaxfed.core.run.solution import Solution
 from jaxfed.core.store.checkpoint import Checkpoint
 from jaxfed.core.store.identity import digest_of
+from jaxfed.core.store.saved import Saved
 from jaxfed.core.wire import calls, channel
 from jaxfed.core.wire.wire import Wire, checked_wire
 
@@ -52,7 +53,7 @@ def problem_of(
     clients: Clients,
     rounds: int,
     key: Key[Array, ""] | UInt32[Array, " 2"],
-    warm_start: Solution | Personalized | None,
+    warm_start: Solution | Saved | Personalized | None,
     channels: channel.Channel | Wire,
     participants: participation.Participation | None,
     mapped: backend.Backend,
@@ -85,7 +86,7 @@ def problem_of(
     participants.check(len(clients))
     key = checked_key("key", key)
     problem = Problem(algorithm, clients, *wire.channels, participants, mapped, key, len(clients))
-    if isinstance(warm_start, Solution):
+    if isinstance(warm_start, Solution | Saved):
         start = by_id(warm_start, problem)
     for leaf in jax.tree.leaves(None if start is None else start.local):
         if leaf.shape[0] != len(clients.ids):
@@ -163,11 +164,14 @@ def checked_warm_start(warm_start: object) -> Personalized | None:
     """The result to start from, or None.
 
     Raises:
-        ValueError: if it is neither a solution nor a result.
+        ValueError: if it is something else.
     """
-    start = warm_start.result if isinstance(warm_start, Solution) else warm_start
+    start = warm_start.result if isinstance(warm_start, Solution | Saved) else warm_start
     if start is not None and not isinstance(start, Personalized):
-        raise ValueError(f"warm_start: wanted a solution or its result, got {type(start).__name__}")
+        raise ValueError(
+            "warm_start: wanted a solution, what jaxfed.load returned, or the result of either, "
+            f"got {type(start).__name__}"
+        )
     return start
 
 

@@ -29,6 +29,7 @@ from jaxfed.core.run.separate import Separate
 from jaxfed.core.run.solution import Solution, with_earlier
 from jaxfed.core.run.streamed import Streamed
 from jaxfed.core.store.checkpoint import Checkpoint
+from jaxfed.core.store.saved import Saved
 from jaxfed.core.wire.channel import Channel
 from jaxfed.core.wire.wire import Wire
 from jaxfed.linalg.precision import precise
@@ -42,7 +43,7 @@ def fit(
     *,
     rounds: int,
     key: Key[Array, ""] | UInt32[Array, " 2"],
-    warm_start: Solution | Personalized | None = None,
+    warm_start: Solution | Saved | Personalized | None = None,
     channel: Channel | Wire = LOSSLESS,
     participation: Participation | None = None,
     backend: Backend = VMAP,
@@ -67,9 +68,10 @@ def fit(
         clients: the clients to run it on.
         rounds: number of rounds; an upper limit with `tol` or a callback that stops.
         key: random key.
-        warm_start: the solution of an algorithm to start from, or just its `result`. Clients of a
-            solution are matched by id (by position if ids are traced), those of a result by
-            position.
+        warm_start: what to start from: the solution of an algorithm, what `jaxfed.load` returned,
+            or just the `result` of either. Clients of the first two are matched by id (by position
+            if ids are traced), those of a result by position. A client without a model starts as in
+            `jaxfed.personalize`.
         channel: one channel for both directions, or a `jaxfed.Wire`.
         participation: which clients take part in each round; all by default.
         backend: `auto`, `vmap`, `chunked`, `pmap`, `shard` or `separate`.

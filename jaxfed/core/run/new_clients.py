@@ -18,7 +18,10 @@ from jaxfed.core.common.processes import is_here
 from jaxfed.core.contract import calls as contract
 from jaxfed.core.contract.algorithm import Personalized
 from jaxfed.core.round.problem import Problem
-from jaxfed.core.round.whole import prepared
+from jaxfed.core.round.rounds import begin
+from jaxfed.core.round.whole import WHOLE, prepared
+from jaxfed.core.store.arrays import rebuilt
+from jaxfed.core.store.saved import DOWNLINK, Saved
 
 # Default number of local steps.
 ROUNDS = 100
@@ -26,13 +29,13 @@ ROUNDS = 100
 
 @partial(jax.jit, static_argnames="rounds")
 def local_models(
-    problem: Problem, server: PyTree, warm_start: Personalized, *, rounds: int = ROUNDS
+    problem: Problem, downlink: PyTree, warm_start: Personalized, *, rounds: int = ROUNDS
 ) -> PyTree:
     """The clients' local models, leading axis = clients.
 
     Args:
         problem: an algorithm and its new clients.
-        server: the server's state from a run of that algorithm.
+        downlink: what the server sends after a run of that algorithm.
         warm_start: the shared model of that run, without local ones.
         rounds: number of steps of each client.
     """
@@ -53,22 +56,24 @@ def local_models(
         return contract.client_result(algorithm, downlink, local, data)
 
     clients = problem.clients
-    shared = problem.key, algorithm.downlink(server), warm_start
+    shared = problem.key, downlink, warm_start
     models = problem.backend.map(model, shared, (clients.data, clients.ids))
     return problem.cut(models)
 
 
-def by_id(solution: Any, problem: Problem) -> Personalized:
-    """A solution's result, with local models in the order of a problem's clients.
+def by_id(earlier: Any, problem: Problem) -> Personalized:
+    """The result of a solution or a file, with local models in the order of a problem's clients.
 
-    Clients of the solution keep their models, matched by id. Other clients get one as new clients
-    of the algorithm that made the solution. If ids are traced, models are matched by position.
+    Clients of the earlier run keep their models, matched by id. Other clients get one as new
+    clients of the solution's algorithm; for a file, which has no algorithm, as those of the
+    problem's. If ids are traced or not known, models are matched by position.
 
     Raises:
-        ValueError: if the clients span several processes and differ from the solution's.
+        ValueError: if the clients span several processes and differ from the earlier ones, or a
+            file does not have what new clients of the problem's algorithm need.
     """
-    result, known, wanted = solution.result, solution.ids, problem.clients.ids
-    if not jax.tree.leaves(result.local) or _alike(known, wanted):
+    result, known, wanted = earlier.result, earlier.ids, problem.clients.ids
+    if not jax.tree.leaves(result.local) or known is None or same_ids(known, wanted):
         return result
     if not problem.clients.layout.in_one_process:
         raise ValueError(
@@ -84,18 +89,45 @@ def by_id(solution: Any, problem: Problem) -> Personalized:
     if fresh:
         clients = problem.clients.take(np.asarray(fresh))
         start = Personalized(result.shared, None)
-        solution.algorithm.check(clients, start)
-        new = replace(problem, algorithm=solution.algorithm, clients=clients, size=len(fresh))
-        parts.append(local_models(new, solution.server, start))
+        algorithm = problem.algorithm if isinstance(earlier, Saved) else earlier.algorithm
+        algorithm.check(clients, start)
+        new = replace(problem, algorithm=algorithm, clients=clients, size=len(fresh))
+        parts.append(local_models(new, downlink_of(earlier, new, "warm_start"), start))
     # Kept clients come first in `parts`, then new ones; put all in the order of `ids`.
     order = np.argsort(np.asarray([*np.flatnonzero([i in place for i in ids]), *fresh], int))
     local = jax.tree.map(lambda *parts: jnp.concatenate(parts)[order], *parts)
     return Personalized(result.shared, local)
 
 
-def _alike(known: Int[Array, "*runs m"], wanted: Int[Array, " n"]) -> bool:
+def downlink_of(earlier: Any, problem: Problem, argument: str) -> PyTree:
+    """What the server of a solution or a file sends to the new clients of a problem.
+
+    Raises:
+        ValueError: if it is a file of another algorithm, or without what its server sent.
+    """
+    if not isinstance(earlier, Saved):
+        return earlier.algorithm.downlink(earlier.server)
+    shape = jax.eval_shape(_downlink, problem, Personalized(earlier.result.shared, None))
+    try:
+        return rebuilt(DOWNLINK, earlier.downlink or {}, shape)
+    except ValueError as error:
+        ids, name = np.asarray(problem.clients.ids).tolist(), type(problem.algorithm).__name__
+        raise ValueError(
+            f"{argument}: wanted a file of {name}, since clients {ids} are new to it, got one of "
+            f"{earlier.algorithm or 'an unknown algorithm'}; Personalized({argument}.result.shared,"
+            " None) starts all clients from the shared part"
+        ) from error
+
+
+def _downlink(problem: Problem, warm_start: Personalized) -> PyTree:
+    problem = prepared(problem, 1)
+    return problem.algorithm.downlink(begin(problem, warm_start, WHOLE)[0].server)
+
+
+def same_ids(known: Int[Array, "*runs m"] | np.ndarray, wanted: Int[Array, " n"]) -> bool:
     """Whether both are in the same order, or their order is unknown."""
-    if isinstance(known, Tracer) or isinstance(wanted, Tracer) or known.ndim > 1:
+    traced = isinstance(known, Tracer) or isinstance(wanted, Tracer)
+    if traced or known.ndim > 1 or wanted.ndim > 1:
         return True
     both = [x for x in (known, wanted) if isinstance(x, jax.Array)]
     if not all(is_here(x) for x in both):

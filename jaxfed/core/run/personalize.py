@@ -5,18 +5,19 @@ import re
 import jax
 from jaxtyping import Array, Key
 
-from jaxfed._checks import LARGEST, check_instance, is_whole, refuse
+from jaxfed._checks import LARGEST, is_whole, refuse
 from jaxfed.core.backends import backend
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
 from jaxfed.core.run.arguments import LOSSLESS, VMAP, problem_of
-from jaxfed.core.run.new_clients import ROUNDS, local_models
+from jaxfed.core.run.new_clients import ROUNDS, downlink_of, local_models
 from jaxfed.core.run.solution import Solution
+from jaxfed.core.store.saved import Saved
 
 
 def personalize(
     algorithm: Algorithm,
-    solution: Solution,
+    solution: Solution | Saved,
     clients: Clients,
     *,
     rounds: int = ROUNDS,
@@ -35,8 +36,7 @@ def personalize(
 
     Args:
         algorithm: the algorithm that made the solution; settings of local steps may differ.
-        solution: solution of the run of the participating clients. A solution from `jaxfed.load`
-            lacks the server's state; use `jaxfed.pca.fit_local` for it.
+        solution: solution of the run of the participating clients, or what `jaxfed.load` returned.
         clients: the new clients.
         rounds: number of local steps of each client.
         key: random key, for random steps; each client's draws fold in its id.
@@ -49,14 +49,16 @@ def personalize(
     Raises:
         ValueError: if the algorithm did not make the solution, or arguments do not fit it.
     """
-    check_instance("solution", solution, Solution, "what fit or rollout returned")
+    if not isinstance(solution, Solution | Saved):
+        raise refuse("solution", "what fit, rollout or jaxfed.load returned", solution)
     if not (is_whole(rounds) and 0 <= rounds <= LARGEST):
         raise refuse("rounds", f"a whole number from 0 to {LARGEST}", rounds)
-    if type(algorithm) is not type(solution.algorithm):
-        made = type(solution.algorithm).__name__
-        raise ValueError(
-            f"algorithm: wanted a {made}, which made the solution, got {type(algorithm).__name__}"
-        )
+    names = [
+        each if isinstance(each, str) else repr(each) for each in (solution.algorithm, algorithm)
+    ]
+    made, given = (name.partition("(")[0] for name in names)
+    if made != given:
+        raise ValueError(f"algorithm: wanted a {made}, which made the solution, got {given}")
     start = Personalized(solution.result.shared, None)
     key = jax.random.key(0) if key is None else key
     try:
@@ -68,5 +70,6 @@ def personalize(
         # `problem_of` names its own argument; here it came from the solution.
         raise ValueError(re.sub("^warm_start: ", "solution: ", str(error))) from error
     assert start is not None
-    local = local_models(problem, solution.server, start, rounds=rounds)
+    downlink = downlink_of(solution, problem, "solution")
+    local = local_models(problem, downlink, start, rounds=rounds)
     return Personalized(start.shared, local)

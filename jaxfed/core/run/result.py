@@ -4,8 +4,10 @@ from typing import Any, TypeAlias
 
 import jax
 import numpy as np
+from jaxtyping import Int
 
-from jaxfed._checks import check_instance, refuse
+from jaxfed._checks import check_instance, is_whole, refuse
+from jaxfed.core.common.printing import is_known
 from jaxfed.core.contract.algorithm import Personalized
 from jaxfed.core.run.solution import Solution
 from jaxfed.core.store.saved import Saved
@@ -33,6 +35,33 @@ def result_of(
     if not isinstance(result, Personalized):
         raise not_learned(fitted, learned, argument)
     return result
+
+
+def ids_of(fitted: Fitted) -> Int[np.ndarray, " clients"] | None:
+    """The ids of the clients behind `result.local`, in its order; None if they are not known."""
+    ids: Any = getattr(getattr(fitted, "saved_", fitted), "ids", None)
+    return np.asarray(ids) if is_known(ids) and ids.ndim == 1 else None
+
+
+def place_of(fitted: Fitted, client: object, clients: int) -> int:
+    """The position of a client, given its id or, where ids are not known, its position.
+
+    Args:
+        fitted: as for `result_of`.
+        client: the caller's argument of that name.
+        clients: number of clients.
+
+    Raises:
+        ValueError: if there is no such client.
+    """
+    ids = ids_of(fitted)
+    ids = np.arange(clients) if ids is None else ids
+    if not is_whole(client) or client not in ids:
+        wanted = f"a position from 0 to {clients - 1}"
+        if ids_of(fitted) is not None:
+            wanted = f"one of the clients' ids, {ids.tolist()[:20]}"
+        raise refuse("client", wanted, client)
+    return int(np.flatnonzero(ids == client)[0])
 
 
 def not_learned(fitted: object, learned: str, argument: str = "fitted") -> ValueError:

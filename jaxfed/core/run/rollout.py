@@ -10,6 +10,7 @@ from jaxfed.core.run.adjoint import Adjoint
 from jaxfed.core.run.arguments import LOSSLESS, UNROLLED, VMAP, check_loop, problem_of
 from jaxfed.core.run.loop import Metrics, Options
 from jaxfed.core.run.solution import Solution, with_earlier
+from jaxfed.core.store.saved import Saved
 from jaxfed.core.wire.channel import Channel
 from jaxfed.core.wire.wire import Wire
 from jaxfed.linalg.precision import precise
@@ -22,7 +23,7 @@ def rollout(
     *,
     rounds: int,
     key: Key[Array, ""] | UInt32[Array, " 2"],
-    warm_start: Solution | Personalized | None = None,
+    warm_start: Solution | Saved | Personalized | None = None,
     channel: Channel | Wire = LOSSLESS,
     participation: Participation | None = None,
     backend: Backend = VMAP,
@@ -38,9 +39,10 @@ def rollout(
         clients: the clients to run it on.
         rounds: number of rounds; an upper limit with `tol`.
         key: random key; each client's draws fold in its id and the round.
-        warm_start: the solution of an algorithm to start from, or just its `result`. Clients of a
-            solution are matched by id (by position if ids are traced), those of a result by
-            position.
+        warm_start: what to start from: the solution of an algorithm, what `jaxfed.load` returned,
+            or just the `result` of either. Clients of the first two are matched by id (by position
+            if ids are traced), those of a result by position. A client without a model starts as in
+            `jaxfed.personalize`.
         channel: one channel for both directions, or a `jaxfed.Wire`.
         participation: which clients take part in each round; all by default.
         backend: how clients are mapped: `auto`, `vmap`, `chunked`, `pmap` or `shard`.

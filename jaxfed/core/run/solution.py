@@ -13,15 +13,18 @@ from jaxtyping import Array, Int, PyTree
 
 from jaxfed._checks import check_instance, refuse
 from jaxfed._versions import versions
+from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.imputation import Imputation
 from jaxfed.core.clients.standardization import Standardization
-from jaxfed.core.common.printing import columns, is_known
+from jaxfed.core.common.printing import columns, is_known, on_one_line
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
 from jaxfed.core.contract.remarks import HasRemarks, not_converged
 from jaxfed.core.round.problem import Failure, State
 from jaxfed.core.store import saved
+from jaxfed.core.store.arrays import named
 from jaxfed.core.wire.release import Release
 from jaxfed.core.wire.wire import Wire
+from jaxfed.linalg import Moment
 
 
 class Status(eqx.Enumeration):
@@ -103,6 +106,7 @@ class Solution(eqx.Module):
         *,
         preprocessing: Standardization | None = None,
         imputation: Imputation | None = None,
+        moments: Clients | None = None,
     ) -> None:
         """Write the result and the history to a file for `jaxfed.load`.
 
@@ -113,38 +117,52 @@ class Solution(eqx.Module):
                 `solution.result.local` of `jaxfed.preprocess.Standardize`.
             imputation: what completed them after that, such as `solution.result.local` of
                 `jaxfed.preprocess.Impute`.
+            moments: the clients' second moments, as `jaxfed.stream.Forgetting` keeps them, so that
+                the file alone continues a stream. They are private data; only the file's owner may
+                then read it.
 
         Raises:
-            ValueError: if `path` is not a path, `preprocessing` or `imputation` is something else,
-                or this is the solution of several runs, or traced.
+            ValueError: if `path` is not a path, `preprocessing`, `imputation` or `moments` is
+                something else, or this is the solution of several runs, or traced.
             OSError: if the file cannot be written.
         """
         before = {"preprocessing": preprocessing, "imputation": imputation}
-        saved.write(path, self._whole("save", before))
+        whole = self._whole("save", before, moments)
+        saved.write(path, whole, private=moments is not None)
 
     def entries(
         self,
         *,
         preprocessing: Standardization | None = None,
         imputation: Imputation | None = None,
+        moments: Clients | None = None,
     ) -> dict[str, np.ndarray]:
         """Return what `save` writes, by name, to store it in a larger file.
 
         Args:
             preprocessing: as for `save`.
             imputation: as for `save`.
+            moments: as for `save`.
 
         Raises:
             ValueError: as `save`.
         """
         before = {"preprocessing": preprocessing, "imputation": imputation}
-        return saved.entries(self._whole("entries", before))
+        return saved.entries(self._whole("entries", before, moments))
 
-    def _whole(self, asked: str, before: Mapping[str, Any]) -> saved.Saved:
+    def _whole(self, asked: str, before: Mapping[str, Any], moments: Clients | None) -> saved.Saved:
+        if moments is not None and not (
+            isinstance(moments, Clients) and isinstance(moments.data, Moment)
+        ):
+            raise refuse("moments", "jaxfed.Clients with moments, as Forgetting keeps", moments)
         for name, kind in saved.BEFORE.items():
             if before[name] is not None:
                 check_instance(name, before[name], kind, f"a jaxfed.preprocess.{kind.__name__}")
-        return self._saved(asked)._replace(remarks=self.remarks(), **before)
+        downlink = None
+        if jax.tree.leaves(self.result.local):
+            downlink = named(saved.DOWNLINK, self.algorithm.downlink(self.server))
+        whole = self._saved(asked)
+        return whole._replace(remarks=self.remarks(), downlink=downlink, moments=moments, **before)
 
     def _saved(self, asked: str) -> saved.Saved:
         if not self._is_one:
@@ -158,6 +176,9 @@ class Solution(eqx.Module):
             repr(self.algorithm),
             len(self.failure.clients),
             versions(),
+            ids=self.ids,
+            channel=on_one_line(self.wire),
+            participation=on_one_line(self.releases[-1].participation),
         )
 
     @property
@@ -205,7 +226,7 @@ class DivergenceError(FloatingPointError):
         self.clients = tuple(np.flatnonzero(solution.failure.clients).tolist())
 
 
-def with_earlier(warm_start: Solution | Personalized | None, solution: Solution) -> Solution:
+def with_earlier(warm_start: object, solution: Solution) -> Solution:
     """Add the warm start's releases; accounts recognise them by object identity."""
     earlier = warm_start.releases if isinstance(warm_start, Solution) else ()
     return replace(solution, releases=(*earlier, *solution.releases))

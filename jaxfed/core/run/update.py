@@ -8,13 +8,17 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Key, PyTree, UInt32
 
-from jaxfed._checks import check_options
+from jaxfed._checks import check_options, refuse
 from jaxfed.core.clients.clients import Clients
+from jaxfed.core.common.printing import on_one_line
 from jaxfed.core.common.processes import on_host
+from jaxfed.core.contract.algorithm import Algorithm
 from jaxfed.core.contract.participation import Participation
+from jaxfed.core.run.arguments import EVERYBODY, LOSSLESS
 from jaxfed.core.run.fit import fit
 from jaxfed.core.run.result import check_run
 from jaxfed.core.run.solution import Solution
+from jaxfed.core.store.saved import Saved
 from jaxfed.core.wire.channel import Channel
 from jaxfed.core.wire.wire import Wire
 from jaxfed.manifolds import grassmann
@@ -24,9 +28,10 @@ ORTHONORMAL = 1e-3
 
 
 def update(
-    solution: Solution,
+    solution: Solution | Saved,
     clients: Clients,
     *,
+    algorithm: Algorithm | None = None,
     rounds: int,
     key: Key[Array, ""] | UInt32[Array, " 2"],
     channel: Channel | Wire | None = None,
@@ -40,13 +45,15 @@ def update(
     shared model is kept; channel memories start afresh.
 
     Args:
-        solution: the solution of the run.
+        solution: the solution of the run, or what `jaxfed.load` returned.
         clients: clients with their newest data, such as `jaxfed.stream.Forgetting` keeps.
+        algorithm: the run's by default; of a file, which has only its name, the one that made it.
         rounds: number of rounds.
         key: random key; use a new one for each update.
-        channel: the run's channels by default.
-        participation: the run's by default.
-        options: other arguments of `jaxfed.fit`, except the algorithm and the warm start.
+        channel: the run's channels by default. A file has only their names: without this argument,
+            a file of a run with other channels than `lossless()` is refused.
+        participation: as `channel`, with `everybody()`.
+        options: other arguments of `jaxfed.fit`, except the warm start.
 
     Returns:
         The solution. The first entry of `history["objective"]` is the objective of the run's models
@@ -55,20 +62,32 @@ def update(
         from 0 to 1; the other entries are NaN.
 
     Raises:
-        ValueError: if this is no solution of one run, or as `jaxfed.fit`.
+        ValueError: if this is no solution of one run and no file, or lacks an argument that a file
+            needs; or as `jaxfed.fit`.
         DivergenceError: as `jaxfed.fit`.
     """
-    check_run(solution)
-    check_options(options, fit, without=("algorithm", "clients", "warm_start"))
+    check_options(options, fit, without=("clients", "warm_start"))
+    if isinstance(solution, Saved):
+        if algorithm is None:
+            raise refuse("algorithm", f"that of the file, {solution.algorithm}", algorithm)
+        usual: tuple[Any, Any] = Wire(LOSSLESS, LOSSLESS), EVERYBODY
+        for name, given, run, default in (
+            ("channel", channel, solution.channel, usual[0]),
+            ("participation", participation, solution.participation, usual[1]),
+        ):
+            if given is None and run not in ("", on_one_line(default)):
+                raise refuse(name, f"that of the run, {run}", given)
+    else:
+        check_run(solution)
+        algorithm = solution.algorithm if algorithm is None else algorithm
+        usual = solution.wire, solution.releases[-1].participation
     after = fit(
-        solution.algorithm,
+        algorithm,
         clients,
         rounds=rounds,
         key=key,
-        channel=solution.wire if channel is None else channel,
-        participation=(
-            solution.releases[-1].participation if participation is None else participation
-        ),
+        channel=usual[0] if channel is None else channel,
+        participation=usual[1] if participation is None else participation,
         warm_start=solution,
         **options,
     )

@@ -8,12 +8,15 @@ The layout is that of `jaxfed.core.store.arrays`, of the kind `jaxfed.solution`.
     rounds       number of rounds that ran
     status       how the run ended, a name of `jaxfed.Status`
     remarks      what to know before relying on the result, as sentences
+    channel      the channels as printed; empty if they are not known
+    participation   who took part in a round, as printed; empty if it is not known
 
 The arrays are `shared` and `local` if such a part is one array, `shared.encoder` and the like if it
-is a tree of arrays, `history_NAME`, `preprocessing.mean` and `preprocessing.scale` if samples
-were standardized, and `imputation.mean` and the like if missing entries were filled in. The command
-line adds entries that `load` ignores, such as the clients' names. A later layout will have another
-number, and `load` will still read this one.
+is a tree of arrays, `history_NAME`, `ids`, `downlink` or `downlink.NAME` if there are local models,
+`preprocessing.mean` and `preprocessing.scale` if samples were standardized, `imputation.mean` and
+the like if missing entries were filled in, and `moments.data.dense` and the like of the clients'
+moments. The command line adds entries that `load` ignores, such as the clients' names. A later
+layout will have another number, and `load` will still read this one.
 """
 
 import os
@@ -24,20 +27,24 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import PyTree
+from jaxtyping import Array, Int, PyTree
 
 from jaxfed._checks import check_count, check_instance, checked_path
+from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.imputation import Imputation
 from jaxfed.core.clients.standardization import Standardization
 from jaxfed.core.common.printing import columns, in_bytes
 from jaxfed.core.contract.algorithm import Personalized
 from jaxfed.core.store import arrays as files
+from jaxfed.linalg import Moment
 
 KIND = "jaxfed.solution"
 PARTS = Personalized._fields
 BEFORE = {"preprocessing": Standardization, "imputation": Imputation}  # the fit, in this order
 HISTORY = "history_"
-KNOWN = ("versions", "algorithm", "clients", "rounds", "status", "remarks")
+IDS, DOWNLINK, MOMENTS = "ids", "downlink", "moments"
+TEXTS = ("algorithm", "channel", "participation")
+KNOWN = ("versions", "clients", "rounds", "status", "remarks", *TEXTS)
 # The names of `jaxfed.Status`.
 STATUSES = ("round_limit", "converged", "diverged", "stopped", "unmeasured")
 
@@ -45,8 +52,8 @@ STATUSES = ("round_limit", "converged", "diverged", "stopped", "unmeasured")
 class Saved(NamedTuple):
     """The content of a result file: result, history, and how they were computed.
 
-    Continue from it with `fit(..., warm_start=saved.result)`. The file does not record what the run
-    sent, which `jaxfed.privacy.spent` needs to account for several runs.
+    Continue from it with `fit(..., warm_start=saved)`. The file does not record what the run sent,
+    which `jaxfed.privacy.spent` needs to account for several runs.
 
     Attributes:
         result: the learned models, `result.shared` and `result.local`.
@@ -59,6 +66,12 @@ class Saved(NamedTuple):
         remarks: what to know before relying on the result; see `Solution.remarks`.
         preprocessing: the standardization before the fit, if `save` was given one.
         imputation: the model that filled in missing entries, if `save` was given one.
+        ids: the clients' ids, in the order of `result.local`; None if they are not known.
+        downlink: what the server sent last, from which new clients start, as arrays by path; None
+            without local models.
+        moments: the clients' second moments, if `save` was given them.
+        channel: the channels as printed.
+        participation: who took part in a round, as printed.
     """
 
     result: Personalized
@@ -71,6 +84,11 @@ class Saved(NamedTuple):
     remarks: tuple[str, ...] = ()
     preprocessing: Standardization | None = None
     imputation: Imputation | None = None
+    ids: Int[Array | np.ndarray, " clients"] | None = None
+    downlink: Mapping[str, Array | np.ndarray] | None = None
+    moments: Clients | None = None
+    channel: str = ""
+    participation: str = ""
 
     def summary(self) -> str:
         """Describe the run, how it ended and what it cost, in two columns of text."""
@@ -127,8 +145,9 @@ def _content(run: Saved) -> tuple[dict[str, Any], dict[str, Any]]:
     arrays: dict[str, Any] = {HISTORY + name: values for name, values in run.history.items()}
     for name in PARTS:
         arrays |= files.named(name, _arrays_of(getattr(run.result, name)))
-    for name in BEFORE:
+    for name in (*BEFORE, IDS, MOMENTS):
         arrays |= files.named(name, getattr(run, name))
+    arrays |= run.downlink or {}
     return {name: getattr(run, name) for name in KNOWN}, arrays
 
 
@@ -178,8 +197,19 @@ def load(path: str | os.PathLike[str], *, like: Personalized | None = None) -> S
             whole = getattr(like, name)
             parts[name] = eqx.combine(files.rebuilt(name, part, _arrays_of(whole)), whole)
     history = {k.removeprefix(HISTORY): x for k, x in arrays.items() if k.startswith(HISTORY)}
-    result = Personalized(**parts)
-    return Saved(result=result, history=history, **before, **known)
+    result, ids = Personalized(**parts), arrays.get(IDS)
+    downlink = {name: x for name, x in arrays.items() if name.startswith(DOWNLINK)} or None
+    moments = _moments({k: x for k, x in arrays.items() if k.startswith(MOMENTS)})
+    return Saved(result, history, ids=ids, downlink=downlink, moments=moments, **before, **known)
+
+
+def _moments(found: Mapping[str, np.ndarray]) -> Clients | None:
+    if not found:
+        return None
+    part: dict[str, Any] = {k.rpartition(".")[2]: jnp.asarray(x) for k, x in found.items()}
+    forms = part.get("dense"), part.get("samples")  # of which one is None
+    data = jax.vmap(Moment)(*forms, part["count"], part["trace"])
+    return Clients(data, part["ids"], part["weights"])
 
 
 def _known(header: Mapping[str, Any]) -> dict[str, Any]:
@@ -195,7 +225,13 @@ def _known(header: Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError(f"status: wanted one of {STATUSES}, got {known['status']!r}")
     packages, remarks = dict(known["versions"]), tuple(known["remarks"])
     # Files may come from others, and these texts are printed.
-    texts = known["algorithm"], *remarks, *packages, *packages.values(), *header["types"]
+    texts = (
+        *(known[name] for name in TEXTS),
+        *remarks,
+        *packages,
+        *packages.values(),
+        *header["types"],
+    )
     for text in texts:
         if not isinstance(text, str) or not text.isprintable():
             raise ValueError(f"wanted text that can be printed, got {text!r}")

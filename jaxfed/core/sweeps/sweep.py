@@ -20,6 +20,7 @@ from jaxfed.core.backends.one_device import chunked
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.contract.algorithm import Algorithm
 from jaxfed.core.run.arguments import check_passed_on, check_rounds
+from jaxfed.core.run.new_clients import same_ids
 from jaxfed.core.run.rollout import rollout
 from jaxfed.core.run.solution import Solution
 from jaxfed.core.wire import channel
@@ -103,6 +104,7 @@ def sweep(
     if chunk_size is not None:
         check_count("chunk_size", chunk_size)
     data.check_ids()
+    _check_same_clients(arguments.get("warm_start"), data)
     if isinstance(algorithms, Algorithm):
         axes, length = _axes(algorithm, in_axes)
     elif _is_default(in_axes):
@@ -116,6 +118,16 @@ def sweep(
     )
     _check_masks(arguments, sizes[:2] != (None, None), keys)
     return _swept((algorithm, data, keys), axes, sizes, rounds, chunk_size, arguments)
+
+
+def _check_same_clients(warm_start: Any, data: Clients) -> None:
+    """Refuse a warm start of other clients, since traced runs match clients by position."""
+    known = getattr(warm_start, "ids", None)
+    if known is None or not jax.tree.leaves(warm_start.result.local):
+        return
+    for ids in [data.ids] if data.ids.ndim == 1 or isinstance(data.ids, Tracer) else data.ids:
+        if not same_ids(known, ids):
+            raise refuse("warm_start", f"one of the clients {ids}, in this order", known)
 
 
 def _check_masks(arguments: dict[str, Any], shared: bool, keys: Key[Array, "*seeds"]) -> None:

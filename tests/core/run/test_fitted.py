@@ -104,7 +104,7 @@ def test_where_nothing_is_local_a_table_needs_no_client(model):
         jf.pca.transform(pooled, samples[0]), samples[0] @ result.shared, atol=1e-5
     )
     assert jf.pca.transform(pooled, samples).shape == (M, N, 2)
-    with pytest.raises(ValueError, match="client: wanted the position"):
+    with pytest.raises(ValueError, match="client: wanted the client"):
         jf.pca.transform(result, samples[0])
 
 

@@ -2,6 +2,7 @@
 
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -197,13 +198,74 @@ def test_a_warm_start_finds_clients_by_their_ids(key, x64):
     same(traced(known, solution), before(known, local))
 
 
+@pytest.mark.parametrize("algorithm", [jf.pca.PerPCA(2, 1), jf.pca.HierarchicalPCA(3, 0.1)])
+def test_a_file_continues_as_its_solution_with_other_clients(algorithm, key, tmp_path):
+    """Clients 1 to 5 after clients 0 to 4: four known ones, and a new one."""
+    everybody = jf.Clients.from_samples(draw_population())
+    solution = solved(algorithm, everybody.take(range(M - 1)), key, rounds=10)
+    solution.save(tmp_path / "result.npz")
+    saved = jf.load(tmp_path / "result.npz")
+    others = everybody.take(range(1, M))
+    runs = [jf.fit(algorithm, others, rounds=1, key=key, warm_start=x) for x in (solution, saved)]
+    chex.assert_trees_all_equal(runs[0].history, runs[1].history)
+    chex.assert_trees_all_equal(runs[0].result, runs[1].result)
+    # By position, the first objective would be that of the wrong local components.
+    by_position = jf.fit(algorithm, others, rounds=1, key=key, warm_start=saved.result)
+    first = [run.history["objective"][0] for run in (*runs, by_position)]
+    assert first[1] < 0.9 * first[2]
+    found = [jf.personalize(algorithm, x, others, key=key) for x in (solution, saved)]
+    chex.assert_trees_all_equal(*found)
+
+
+def test_a_file_of_another_algorithm_lacks_what_new_clients_need(key, tmp_path):
+    everybody = jf.Clients.from_samples(draw_population())
+    solution = solved(jf.pca.PerPCA(2, 1), everybody.take(range(M - 1)), key, rounds=2)
+    solution.save(tmp_path / "result.npz")
+    saved = jf.load(tmp_path / "result.npz")
+    with pytest.raises(ValueError, match=r"^warm_start: wanted a file of HMF, since clients \[5\]"):
+        jf.fit(jf.pca.HMF(2, 1), everybody, rounds=1, key=key, warm_start=saved)
+
+
+def test_clients_are_named_by_their_ids_wherever_they_are_known(key, tmp_path):
+    samples = draw_population()
+    chosen = jf.Clients.from_samples(samples).take([3, 1, 5])
+    solution = jf.fit(jf.pca.PerPCA(2, 1), chosen, rounds=2, key=key)
+    solution.save(tmp_path / "result.npz")
+    for fitted in (solution, jf.load(tmp_path / "result.npz")):
+        found = jf.pca.transform(fitted, samples[1], client=1)
+        wanted = samples[1] @ solution.result.local[1]
+        np.testing.assert_allclose(found[:, 2:], wanted, rtol=1e-4, atol=1e-5)
+        with pytest.raises(
+            ValueError, match=r"^client: wanted one of the clients' ids, \[3, 1, 5\]"
+        ):
+            jf.pca.transform(fitted, samples[0], client=0)
+        with pytest.raises(ValueError, match=r"^clients: wanted those of the run"):
+            jf.report.html(fitted, jf.Clients.from_samples(samples[:3]))
+    with pytest.raises(ValueError, match=r"^warm_start: wanted one of the clients"):
+        others = jf.Clients.from_samples(samples[:3])
+        jf.sweep(jf.pca.PerPCA(2, 1), others, rounds=1, keys=key, warm_start=solution)
+
+    positive = jf.Clients.from_samples(np.abs(samples)).take([5, 1, 3])
+    nmf = jf.fit(jf.nmf.INMF(2), positive, rounds=1, key=key)
+    one = jf.nmf.transform(nmf, np.abs(samples[3]), client=3)
+    same = jf.nmf.transform(nmf.result, np.abs(samples[3]), penalty=nmf.algorithm.penalty, client=2)
+    np.testing.assert_allclose(one, same, rtol=1e-4, atol=1e-5)
+
+    views = jf.gcca.Views.from_arrays(list(samples))
+    gcca = jf.fit(jf.gcca.MVLSA(2), views, rounds=1, key=key)
+    scores = jf.gcca.transform(gcca, views)
+    np.testing.assert_allclose(
+        jf.gcca.transform(gcca, views.take([4, 0])), scores[jnp.asarray([4, 0])]
+    )
+
+
 def test_bad_input_is_refused(key):
     algorithm = jf.pca.PerPCA(2, 1)
     clients = jf.Clients.from_samples(draw_population())
     solution = jf.fit(algorithm, clients, rounds=2, key=key)
     narrow = jf.Clients.from_samples(draw_population()[..., :3])
     for message, given in {
-        "solution: wanted what fit or rollout returned": (algorithm, solution.result, clients),
+        "solution: wanted what fit, rollout or jaxfed.load": (algorithm, solution.result, clients),
         "algorithm: wanted a PerPCA": (jf.pca.OneShot(2, 1), solution, clients),
         "solution: wanted shared components of shape": (jf.pca.PerPCA(1, 1), solution, clients),
         "solution: wanted shared components of shape (3": (algorithm, solution, narrow),
