@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxfed.core.contract.reduction import Gram, Symmetric
-from jaxfed.linalg import Moment
+from jaxfed.linalg import Moment, top_eigenvectors
 from jaxfed.linalg.basis import orthonormalize_once
 from jaxfed.linalg.division import ratio
 from jaxfed.pca.components import (
@@ -23,8 +23,10 @@ StartName = Literal["common", "local_first", "random"]
 
 # Steps of subspace iteration for the shared components, from which a solver continues.
 STEPS = 40
+# Rows of that iteration in excess of the components.
+MORE = 10
 # The energy c of `common_message`, relative to the least energy of a client's components.
-SMALL = 1e-4
+SMALL = 0.03
 
 
 def start_message(
@@ -94,7 +96,12 @@ def first_shared(
     if received is None:
         # Transposed, so that rows hold the same random numbers as columns would.
         return orthonormalize_once(jax.random.normal(key, (features, rank), dtype)).T
-    return first_components(moment_received(received), rank, steps=STEPS)
+    moment = moment_received(received)
+    # If clients are alike, as many directions as they have components are almost equally common.
+    # More rows than that contain them all, and then tell them apart.
+    rows = first_components(moment, min(moment.dim, rank + MORE), steps=STEPS)
+    inner = moment.row_products(rows)[1]
+    return top_eigenvectors(inner, rank)[1].T @ rows
 
 
 def with_starts(algorithm: Any, count: int) -> list[Any]:
