@@ -8,7 +8,7 @@ variance 1, ten local ones of variance 100, and noise of variance 0.5. A cell co
 and the largest distance ‖P_U − P‖² over the seeds, which is at most 4, or one number if both round
 to it.
 
-`shrinkage`: where `PerPCA(shrinkage=True)` helps. The variance of the two shared components is 2
+`shrinkage`: what `PerPCA(shrinkage=True)` changes. The variance of the two shared components is 2
 times that of the noise, and 9 times in the last row, which starts from `OneShot`. A cell contains
 the sine of the largest angle to the true components, without / with shrinkage, as means of three
 seeds.
