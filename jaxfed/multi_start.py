@@ -158,6 +158,11 @@ class MultiStart(Algorithm, DifferentiatedThrough, HasRemarks):
         downlinks = jax.vmap(self.algorithm.downlink)(server.servers)
         return Downlink(_parts(downlinks, len(self.starts)), server.best)
 
+    def feasible(self, downlink: Downlink, data) -> Downlink:
+        """Return the algorithm's downlinks as its clients use them."""
+        each = (self.algorithm.feasible(one, data) for one in downlink.downlinks)
+        return downlink._replace(downlinks=tuple(each))
+
     def client_init(self, key, downlink: Downlink, data, warm_start) -> PyTree:
         """Return the algorithm's local states, with a leading axis of starts."""
 

@@ -188,6 +188,10 @@ class Resampled(Algorithm, DifferentiatedThrough):
         """Return the algorithm's downlinks."""
         return jax.vmap(self.algorithm.downlink)(server)
 
+    def feasible(self, downlink, data) -> PyTree:
+        """Return the algorithm's downlinks as its clients use them."""
+        return jax.vmap(self.algorithm.feasible)(downlink, data)
+
     def client_init(self, key, downlink, data, warm_start) -> PyTree:
         """Return the algorithm's local states."""
         init = partial(self.algorithm.client_init, key)

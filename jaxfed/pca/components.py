@@ -322,8 +322,7 @@ def common_local(result: Personalized) -> tuple[str, ...]:
         return ()
     return (
         f"The local components are common to all clients (misalignment {theta:.2g}) and so not "
-        'local at all: start from OneShot(..., method="spectrum"), or learn more shared or fewer '
-        "local components.",
+        "local at all: learn more shared components, or fewer local ones.",
     )
 
 

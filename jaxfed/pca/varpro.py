@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Self
 
 import equinox as eqx
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from jaxfed._checks import check_number
 from jaxfed.contract import (
@@ -24,7 +24,7 @@ from jaxfed.contract import (
 )
 from jaxfed.core.clients.samples import Samples
 from jaxfed.core.contract.reduction import Gram, Symmetric
-from jaxfed.linalg import Moment
+from jaxfed.linalg import Moment, polar
 from jaxfed.pca._ascent import Server, Uplink, ascend, fingerprint, first_state, message
 from jaxfed.pca._reduced import Penalty, Reduced, evaluate
 from jaxfed.pca._starts import StartName, with_starts
@@ -81,6 +81,7 @@ class VarProPerPCA(Algorithm, DifferentiatedThrough, HasRemarks):
     memory: int = eqx.field(static=True)
     shrinkage: bool = eqx.field(static=True)
     start: StartName = eqx.field(static=True)
+    number: Int[Array, ""] | None  # of the round; None until `at_round`
 
     def __init__(
         self,
@@ -123,6 +124,7 @@ class VarProPerPCA(Algorithm, DifferentiatedThrough, HasRemarks):
         self.local_penalty = hyperparameter(local_penalty)
         self.shared_rank, self.local_rank = model.shared_rank, model.local_rank
         self.memory, self.shrinkage, self.start = memory, shrinkage, start
+        self.number = None
 
     @property
     def _model(self) -> PerPCA:
@@ -160,6 +162,10 @@ class VarProPerPCA(Algorithm, DifferentiatedThrough, HasRemarks):
         limit = LIMIT * jnp.where(weakest > least, weakest, 0)
         return Member(*prepared, limit, fingerprint(client_id, moment.trace))
 
+    def at_round(self, number: Int[Array, ""]) -> Self:
+        """Return the algorithm with the number of a round, which marks its messages."""
+        return eqx.tree_at(lambda x: x.number, self, number, is_leaf=lambda x: x is None)
+
     def first_message(self, key, data: Member, warm_start) -> Gram | Symmetric | None:
         """Return what the server starts from, as in `PerPCA`."""
         # The model has a step size, so it sends no curvature.
@@ -174,6 +180,10 @@ class VarProPerPCA(Algorithm, DifferentiatedThrough, HasRemarks):
         """Return the trial point."""
         return server.components.T
 
+    def feasible(self, downlink: Frame, data):
+        """Return the downlink with orthonormal components."""
+        return polar(downlink)
+
     def client_init(self, key, downlink: Frame, data: Member, warm_start) -> None:
         """Return None: each round computes the local components anew."""
 
@@ -181,12 +191,12 @@ class VarProPerPCA(Algorithm, DifferentiatedThrough, HasRemarks):
         """Evaluate the gradient and the objective with the best local components."""
         penalty = Penalty(self.local_penalty, data.limit)
         part, rest = evaluate(data.moment, downlink, self._width, data.active, penalty)
-        uplink = message(part.product, downlink, part.value, data.fingerprint)
+        uplink = message(part.product, downlink, part.value, data.fingerprint, self.number)
         return uplink, local, {"objective": rest}
 
     def server_step(self, key, server: Server, uplink: Uplink) -> tuple[Server, Diagnostics]:
         """Accept or reject the trial, and take the next step."""
-        return ascend(server, uplink)
+        return ascend(server, uplink, self.number)
 
     def client_result(self, downlink: Frame, local: None, data: Member):
         """Return the best local components for the final shared ones and the observed moments."""

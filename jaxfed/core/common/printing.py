@@ -53,8 +53,10 @@ def _fields(module: eqx.Module) -> list[tuple[str, Any]]:
 
 
 def _is(value: Any, defaults: Mapping[str, inspect.Parameter], name: str) -> bool:
-    """Whether a setting has its default value."""
-    if name not in defaults or defaults[name].default is inspect.Parameter.empty:
+    """Whether a setting has its default value, or is none that the call takes."""
+    if name not in defaults:
+        return value is None
+    if defaults[name].default is inspect.Parameter.empty:
         return False
     default = defaults[name].default
     if is_known(value) and value.shape == () and isinstance(default, int | float):

@@ -3,6 +3,7 @@
 import abc
 from typing import final
 
+import jax.numpy as jnp
 from jaxtyping import Array, Float, Key, PyTree
 
 from jaxfed.core.contract.algorithm import Algorithm, Diagnostics
@@ -53,4 +54,5 @@ class OneExchange(Algorithm, DifferentiatedThrough):
     ) -> tuple[PyTree, Diagnostics]:
         """Leave the state unchanged."""
         del key, uplink
-        return server, {}
+        # Nothing is left to learn, whatever the objective.
+        return server, {"stopping_measure": jnp.zeros(())}
