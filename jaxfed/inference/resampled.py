@@ -212,8 +212,9 @@ class Resampled(Algorithm, DifferentiatedThrough):
         server, diagnostics = step(server, _stacked(uplink))
         means = jax.tree.map(jnp.mean, dict(diagnostics))
         # A tolerance is met once the slowest resample meets it.
-        if "stopping_measure" in means:
-            means["stopping_measure"] = jnp.max(diagnostics["stopping_measure"])
+        for name in ("gap", "stopping_measure"):
+            if name in means:
+                means[name] = jnp.max(diagnostics[name])
         return server, means
 
     def client_result(self, downlink, local, data) -> PyTree:

@@ -44,6 +44,7 @@ from jaxfed.pca.components import (
     check_warm_start,
     common_local,
     first_components,
+    mean_energies,
     retract,
     warn_of_few,
 )
@@ -134,7 +135,7 @@ class HMF(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
     local_rank: int = eqx.field(static=True)
     solver: Literal["quasi_newton", "gradient"] = eqx.field(static=True)
     start: StartName = eqx.field(static=True)
-    number: Int[Array, ""] | None  # of the round; None until `at_round`
+    number: Int[Array, ""] | None = eqx.field(init=False)  # of the round; None before
 
     def __init__(
         self,
@@ -260,7 +261,8 @@ class HMF(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
         """Improve the local components, and evaluate the objective and its gradient."""
         found = evaluate(data.values, data.observed, shared, local)
         uplink = message(found.ascent, shared.T, -found.objective, data.fingerprint, self.number)
-        return uplink, found.local, {"objective": found.objective}
+        energies = mean_energies(found.energies, self.shared_rank, None)
+        return uplink, found.local, {"objective": found.objective, **energies}
 
     def _descend(self, downlink: Message, local: Local, data: Member):
         """Make the local components orthogonal to the shared ones, and take a gradient step."""
@@ -286,7 +288,8 @@ class HMF(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
         local = Local(moved, *self._split(scores + step * climb))
         uplink = Message(copy, None if downlink.curvature is None else curvature)
         gap = ratio(jnp.sum((moved - components) ** 2), own_pace.step) + step * jnp.sum(climb**2)
-        return uplink, local, {"objective": objective / 2, "gap": gap}
+        energies = mean_energies(jnp.sum(scores**2, axis=0), self.shared_rank, None)
+        return uplink, local, {"objective": objective / 2, "gap": gap, **energies}
 
     def server_step(self, key, server, uplink):
         """Take the solver's step; for gradients, of which `uplink` is the mean copy.

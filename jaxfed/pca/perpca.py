@@ -43,6 +43,7 @@ from jaxfed.pca.components import (
     common_local,
     deflate,
     first_components,
+    mean_energies,
     moment_of,
     multiplied,
     retract,
@@ -312,7 +313,8 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
             gap = self._gap((moved - w)[self.shared_rank :], curvature)
         copy, local = moved[: self.shared_rank], moved[self.shared_rank :]
         uplink = Message(copy, None if self.decay is None else objective)
-        return uplink, local, {"objective": objective, "gap": gap}
+        energies = mean_energies(jnp.diagonal(wsw), self.shared_rank, data.active)
+        return uplink, local, {"objective": objective, "gap": gap, **energies}
 
     def server_step(self, key, server, uplink):
         """Retract the mean of the copies; shrink the step if the objective rose."""

@@ -43,6 +43,7 @@ from jaxfed.pca.components import (
     check_warm_start,
     common_local,
     deflate,
+    mean_energies,
     multiplied,
     retract,
     warn_of_few,
@@ -220,7 +221,8 @@ class TCMF(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
         shared = downlink.T
         own = best_local(_moment(local.cleaned), shared, self.local_rank)
         components = jnp.concatenate([shared, own], axis=1)
-        low_rank = client_matmul(data_matmul(local.cleaned, components), components.T)
+        scores = data_matmul(local.cleaned, components)
+        low_rank = client_matmul(scores, components.T)
 
         before, local = local, self._renewed(local, low_rank, data)
         # Entries in S are those of the low-rank parts in `cleaned`, so they add no error here.
@@ -232,7 +234,9 @@ class TCMF(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
         # What a smaller threshold, and the sparse part that follows it, still change.
         change = (before.threshold**2 - local.threshold**2) * jnp.sum(errors)
         gap = (change + jnp.sum((local.cleaned - before.cleaned) ** 2)) / 2
-        return deflate(product, own).T, local, {"objective": objective / 2, "gap": gap}
+        found = {"objective": objective / 2, "gap": gap}
+        found |= mean_energies(jnp.sum(scores**2, axis=0), self.shared_rank, None)
+        return deflate(product, own).T, local, found
 
     def server_step(self, key, server: Rows, uplink: Rows):
         """Take a step of orthogonal iteration."""

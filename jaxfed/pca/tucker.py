@@ -104,7 +104,7 @@ class PerTucker(Updates, DifferentiatedThrough, HasRemarks):
     shared_ranks: tuple[int, ...] = eqx.field(static=True)
     local_ranks: tuple[int, ...] = eqx.field(static=True)
     orthogonal_modes: tuple[int, ...] = eqx.field(static=True)
-    mode: Int[Array, ""] | None  # of the round
+    mode: Int[Array, ""] | None = eqx.field(init=False)  # of the round
 
     def __init__(
         self,

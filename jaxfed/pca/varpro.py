@@ -81,7 +81,7 @@ class VarProPerPCA(Algorithm, DifferentiatedThrough, HasRemarks):
     memory: int = eqx.field(static=True)
     shrinkage: bool = eqx.field(static=True)
     start: StartName = eqx.field(static=True)
-    number: Int[Array, ""] | None  # of the round; None until `at_round`
+    number: Int[Array, ""] | None = eqx.field(init=False)  # of the round; None before
 
     def __init__(
         self,
@@ -190,9 +190,9 @@ class VarProPerPCA(Algorithm, DifferentiatedThrough, HasRemarks):
     def client_step(self, key, downlink: Frame, local: None, data: Member):
         """Evaluate the gradient and the objective with the best local components."""
         penalty = Penalty(self.local_penalty, data.limit)
-        part, rest = evaluate(data.moment, downlink, self._width, data.active, penalty)
+        part, found = evaluate(data.moment, downlink, self._width, data.active, penalty)
         uplink = message(part.product, downlink, part.value, data.fingerprint, self.number)
-        return uplink, local, {"objective": rest}
+        return uplink, local, found
 
     def server_step(self, key, server: Server, uplink: Uplink) -> tuple[Server, Diagnostics]:
         """Accept or reject the trial, and take the next step."""

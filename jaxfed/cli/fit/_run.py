@@ -35,7 +35,7 @@ from jaxfed.core.store.saved import ended_badly
 from jaxfed.inference import Confidence
 
 REPORT = "report.html"
-WORDS = Words(rounds="--rounds")
+WORDS = Words(rounds="--rounds", start="--start common", shared="--shared-rank")
 
 RUN = [
     *OUTPUT,

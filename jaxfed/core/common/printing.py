@@ -49,14 +49,12 @@ def columns(rows: Mapping[str, str]) -> str:
 
 
 def _fields(module: eqx.Module) -> list[tuple[str, Any]]:
-    return [(each.name, getattr(module, each.name, None)) for each in fields(module)]
+    return [(each.name, getattr(module, each.name, None)) for each in fields(module) if each.init]
 
 
 def _is(value: Any, defaults: Mapping[str, inspect.Parameter], name: str) -> bool:
-    """Whether a setting has its default value, or is none that the call takes."""
-    if name not in defaults:
-        return value is None
-    if defaults[name].default is inspect.Parameter.empty:
+    """Whether a setting has its default value."""
+    if name not in defaults or defaults[name].default is inspect.Parameter.empty:
         return False
     default = defaults[name].default
     if is_known(value) and value.shape == () and isinstance(default, int | float):

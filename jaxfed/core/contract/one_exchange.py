@@ -3,11 +3,14 @@
 import abc
 from typing import final
 
-import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Key, PyTree
 
 from jaxfed.core.contract.algorithm import Algorithm, Diagnostics
 from jaxfed.core.contract.fixed_point import DifferentiatedThrough
+
+# What a server without further rounds to take returns: nothing is left, whatever the objective.
+EXACT: Diagnostics = {"stopping_measure": np.zeros((), np.float32)}
 
 
 class OneExchange(Algorithm, DifferentiatedThrough):
@@ -54,5 +57,4 @@ class OneExchange(Algorithm, DifferentiatedThrough):
     ) -> tuple[PyTree, Diagnostics]:
         """Leave the state unchanged."""
         del key, uplink
-        # Nothing is left to learn, whatever the objective.
-        return server, {"stopping_measure": jnp.zeros(())}
+        return server, EXACT

@@ -9,6 +9,10 @@ import numpy as np
 
 from jaxfed.core.contract.algorithm import Personalized
 
+# Clients' diagnostics of an algorithm whose local components must not be common to all clients: the
+# mean variance along a shared component and along a local one.
+ENERGIES = ("shared_energy", "local_energy")
+
 
 class HasRemarks(eqx.Module):
     """An algorithm that points out problems and pitfalls of its results."""
@@ -32,6 +36,8 @@ class Words(NamedTuple):
     steps: str | None = None  # shorter ones; None where the reader cannot choose
     memory: str | None = None  # around the run's channels
     unchanged: str | None = None  # around none
+    start: str | None = None
+    shared: str | None = None
 
 
 PYTHON = Words(
@@ -39,6 +45,8 @@ PYTHON = Words(
     steps="step_size=",
     memory="channel=jaxfed.channel.difference(...)",
     unchanged="channel=jaxfed.channel.difference(jaxfed.channel.lossless())",
+    start='start="common"',
+    shared="shared_rank=",
 )
 
 
@@ -53,6 +61,11 @@ def advice(ending: "Ending", words: Words) -> tuple[str, ...]:
             f"The stopping measure is still {measure:.2g}: the run has not converged; run more "
             f"rounds ({words.rounds}).",
         )
+    if ending.status == "suboptimal":
+        cure = "learn more shared components" + _by(words.shared)
+        if words.start is not None:
+            cure = f"start from what clients have in common{_by(words.start)}, or {cure}"
+        return (f"A local component is common to all clients and exceeds the shared ones: {cure}.",)
     if ending.status not in ("rising", "noisy"):
         return ()
     if ending.status == "rising":

@@ -258,7 +258,11 @@ def close_round(
     size = jnp.maximum(jnp.abs(objective), FLOOR * jnp.abs(first))
     size = jnp.maximum(jax.lax.stop_gradient(size), jnp.finfo(size.dtype).tiny)
     if gaps:
-        window = extended(state.window, sum(gaps) / size)
+        gap = sum(gaps) / size
+        if not problem.everybody:
+            # Until each client has taken part once, which takes so many rounds.
+            gap = gap * (problem.size / jnp.maximum(jnp.sum(inclusion > 0), 1))
+        window = extended(state.window, gap)
         measure = left_by_gains(window)
     else:
         window = extended(state.window, objective)

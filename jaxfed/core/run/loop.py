@@ -11,8 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
+from jaxfed.core.common.printing import is_known
 from jaxfed.core.contract.algorithm import Personalized
 from jaxfed.core.contract.participation import everybody
+from jaxfed.core.contract.remarks import ENERGIES
 from jaxfed.core.round.problem import TRAFFIC, Costs, Failure, Problem, State, blank
 from jaxfed.core.round.rounds import begin, one_round, result_of
 from jaxfed.core.round.whole import WHOLE, prepared
@@ -180,7 +182,12 @@ def with_history(
     solution: Solution, history: History, tol: Array | float | None, xp: Any
 ) -> Solution:
     """The solution with its history, and the status that follows from it."""
-    status = status_of(verdict(history, tol, solution.algorithm.stochastic, xp))
+    local = None
+    if set(ENERGIES) <= history.keys():
+        local = solution.result.local
+        if xp is np:
+            local = np.asarray(local) if is_known(local) else None
+    status = status_of(verdict(history, tol, solution.algorithm.stochastic, xp, local))
     # Last: a run that failed has not converged, whatever its measure.
     status = Status.where(solution.failure.round > 0, Status.diverged, status)
     return replace(solution, history=history, status=status)

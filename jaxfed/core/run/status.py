@@ -8,16 +8,22 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
+from jaxfed.core.contract.remarks import ENERGIES
 from jaxfed.core.store.saved import STATUSES
 
 # The tolerance of a run without one, and the relative change of the objective that counts.
 SMALL = 1e-3
 BLOCKS = 10  # of rounds, whose levels are compared
 RISE = 1e-2
+# Of the mean variance along a local component over that along a shared one; and the misalignment
+# of directions that count as common.
+EXCESS, COMMON = 1.05, 0.05
+PRODUCTS = 30
 
 
 class Status(eqx.Enumeration):
@@ -30,14 +36,19 @@ class Status(eqx.Enumeration):
     unmeasured = STATUSES["unmeasured"]
     rising = STATUSES["rising"]
     noisy = STATUSES["noisy"]
+    suboptimal = STATUSES["suboptimal"]
 
 
 # In the order of the codes of `verdict`.
-_ENDS = (Status.round_limit, Status.converged, Status.rising, Status.noisy)
+_ENDS = (Status.round_limit, Status.converged, Status.rising, Status.noisy, Status.suboptimal)
 
 
 def verdict(
-    history: Mapping[str, Any], tol: Array | float | None, stochastic: bool, xp: Any
+    history: Mapping[str, Any],
+    tol: Array | float | None,
+    stochastic: bool,
+    xp: Any,
+    local: Any = None,
 ) -> Int[Any, ""]:
     """Return a code for `status_of`, from the rounds that ran.
 
@@ -47,6 +58,8 @@ def verdict(
         stochastic: whether steps use a part of the data; such a run has converged once the
             objective is level.
         xp: `jax.numpy`, or NumPy on the host.
+        local: the clients' local components, `(clients, features, rank)`, if the algorithm shares
+            what is common to them.
     """
     if not history["objective"].shape[0]:
         return xp.asarray(0)
@@ -56,7 +69,15 @@ def verdict(
     if stochastic and tol is None:
         small = small | (levels.level & ~levels.rises)
     late = xp.where(levels.rises, 2, xp.where(levels.level & levels.scatters, 3, 0))
-    return xp.where(small, 1, late)
+    code = xp.where(small, 1, late)
+    if local is None or len(local) < 2:  # with one client, nothing is common
+        return code
+    # Cheap, and mostly false: on the host, nothing else is computed then.
+    shared, own = (_last(history[name], xp) for name in ENERGIES)
+    misplaced = own > EXCESS * shared
+    if xp is np and not misplaced:
+        return code
+    return xp.where(misplaced & (_overlap(local, xp) > 1 - COMMON), 4, code)
 
 
 def status_of(code: Int[Any, ""]) -> Status:
@@ -99,3 +120,21 @@ def _last(values: Any, xp: Any) -> Any:
     place = xp.arange(values.shape[0]) * ~xp.isnan(values)
     last = values[xp.argmax(place)]
     return xp.where(xp.isnan(last), xp.inf, last)
+
+
+def _overlap(local: Any, xp: Any) -> Any:
+    """The largest eigenvalue of the mean projector on local components, by power iteration."""
+    start = np.random.default_rng(0).standard_normal(local.shape[1])
+
+    def step(_, pair):
+        vector, _ = pair
+        vector = vector / xp.linalg.norm(vector)
+        product = xp.einsum("mdr,mr->d", local, xp.einsum("mdr,d->mr", local, vector))
+        return product / len(local), vector @ product / len(local)
+
+    pair = xp.asarray(start, local.dtype), xp.zeros((), local.dtype)
+    if xp is np:
+        for number in range(PRODUCTS):
+            pair = step(number, pair)
+        return pair[1]
+    return jax.lax.fori_loop(0, PRODUCTS, step, pair)[1]

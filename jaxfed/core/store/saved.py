@@ -46,6 +46,7 @@ STATUSES = {
     "stopped": "A callback stopped the run.",
     "unmeasured": "The entry that `best` names was never a number: this is the last state.",
     "rising": "The objective rose.",
+    "suboptimal": "A local component is common to all clients and exceeds the shared ones.",
     "noisy": "The objective no longer falls, though the stopping measure is not small.",
 }
 
@@ -119,7 +120,7 @@ def ended_badly(status: str, history: Mapping[str, np.ndarray]) -> bool:
     measure = np.asarray(history.get("stopping_measure", ()), float)
     measure = measure[~np.isnan(measure)]
     known = len(measure) > 0 and bool(np.isfinite(measure[-1]))
-    return status in ("diverged", "unmeasured", "rising", "noisy") or (
+    return status in ("diverged", "unmeasured", "rising", "noisy", "suboptimal") or (
         status == "round_limit" and known
     )
 

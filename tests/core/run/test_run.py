@@ -54,6 +54,7 @@ def identical(given, wanted):
 def test_history_has_one_entry_a_round(key):
     history = fit(key, metrics=objective).history
     names = {"objective", "stopping_measure", "participants", "bits_up", "bits_down", "after"}
+    names |= {"shared_energy", "local_energy"}
     assert set(history) == names
     for name, values in history.items():
         assert isinstance(values, np.ndarray), name
@@ -72,6 +73,8 @@ def test_step_sizes_and_their_decay_are_in_the_history(key):
         "bits_up",
         "bits_down",
         "stopping_measure",
+        "shared_energy",
+        "local_energy",
         "step_size",
     }
 

@@ -116,7 +116,7 @@ def test_the_summary_begins_with_the_verdict():
 
 
 def test_more_rounds_help_where_they_are_advised():
-    slow = jf.pca.PerPCA(1, 1, step_size=3e-3, start="random")
+    slow = jf.pca.PerPCA(1, 1, step_size=1e-2, start="random")
     short = fitted(slow, 60)
     assert short.status == Status.round_limit
     (remark,) = short.remarks()
@@ -132,6 +132,31 @@ def test_shorter_steps_help_where_they_are_advised():
     if long.status == Status.rising:
         assert "step_size=" in long.remarks()[0]
     assert fitted(jf.pca.PerPCA(1, 1, step_size=0.1)).status == Status.converged
+
+
+@pytest.mark.parametrize(
+    "model", [jf.pca.PerPCA, jf.pca.VarProPerPCA, jf.pca.HMF], ids=lambda x: x.__name__
+)
+def test_a_local_component_that_all_clients_have_is_no_success(model):
+    """Moments that are exact, on which the start is a saddle of the objective."""
+    rng = np.random.default_rng(0)
+    frame = np.linalg.qr(rng.normal(size=(10, 10)))[0]
+    own = np.stack([frame[:, [0, 1, 2 + i % 8]] * [4**0.5, 2**0.5, 1.5**0.5] for i in range(8)])
+    moments = own @ own.mT + 0.25 * np.eye(10)
+    samples = np.linalg.cholesky(moments).mT * 10**0.5
+    data = jf.Clients.from_samples(samples.astype(np.float32))
+
+    def run(start):
+        return jf.fit(model(2, 1, start=start), data, rounds=60, key=KEY)
+
+    poor, good = run("local_first"), run("common")
+    assert poor.history["objective"][-1] > 1.3 * good.history["objective"][-1]
+    assert poor.status == Status.suboptimal and good.status == Status.converged
+    assert 'start="common"' in poor.remarks()[0] and good.remarks() == ()
+    traced = jax.jit(
+        lambda: jf.rollout(model(2, 1, start="local_first"), data, rounds=60, key=KEY).status
+    )()
+    assert traced == Status.suboptimal
 
 
 @pytest.mark.slow
