@@ -3,14 +3,16 @@
 import abc
 from typing import final
 
-import numpy as np
+import jax.numpy as jnp
 from jaxtyping import Array, Float, Key, PyTree
 
 from jaxfed.core.contract.algorithm import Algorithm, Diagnostics
 from jaxfed.core.contract.fixed_point import DifferentiatedThrough
 
-# What a server without further rounds to take returns: nothing is left, whatever the objective.
-EXACT: Diagnostics = {"stopping_measure": np.zeros((), np.float32)}
+
+def nothing_left() -> Diagnostics:
+    """Return the diagnostics of a server whose result is exact, whatever the objective."""
+    return {"stopping_measure": jnp.zeros(())}
 
 
 class OneExchange(Algorithm, DifferentiatedThrough):
@@ -57,4 +59,4 @@ class OneExchange(Algorithm, DifferentiatedThrough):
     ) -> tuple[PyTree, Diagnostics]:
         """Leave the state unchanged."""
         del key, uplink
-        return server, EXACT
+        return server, nothing_left()
