@@ -132,7 +132,7 @@ def ended(problem: Problem, seed: int) -> Iterator[tuple[str, str, Ended]]:
                 throw=False,
             )
             found = problem.measure(run)
-            says = run.status != Status.converged
+            says = not bool(run.status == Status.converged)
             allowed = FAR * best.error + ERROR * problem.largest
             wrong = found.error > allowed or not np.isfinite(found.objective + found.error)
             miss = not says and (wrong or found.objective > FAR * best.objective)

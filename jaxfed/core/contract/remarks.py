@@ -9,6 +9,8 @@ import numpy as np
 
 from jaxfed.core.contract.algorithm import Personalized
 
+# Rounds after which every stopping measure is known; it may be infinite.
+ENOUGH = 12
 # Clients' diagnostics of an algorithm whose local components must not be common to all clients: the
 # mean variance along a shared component and along a local one.
 ENERGIES = ("shared_energy", "local_energy")
@@ -50,17 +52,22 @@ PYTHON = Words(
 )
 
 
+def is_told(measure: float, rounds: int) -> bool:
+    """Whether a run was long enough for its stopping measure, the last one of which is given."""
+    return bool(np.isfinite(measure)) or rounds >= ENOUGH
+
+
 def advice(ending: "Ending", words: Words) -> tuple[str, ...]:
     """Return what is wrong with a run that did not converge, and what helps."""
     measure = ending.measure
-    if ending.status == "round_limit" and not np.isfinite(measure):
+    if ending.status == "round_limit" and not is_told(measure, ending.rounds):
         found = "Too few rounds to tell whether the run has converged"
         return (f"{found}: run more ({words.rounds}).",)
     if ending.status == "round_limit":
-        return (
-            f"The stopping measure is still {measure:.2g}: the run has not converged; run more "
-            f"rounds ({words.rounds}).",
-        )
+        found = f"The stopping measure is still {measure:.2g}"
+        if np.isinf(measure):  # as where a run leaves a saddle
+            found = "The objective falls faster and faster"
+        return (f"{found}: the run has not converged; run more rounds ({words.rounds}).",)
     if ending.status == "suboptimal":
         cure = "learn more shared components" + _by(words.shared)
         if words.start is not None:
@@ -98,6 +105,7 @@ class Ending(NamedTuple):
 
     status: str  # a name of `jaxfed.Status`
     measure: float  # the last stopping measure
+    rounds: int
     levels: tuple[float, float]  # of the objective: the lowest, and the last
     private: bool  # whether messages have noise
     lossy: bool  # whether messages lose something for good

@@ -8,7 +8,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-WINDOW = 12  # rounds from which an objective alone tells how much it will still fall
+from jaxfed.core.contract.remarks import ENOUGH
+
+WINDOW = ENOUGH  # rounds from which an objective alone tells how much it will still fall
 LATEST = 3  # rounds in a block of gains; two blocks tell how fast gains shrink
 HORIZON = 1000  # gains that hardly shrink count as those of so many further rounds
 SLOWEST = 100  # the same of an objective's blocks

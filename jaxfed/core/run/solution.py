@@ -172,6 +172,7 @@ class Solution(eqx.Module):
         ending = Ending(
             run.status,
             float(measure[-1]) if len(measure) else np.inf,
+            len(measure),
             (float(known.min()), float(known[-1])) if len(known) else (np.nan, np.nan),
             private=self.wire.up.noise() is not None,
             lossy=not all(way.settles for way in ways),

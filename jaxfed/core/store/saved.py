@@ -31,6 +31,7 @@ from jaxfed.core.clients.imputation import Imputation
 from jaxfed.core.clients.standardization import Standardization
 from jaxfed.core.common.printing import columns, in_bytes
 from jaxfed.core.contract.algorithm import Personalized
+from jaxfed.core.contract.remarks import is_told
 from jaxfed.core.store import arrays as files
 
 KIND = "jaxfed.solution"
@@ -119,7 +120,7 @@ def ended_badly(status: str, history: Mapping[str, np.ndarray]) -> bool:
     """
     measure = np.asarray(history.get("stopping_measure", ()), float)
     measure = measure[~np.isnan(measure)]
-    known = len(measure) > 0 and bool(np.isfinite(measure[-1]))
+    known = len(measure) > 0 and is_told(measure[-1], len(measure))
     return status in ("diverged", "unmeasured", "rising", "noisy", "suboptimal") or (
         status == "round_limit" and known
     )

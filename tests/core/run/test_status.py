@@ -184,3 +184,48 @@ def test_remembering_helps_where_it_is_advised(algorithm):
     assert words in few.remarks()[0]
     cured = fitted(algorithm, **some, channel=jf.channel.difference(jf.channel.lossless()))
     assert cured.status == Status.converged and cured.remarks() == ()
+
+
+# --- what is shown --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("algorithm", [jf.pca.PerPCA(1, 1), jf.pca.VarProPerPCA(1, 1)], ids=repr)
+def test_no_objective_is_shown_that_no_components_have(algorithm):
+    """Received components are longer or shorter than one, and so seem to capture more."""
+    best = fitted(jf.pca.VarProPerPCA(1, 1, local_penalty=0.0)).history["objective"][-1]
+    lossy = fitted(algorithm, channel=jf.channel.quantize(3))
+    assert lossy.history["objective"].min() >= best * (1 - 1e-5)
+
+
+def test_an_estimator_warns_in_its_own_words():
+    pytest.importorskip("sklearn")
+    from sklearn.exceptions import ConvergenceWarning
+
+    from jaxfed.estimators import FederatedGCCA
+
+    rng = np.random.default_rng(0)
+    # Ill-conditioned, so that gradient steps take long.
+    tables = [rng.normal(size=(60, 6)) * np.logspace(0, -2, 6) for _ in range(3)]
+    model = FederatedGCCA(2, rounds=15, solver="gradient", random_state=0)
+    with pytest.warns(ConvergenceWarning, match=r"more rounds \(rounds=\)"):
+        model.fit(tables)
+    assert "warm_start" not in model.summary_
+
+
+@pytest.mark.slow
+def test_the_command_line_exits_with_a_status_of_its_own(tmp_path, capsys):
+    from jaxfed.cli import main
+
+    rng = np.random.default_rng(0)
+    (data := tmp_path / "data").mkdir()
+    for i in range(6):
+        np.save(data / f"{i}.npy", rng.normal(size=(20, 8)).astype(np.float32))
+    command = ["fit", "perpca", "--data", str(data), "--shared-rank", "2", "--local-rank", "2"]
+    command += ["--held-out", "0", "--tol", "1e-9", "--rounds"]
+    assert main([*command, "8", "--out", str(tmp_path / "short")]) == 3
+    said = capsys.readouterr().out
+    assert "run more rounds (--rounds)" in said and "warm_start" not in said
+    assert (tmp_path / "short" / "result.npz").exists()
+    assert main(["info", str(tmp_path / "short")]) == 0
+    assert capsys.readouterr().out.startswith("verdict    round limit: ")
+    assert main([*command, "800", "--out", str(tmp_path / "long")]) == 0
