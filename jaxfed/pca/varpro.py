@@ -58,7 +58,7 @@ class VarProPerPCA(Algorithm, DifferentiatedThrough, HasRemarks):
     r"""Personalized PCA by limited-memory BFGS in the shared components alone.
 
     With `local_penalty=0`, its stationary points are those of `PerPCA(variant="tangent")`. There is
-    no step size to choose, and it takes a small fraction of the rounds. Its messages are three
+    no step size to choose, and it takes a small fraction of the rounds. Its messages are four
     numbers longer. Clients do more work: an eigendecomposition each round.
 
     Local variance counts \(g(\lambda) = \lambda - \tau c (1 - (1 + \lambda / 2c)^{-2})\), where
