@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from jaxfed.core.run.rollout import rollout as rollout
     from jaxfed.core.run.solution import DivergenceError as DivergenceError
     from jaxfed.core.run.solution import Solution as Solution
-    from jaxfed.core.run.solution import Status as Status
+    from jaxfed.core.run.status import Status as Status
     from jaxfed.core.run.update import update as update
     from jaxfed.core.store.checkpoint import Checkpoint as Checkpoint
     from jaxfed.core.store.saved import Saved as Saved
@@ -125,7 +125,7 @@ _PLACES = {
     "load": "jaxfed.core.store.saved:load",
     "DivergenceError": "jaxfed.core.run.solution:DivergenceError",
     "Solution": "jaxfed.core.run.solution:Solution",
-    "Status": "jaxfed.core.run.solution:Status",
+    "Status": "jaxfed.core.run.status:Status",
     "Tuned": "jaxfed.core.sweeps.tune:Tuned",
     "tune": "jaxfed.core.sweeps.tune:tune",
     "update": "jaxfed.core.run.update:update",

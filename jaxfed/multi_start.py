@@ -22,12 +22,15 @@ from jaxfed.contract import (
 from jaxfed.core.common.printing import is_known
 from jaxfed.core.contract import fixed_point
 from jaxfed.core.contract.reduction import plain, wrapped
+from jaxfed.core.contract.remarks import ENERGIES
 from jaxfed.core.round.shapes import received_shapes
 
 # Enough rounds to tell which start leads to a good optimum.
 ROUNDS = 30
 # Objectives that differ by a smaller share count as equal.
 TIE = 1e-3
+# Clients' diagnostics from which a run's status follows, which is that of the best start.
+OF_BEST = ("gap", *ENERGIES)
 
 
 class Server(NamedTuple):
@@ -158,6 +161,11 @@ class MultiStart(Algorithm, DifferentiatedThrough, HasRemarks):
         downlinks = jax.vmap(self.algorithm.downlink)(server.servers)
         return Downlink(_parts(downlinks, len(self.starts)), server.best)
 
+    def feasible(self, downlink: Downlink, data) -> Downlink:
+        """Return the algorithm's downlinks as its clients use them."""
+        each = (self.algorithm.feasible(one, data) for one in downlink.downlinks)
+        return downlink._replace(downlinks=tuple(each))
+
     def client_init(self, key, downlink: Downlink, data, warm_start) -> PyTree:
         """Return the algorithm's local states, with a leading axis of starts."""
 
@@ -175,6 +183,8 @@ class MultiStart(Algorithm, DifferentiatedThrough, HasRemarks):
         keys, received = self._keys(key), _stacked(downlink.downlinks)
         uplinks, local, diagnostics = jax.vmap(step)(keys, received, local)
         means = {name: values.mean() for name, values in diagnostics.items()}
+        for name in {*OF_BEST} & means.keys():
+            means[name] = diagnostics[name][downlink.best]
         parts = _parts(uplinks, len(self.starts))
         return Uplink(parts, diagnostics["objective"]), local, means
 

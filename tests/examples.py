@@ -105,16 +105,16 @@ EXAMPLES = {
     ),
     jf.pca.VarProPerPCA: Examples(
         good={
-            "": Example(lambda _: jf.pca.VarProPerPCA(2, 2), (4 * FEATURES, 15, 12)),
+            "": Example(lambda _: jf.pca.VarProPerPCA(2, 2), (4 * FEATURES, 16, 12)),
             "ranks": Example(
                 lambda m: jf.pca.VarProPerPCA(1, tuple(2 - i % 3 for i in range(m)), memory=3),
-                (3 * FEATURES, 9, 6),
+                (3 * FEATURES, 10, 6),
             ),
             "shrinkage": Example(
-                lambda _: jf.pca.VarProPerPCA(1, 1, shrinkage=True), (2 * FEATURES, 9, 6)
+                lambda _: jf.pca.VarProPerPCA(1, 1, shrinkage=True), (2 * FEATURES, 10, 6)
             ),
             "local_first": Example(
-                lambda _: jf.pca.VarProPerPCA(1, 1, start="local_first"), (TRIANGLE, 9, 6)
+                lambda _: jf.pca.VarProPerPCA(1, 1, start="local_first"), (TRIANGLE, 10, 6)
             ),
         },
         refused={
@@ -199,7 +199,7 @@ EXAMPLES = {
     ),
     jf.pca.HMF: Examples(
         good={
-            "": Example(lambda _: jf.pca.HMF(2, 2), (4 * FEATURES, 15, 12)),
+            "": Example(lambda _: jf.pca.HMF(2, 2), (4 * FEATURES, 16, 12)),
             "paper": Example(
                 lambda _: jf.pca.HMF(
                     2, 1, solver="gradient", step_size=2e-3, penalty=1.0, start="local_first"

@@ -165,6 +165,10 @@ class Robust(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
         """Return the algorithm's downlink."""
         return self.algorithm.downlink(server.server)
 
+    def feasible(self, downlink, data):
+        """Return the algorithm's downlink as its clients use it."""
+        return self.algorithm.feasible(downlink, data.data)
+
     def client_init(self, key, downlink, data: Member, warm_start):
         """Return the algorithm's local state."""
         return self.algorithm.client_init(key, downlink, data.data, warm_start)

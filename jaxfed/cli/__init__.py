@@ -37,8 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the arguments; by default those of the process.
 
     Returns:
-        The exit status: 0, 2 after a user error (printed in one line), 130 after SIGINT, or 143
-        after SIGTERM.
+        The exit status: 0, 2 after a user error (printed in one line), 3 if results were written
+        but the run did not converge, 130 after SIGINT, or 143 after SIGTERM.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
@@ -50,7 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             with contextlib.suppress(OSError, RuntimeError):
                 enable_compilation_cache()
         with _interruptible(), _plain_warnings():
-            parsed.run(parsed)
+            if parsed.run(parsed):
+                return 3
     except (ValueError, OSError, ImportError, FloatingPointError) as error:
         text = str(error)
         if isinstance(error, OSError) and error.filename is not None:  # raised by the system

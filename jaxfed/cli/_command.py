@@ -21,7 +21,8 @@ class Command(NamedTuple):
     description: str  # the first lines of its help, and its line in a list of commands
     # Runs the command, given the values of the options. A `ValueError`, `OSError`, `ImportError` or
     # `FloatingPointError` that it raises is printed in one line.
-    run: Callable[[argparse.Namespace], None] | None = None
+    # Returns True if it wrote results of a run that did not converge.
+    run: Callable[[argparse.Namespace], bool | None] | None = None
     # Its options, by the title of their group in the help; `""` for no group.
     options: Mapping[str, Sequence[Option]] = {}
     defaults: Mapping[str, Any] = {}  # values for options that it does not have

@@ -14,7 +14,8 @@ from jaxfed.core.round.problem import Costs, State
 from jaxfed.core.run import host_loop
 from jaxfed.core.run.host_loop import HostLoop, Requests, Saver
 from jaxfed.core.run.loop import Options
-from jaxfed.core.run.solution import DivergenceError, Solution
+from jaxfed.core.run.solution import DivergenceError, Solution, name_of
+from jaxfed.core.run.status import Status
 from jaxfed.core.store.saved import Saved, write
 from jaxfed.deploy.data import common, shapes_from
 from jaxfed.deploy.exchange import Exchange, RefusedError
@@ -59,17 +60,17 @@ class RunServer:
             result=Personalized(solution.result.shared, None),
             history=self._history(solution),
             rounds=int(solution.rounds),
-            status="converged" if self._converged(solution) else "round_limit",
+            status=name_of(solution.status),
             algorithm=repr(self.settings.algorithm),
             clients=len(self.remote.members),
             versions=versions(),
+            remarks=solution.advice(),
         )
         write(self.settings.out / "solution.npz", saved)
+        LOG.info(f"the run ended: {Status[solution.status]}")
+        for remark in saved.remarks:
+            LOG.warning(remark)
         return saved
-
-    def _converged(self, solution: Solution) -> bool:
-        tol = self.settings.tol
-        return tol is not None and bool(solution.state.measure <= tol)
 
     # --- the beginning -------------------------------------------------------------------------
 

@@ -1,11 +1,18 @@
 """What estimators say of the run that they are the result of."""
 
 import abc
+import warnings
 
+from sklearn.exceptions import ConvergenceWarning
+
+from jaxfed._names import caller
 from jaxfed.core.contract.algorithm import Personalized
+from jaxfed.core.contract.remarks import Words
 from jaxfed.core.run.result import saved_of
 from jaxfed.core.run.solution import Solution
-from jaxfed.core.store.saved import Saved
+from jaxfed.core.store.saved import Saved, ended_badly
+
+WORDS = Words(rounds="rounds=")
 
 
 class HasRun(abc.ABC):
@@ -19,10 +26,17 @@ class HasRun(abc.ABC):
         """Return what was learned, as a run returns it."""
 
     def _record(self, solution: Solution) -> None:
-        """Keep the record of a run without its models, which the estimator's attributes hold."""
+        """Keep the record of a run without its models, which the estimator's attributes hold.
+
+        Warns:
+            ConvergenceWarning: if the run did not converge.
+        """
         self.n_iter_ = int(solution.rounds)
-        record = saved_of(solution)._replace(result=Personalized(None, None))
+        remarks = solution.remarks(WORDS)
+        record = saved_of(solution)._replace(result=Personalized(None, None), remarks=remarks)
         self._run_record = record._replace(ids=None)  # estimators know clients by their labels
+        if ended_badly(self._run_record.status, self._run_record.history):
+            warnings.warn(remarks[0], ConvergenceWarning, stacklevel=caller())
 
     @property
     def saved_(self) -> Saved:

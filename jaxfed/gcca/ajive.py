@@ -24,6 +24,7 @@ from jaxfed.contract import (
     check_count,
 )
 from jaxfed.core.common.printing import is_known
+from jaxfed.core.contract.one_exchange import nothing_left
 from jaxfed.core.contract.reduction import Gather, Sum
 from jaxfed.gcca._signal import (
     Ranks,
@@ -228,7 +229,7 @@ class AJIVE(Algorithm, DifferentiatedThrough, HasRemarks):
     def server_step(self, key, server: Joint, uplink: Float[Array, " rank"]):
         """Drop the directions that some view lacks."""
         kept = uplink < 0.5  # a number of views, up to the channel's error
-        return Joint(*(jnp.where(kept, part, 0) for part in server)), {}
+        return Joint(*(jnp.where(kept, part, 0) for part in server)), nothing_left()
 
     def shared_result(self, server: Joint) -> Joint:
         """Return the joint scores and singular values."""

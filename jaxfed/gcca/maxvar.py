@@ -49,6 +49,7 @@ from jaxfed.linalg import (
     largest_eigenvalue,
     matmul,
     polar,
+    thin_product,
 )
 from jaxfed.linalg.division import ratio
 from jaxfed.linalg.moments import should_densify
@@ -193,6 +194,11 @@ class MaxVar(Algorithm, DifferentiatedThrough, HasBases):
         return not sparse if self.solver is None else self.solver == "exact"
 
     @property
+    def stochastic(self) -> bool:
+        """Whether steps use random entities."""
+        return self.batch_size is not None
+
+    @property
     def quadratic_in_samples(self) -> bool:
         """Whether all entities take part in each step; two equal ones may be in other batches."""
         return self.batch_size is None
@@ -275,6 +281,14 @@ class MaxVar(Algorithm, DifferentiatedThrough, HasBases):
         weights = weights * data.mask[:, None]
         return Map(weights, _scores(data, weights))
 
+    def feasible(self, downlink: Scores, data: Member) -> Scores:
+        """Return an orthonormal representation.
+
+        If clients have seen different entities, only the server knows its constraint: the objective
+        is then that of the representation as it arrives.
+        """
+        return polar(downlink) if data.view.observed is None else downlink
+
     def client_step(self, key, downlink: Scores, local: Map, data: Member):
         """Move the map towards the representation, and send its scores."""
         ridge = self.ridge.astype(downlink.dtype)
@@ -287,7 +301,12 @@ class MaxVar(Algorithm, DifferentiatedThrough, HasBases):
         else:
             weights = self._gradient_steps(key, downlink, local.weights, data, ridge)
         scores = _scores(data, weights)
-        return scores, Map(weights, scores), {"objective": objective}
+        # What a gradient step of the map gains: nothing is left of a least-squares map.
+        gap = jnp.zeros_like(objective)
+        if data.curvature is not None:
+            move = jnp.sqrt(data.curvature) * (weights - local.weights)
+            gap = jnp.sum(move**2) / self._steps
+        return scores, Map(weights, scores), {"objective": objective, "gap": gap}
 
     def _gradient_steps(
         self,
@@ -327,11 +346,16 @@ class MaxVar(Algorithm, DifferentiatedThrough, HasBases):
     def server_step(self, key, server: Server, uplink: Scores):
         """Take the orthonormal matrix closest to the mean score (the Procrustes problem)."""
         shared, root, memory = server
-        product = divided(uplink, root) + self.proximal.astype(shared.dtype) * shared
+        product = divided(uplink, root)
+        # The mean scores lie in the span of an optimal representation, whose part outside is what
+        # the next one gains at most: eigenvalues of a mean of projections lie in [0, 1].
+        outside = product - thin_product(shared, shared.T @ product)
+        gap = {"gap": jnp.sum(outside**2) / 2}
+        product = product + self.proximal.astype(shared.dtype) * shared
         if memory is None:
-            return Server(polar(product), root, None), {}
+            return Server(polar(product), root, None), gap
         best, memory = within_span(shared, memory, product)
-        return Server(best, root, memory), {}
+        return Server(best, root, memory), gap
 
     def client_result(self, downlink: Scores, local: Map, data: Member) -> Weights:
         """Return the view's map."""

@@ -37,6 +37,7 @@ class Training(Algorithm, DifferentiatedThrough):
     others: tuple[Any, ...] = eqx.field(static=True)  # the model's leaves that are not arrays
     loss: Loss = eqx.field(static=True)
     batch_size: int | None = eqx.field(static=True)
+    stochastic = True  # even with all samples, optimizers with momentum oscillate
 
     @final
     def model_of(self, arrays: PyTree) -> Any:

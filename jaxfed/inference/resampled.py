@@ -189,6 +189,10 @@ class Resampled(Algorithm, DifferentiatedThrough):
         """Return the algorithm's downlinks."""
         return jax.vmap(self.algorithm.downlink)(server)
 
+    def feasible(self, downlink, data) -> PyTree:
+        """Return the algorithm's downlinks as its clients use them."""
+        return jax.vmap(self.algorithm.feasible)(downlink, data)
+
     def client_init(self, key, downlink, data, warm_start) -> PyTree:
         """Return the algorithm's local states."""
         init = partial(self.algorithm.client_init, key)
@@ -209,8 +213,9 @@ class Resampled(Algorithm, DifferentiatedThrough):
         server, diagnostics = step(server, _stacked(uplink))
         means = jax.tree.map(jnp.mean, dict(diagnostics))
         # A tolerance is met once the slowest resample meets it.
-        if "stopping_measure" in means:
-            means["stopping_measure"] = jnp.max(diagnostics["stopping_measure"])
+        for name in ("gap", "stopping_measure"):
+            if name in means:
+                means[name] = jnp.max(diagnostics[name])
         return server, means
 
     def client_result(self, downlink, local, data) -> PyTree:

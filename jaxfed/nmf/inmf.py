@@ -255,6 +255,11 @@ class INMF(Algorithm, DifferentiatedThrough):
         return ratio(server, _lengths(server)).T
 
     @property
+    def stochastic(self) -> bool:
+        """Whether rounds use different batches."""
+        return self.batches > 1
+
+    @property
     def quadratic_in_samples(self) -> bool:
         """Whether all samples take part in each round; two equal ones may be in other batches."""
         return self.batches == 1

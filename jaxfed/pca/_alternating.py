@@ -48,6 +48,7 @@ class Evaluation(NamedTuple):
     # Minus its derivative by the shared components U, plus U VᵀV with their scores V: only the
     # tangent part counts, and the norm is now near the curvature.
     ascent: Float[Array, "features shared_rank"]
+    energies: Float[Array, " rank"]  # along shared and local components
 
 
 def evaluate(
@@ -74,7 +75,7 @@ def evaluate(
     # By the envelope theorem the best factors' change with U does not count.
     inner = client_matmul(by_shared.T, by_shared)
     ascent = data_matmul(rest.T, by_shared) + client_matmul(shared.T, inner)
-    return Evaluation(local, jnp.sum(rest**2) / 2, ascent)
+    return Evaluation(local, jnp.sum(rest**2) / 2, ascent, jnp.sum(scores**2, axis=0))
 
 
 @final

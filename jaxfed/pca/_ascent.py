@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, final
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxfed.contract import Algorithm, Bases, Diagnostics, HasBases
 from jaxfed.core.contract.reduction import Mean
@@ -21,6 +21,8 @@ from jaxfed.pca.components import Frame, Rows, deflate, frobenius_norm
 
 # Mean fingerprints that differ by less, in units of rounding error, are of the same participants.
 ORDER = 32
+# Its multiples are spread evenly modulo one.
+GOLDEN = 0.6180339887
 
 Scalar = Float[Array, ""]
 Local = Float[Array, "features local_rank"]
@@ -38,6 +40,7 @@ class Uplink(NamedTuple):
     curvature: Scalar  # an upper bound of the function's curvature
     value: Scalar
     fingerprint: Any  # wrapped in `Mean`, so that no robust aggregate replaces it
+    drawn: Any  # the same for all clients of a round, and another one in other rounds
 
 
 class Server(NamedTuple):
@@ -45,6 +48,7 @@ class Server(NamedTuple):
 
     memory: Memory
     fingerprint: Scalar  # of the participants at the last accepted point; NaN before the first
+    fresh: Bool[Array, ""]  # whether all of their messages were evaluated there
     unit: Scalar  # a power of two near the first gradients
 
     @property
@@ -64,7 +68,14 @@ def fingerprint(client_id: Int[Array, ""], energy: Scalar) -> Scalar:
     return jax.random.uniform(jax.random.fold_in(key, bits)).astype(energy.dtype)
 
 
-def message(product: Frame, shared: Frame, value: Scalar, mark: Scalar) -> Uplink:
+def _drawn(number: Int[Array, ""] | None, like: Scalar) -> Scalar:
+    """Return a number between 0 and 1 that differs from that of other rounds."""
+    return jnp.zeros_like(like) if number is None else (number * GOLDEN).astype(like.dtype) % 1
+
+
+def message(
+    product: Frame, shared: Frame, value: Scalar, mark: Scalar, number: Int[Array, ""] | None
+) -> Uplink:
     """Return what ONE client sends.
 
     Args:
@@ -73,16 +84,20 @@ def message(product: Frame, shared: Frame, value: Scalar, mark: Scalar) -> Uplin
         shared: the shared components.
         value: the function's value.
         mark: the client's fingerprint.
+        number: the round.
     """
     unit = power_near(product)
     curvature = unit * frobenius_norm(product / unit)
-    return Uplink(deflate(product, shared), curvature, value, Mean(mark))
+    return Uplink(
+        deflate(product, shared), curvature, value, Mean(mark), Mean(_drawn(number, mark))
+    )
 
 
 def first_state(shared: Rows, pairs: int) -> Server:
     """Return a state whose first trial is the start, with room for pairs of steps and changes."""
     one = jnp.ones((), shared.dtype)
-    return Server(initial_memory(shared.T, pairs=pairs), jnp.nan * one, one)
+    fresh = jnp.zeros((), bool)
+    return Server(initial_memory(shared.T, pairs=pairs), jnp.nan * one, fresh, one)
 
 
 def for_other_data(server: Server) -> Server:
@@ -90,18 +105,31 @@ def for_other_data(server: Server) -> Server:
     return server._replace(memory=_quasi_newton.for_other_data(server.memory))
 
 
-def ascend(server: Server, uplink: Uplink) -> tuple[Server, Diagnostics]:
-    """Accept or reject the trial, and take the next step."""
+def ascend(
+    server: Server, uplink: Uplink, number: Int[Array, ""] | None
+) -> tuple[Server, Diagnostics]:
+    """Accept or reject the trial, and take the next step.
+
+    Args:
+        server: the state before the round.
+        uplink: the participants' mean message.
+        number: the round.
+    """
     first = jnp.isnan(server.fingerprint)
     # The order of a sum over clients may change from round to round, for example with a source.
     rounding = ORDER * jnp.finfo(server.fingerprint.dtype).eps
     same = jnp.abs(uplink.fingerprint - server.fingerprint) <= rounding
+    # What a channel remembers of absent clients is of earlier trials.
+    fresh = jnp.abs(uplink.drawn - _drawn(number, uplink.drawn)) <= rounding
     unit = jnp.where(first, power_near(uplink.curvature), server.unit)
-    gradient, curvature, value, _ = (ratio(x, unit) for x in uplink)
+    gradient, curvature, value = (ratio(x, unit) for x in uplink[:3])
     found = Evaluation(gradient, value, curvature=curvature)
-    memory, accepted, left = climb(server.memory, found, same=same)
+    memory, accepted, left = climb(
+        server.memory, found, same=same & fresh & server.fresh, remembered=same
+    )
     mark = jnp.where(accepted, uplink.fingerprint, server.fingerprint)
-    return Server(memory, mark, unit), {"stopping_measure": left}
+    fresh = jnp.where(accepted, fresh, server.fresh)
+    return Server(memory, mark, fresh, unit), {"gap": unit * left}
 
 
 class SolutionAscent(Algorithm, HasBases):

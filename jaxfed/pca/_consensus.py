@@ -63,12 +63,13 @@ class Eigensolver(Algorithm, DifferentiatedThrough):
     quadratic_in_samples = True
 
     rank: int = eqx.field(static=True)
-    stop: Literal["objective", "kkt"] = eqx.field(static=True)
+    stop: Literal["objective", "kkt"] | None = eqx.field(static=True)
 
     @final
-    def _set(self, rank: int, stop: Literal["objective", "kkt"]) -> None:
+    def _set(self, rank: int, stop: Literal["objective", "kkt"] | None) -> None:
         check_count("rank", rank)
-        check_name("stop", stop, ("objective", "kkt"))
+        if stop is not None:
+            check_name("stop", stop, ("objective", "kkt"))
         self.rank, self.stop = rank, stop
 
     @abc.abstractmethod
@@ -132,6 +133,8 @@ class Measured(Eigensolver):
         The scaled KKT violation |(I - ZZᵀ) A Aᵀ Z|_F / |A|_F² is computed from `product`, A Aᵀ Z.
         It is infinite where `exact` is false.
         """
+        if self.stop is None:
+            return {"captured": captured}
         if product is None or server.energy is None:
             change = relative_change(server.captured, captured)
             return {"captured": captured, "stopping_measure": change}
@@ -155,6 +158,11 @@ class HoldsBasis(Measured):
     def downlink(self, server: Server) -> Frame:
         """Return the components."""
         return server.shared
+
+    @final
+    def feasible(self, downlink: Frame, data) -> Frame:
+        """Return orthonormal components."""
+        return orthonormalize(downlink)
 
 
 def residual_variance(data: Member, captured: Float[Array, ""]) -> Float[Array, ""]:

@@ -286,6 +286,11 @@ class PersonalizedPCA(Algorithm, DifferentiatedThrough, HasBases):
         return likelihood.initial_local(self.rank, key, data, warm_start)
 
     @final
+    def feasible(self, downlink: Downlink, data) -> Downlink:
+        """Return the downlink with orthonormal components."""
+        return downlink._replace(shared=polar(downlink.shared))
+
+    @final
     def client_step(
         self, key, downlink: Downlink, local: Rows, data: Member
     ) -> tuple[Message, Rows, Diagnostics]:
@@ -326,7 +331,18 @@ class PersonalizedPCA(Algorithm, DifferentiatedThrough, HasBases):
             sent,
             objective if self.solver == "quasi_newton" else None,
         )
-        return uplink, moved, {"objective": objective, "distance": distance}
+        found = {"objective": objective, "distance": distance}
+        if self.solver != "quasi_newton":
+            pace = 1 / variance
+            if self.step_size is not None:
+                pace = 1 / self.step_size.astype(shared.dtype)
+            elif data.curvature is not None:
+                pace += data.curvature
+            else:
+                held = jnp.vdot(local, data.moment.row_products(local)[0])
+                pace += data.precision * held / self.rank
+            found["gap"] = pace / 2 * jnp.sum((moved - local) ** 2)
+        return uplink, moved, found
 
     @final
     def server_step(self, key, server: Server, uplink: Message) -> tuple[Server, Diagnostics]:
@@ -336,12 +352,16 @@ class PersonalizedPCA(Algorithm, DifferentiatedThrough, HasBases):
             server, diagnostics = self._climbed(server, server.memory, uplink)
             return server, {**diagnostics, **known}
         shared = SOLVERS[self.solver].shared_step(server.shared, uplink.shared)
+        given = self.prior_variance if server.prior_variance is None else server.prior_variance
+        assert given is not None
+        gap = jnp.sum((shared - server.shared) ** 2) / (2 * given.astype(shared.dtype))
         server = server._replace(shared=shared)
         if server.prior_variance is None:
-            return server, known
+            return server, {"gap": gap, **known}
         assert uplink.distance is not None
         dimension = self._dimension(shared.shape[1])
         variance = self._updated(server.prior_variance, uplink.distance, dimension)
+        gap += dimension / 4 * jnp.log(variance / server.prior_variance) ** 2
         if server.spread is not None:
             place = jnp.log(server.prior_variance)
             move = jnp.log(variance) - place
@@ -349,7 +369,8 @@ class PersonalizedPCA(Algorithm, DifferentiatedThrough, HasBases):
             variance = jnp.maximum(variance, jax.lax.stop_gradient(server.spread.least))
             spread = server.spread._replace(previous=jnp.stack([place, move]))
             server = server._replace(spread=spread)
-        return server._replace(prior_variance=variance), {"prior_variance": variance, **known}
+        known |= {"prior_variance": variance, "gap": gap}
+        return server._replace(prior_variance=variance), known
 
     def _climbed(
         self, server: Server, memory: Memory, uplink: Message
@@ -374,7 +395,7 @@ class PersonalizedPCA(Algorithm, DifferentiatedThrough, HasBases):
             if server.spread is not None:
                 least = jnp.log(jax.lax.stop_gradient(server.spread.least))[None]
         memory, _, left = climb(memory, Evaluation(uplink.shared.T, value, slope), least, most)
-        diagnostics = {"stopping_measure": left}
+        diagnostics = {"gap": left}
         if variance is not None:
             variance = jnp.exp(memory.numbers[0])
             diagnostics = {"prior_variance": variance} | diagnostics

@@ -138,7 +138,7 @@ class Climbed(NamedTuple):
 
     memory: Memory
     accepted: Bool[Array, ""]  # whether the trial has become the base
-    left: Scalar  # twice the relative gain that the quadratic model still predicts, or inf
+    left: Scalar  # twice the gain that the quadratic model still predicts
 
 
 def climb(
@@ -148,6 +148,7 @@ def climb(
     most: Numbers | None = None,
     *,
     same: Bool[Array, ""] | bool = True,
+    remembered: Bool[Array, ""] | bool = False,
 ) -> Climbed:
     """Accept or reject the trial, learn from it in either case, and take the next step.
 
@@ -161,6 +162,8 @@ def climb(
         least: lower limits of the numbers, if there are any.
         most: upper limits of the numbers, if there are any.
         same: whether the same clients evaluated the trial and the base.
+        remembered: whether, if not, the gradient is that of all clients, some at earlier trials. It
+            settles by itself, so steps are as long as ever, without momentum.
     """
     first, same, trial = memory.rounds == 0, jnp.asarray(same), memory.trial
     dtype = trial.frame.dtype
@@ -203,7 +206,8 @@ def climb(
     newton = _newton(moves, changes, gradient, curvature_bound)
     comparable = first | same
     by_newton = comparable | (jnp.vdot(moves[0], moves[0]) > 0)
-    momentum = MOMENTUM * _carried(memory.direction, base.frame)
+    share = jnp.where(remembered, 0, MOMENTUM)
+    momentum = share * _carried(memory.direction, base.frame)
     uphill = jnp.where(by_newton, newton, momentum + gradient / curvature_bound)
     # A rejected trial without a pair leaves the direction unchanged and requires a shorter step: to
     # the top of the parabola through the value and slope at the base and the value at the trial.
@@ -215,8 +219,9 @@ def climb(
     )
     top = ratio(predicted, 2 * (predicted - gain))
     shorter = jnp.clip(top, SHORTEST, LONGEST) * memory.step
-    changed = memory.changed + ~comparable
-    full = 1 / jnp.maximum(excess, 1) / jnp.where(comparable, 1, 1 + changed / HALVED)
+    passing = ~(comparable | remembered)
+    changed = memory.changed + passing
+    full = 1 / jnp.maximum(excess, 1) / jnp.where(passing, 1 + changed / HALVED, 1)
     step = jnp.where(turn, full, shorter)
 
     # Near a solution, all uphill directions lead to the same point, but pairs are differences
@@ -249,8 +254,7 @@ def climb(
         rounds=memory.rounds + 1,
     )
     # The Newton decrement: twice the gain that the quadratic model predicts.
-    left = ratio(jnp.abs(jnp.vdot(newton, gradient)), jnp.abs(found.value))
-    return Climbed(after, accepted, jnp.where(comparable, left, jnp.inf))
+    return Climbed(after, accepted, jnp.abs(jnp.vdot(newton, gradient)))
 
 
 def refuse_implicit(algorithm: Algorithm, refused: bool) -> Algorithm:

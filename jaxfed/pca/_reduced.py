@@ -17,7 +17,7 @@ from jaxtyping import Array, Float
 
 from jaxfed.linalg import Moment, polar, thin_product
 from jaxfed.pca._ascent import SolutionAscent
-from jaxfed.pca.components import Frame, best_local, positive, uncaptured
+from jaxfed.pca.components import Frame, best_local, mean_energies, positive, uncaptured
 
 Active = Float[Array, " local_rank"] | None
 Scalar = Float[Array, ""]
@@ -59,20 +59,24 @@ class Uplink(NamedTuple):
 
 def evaluate(
     moment: Moment, shared: Frame, rank: int, active: Active = None, penalty: Penalty | None = None
-) -> tuple[Uplink, Scalar]:
-    """Return ONE client's part of gradient and value at U, and the variance it leaves."""
+) -> tuple[Uplink, dict[str, Scalar]]:
+    """Return ONE client's part of gradient and value at U, and what goes into the history."""
     # By the envelope theorem the derivative by U is S U minus V times g'(VᵀSV) VᵀS U, the
     # multiplier of the constraint VᵀU = 0; how V changes with U does not count.
     local = best_local(moment, shared, rank, active)
-    product = moment.mv(jnp.concatenate([shared, local], axis=1))
+    together = jnp.concatenate([shared, local], axis=1)
+    product = moment.mv(together)
     by_shared, by_local = jnp.split(product, [shared.shape[1]], axis=1)
-    captured, own = jnp.vdot(shared, by_shared), jnp.vdot(local, by_local)
+    energies = jnp.sum(together * product, axis=0)
+    captured, own = jnp.sum(energies[: shared.shape[1]]), jnp.sum(energies[shared.shape[1] :])
     counted, inside = own, local.T @ by_shared
     if penalty is not None:
         counted, slopes = penalty.counted(local.T @ by_local)
         inside = slopes @ inside
     rest = by_shared - thin_product(local, inside)
-    return Uplink(rest, (captured + counted) / 2), uncaptured(moment, captured + own)
+    found = {"objective": uncaptured(moment, captured + own)}
+    found |= mean_energies(energies, shared.shape[1], active)
+    return Uplink(rest, (captured + counted) / 2), found
 
 
 @final
@@ -88,8 +92,8 @@ class Reduced(SolutionAscent):
     def client_step(self, key, downlink, local, data):
         """Evaluate the gradient and the objective with the best local components."""
         penalty = None if self.penalty is None else Penalty(self.penalty, data.limit)
-        uplink, rest = evaluate(data.moment, downlink, self.rank, data.active, penalty)
-        return uplink.product, local, {"objective": rest}
+        uplink, found = evaluate(data.moment, downlink, self.rank, data.active, penalty)
+        return uplink.product, local, found
 
     def client_result(self, downlink, local, data):
         """Return the best local components, in the basis nearest to that of the solution."""

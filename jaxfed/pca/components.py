@@ -19,6 +19,7 @@ from jaxfed.core.clients.samples import SampleRows, Samples, other_data
 from jaxfed.core.common.printing import is_known
 from jaxfed.core.common.processes import finite
 from jaxfed.core.contract.reduction import Gram, Symmetric
+from jaxfed.core.contract.remarks import ENERGIES
 from jaxfed.linalg import Moment, orthonormalize, polar, thin_product
 from jaxfed.linalg.basis import orthonormal_rows, orthonormalize_once
 from jaxfed.linalg.derivatives import zero_with_derivative
@@ -322,9 +323,24 @@ def common_local(result: Personalized) -> tuple[str, ...]:
         return ()
     return (
         f"The local components are common to all clients (misalignment {theta:.2g}) and so not "
-        'local at all: start from OneShot(..., method="spectrum"), or learn more shared or fewer '
-        "local components.",
+        "local at all: learn more shared components, or fewer local ones.",
     )
+
+
+def mean_energies(
+    energies: Float[Array, " rank"], shared_rank: int, active: Float[Array, " local_rank"] | None
+) -> dict[str, Float[Array, ""]]:
+    """Return the mean variances along shared and local components, as diagnostics.
+
+    Args:
+        energies: variances along both, the shared ones first.
+        shared_rank: number of shared components.
+        active: 1 for local components in use; by default all.
+    """
+    own = energies[shared_rank:]
+    count = len(own) if active is None else jnp.sum(active)
+    means = jnp.mean(energies[:shared_rank]), ratio(jnp.sum(own), jnp.asarray(count, own.dtype))
+    return dict(zip(ENERGIES, means, strict=True))
 
 
 def uncaptured(moment: Moment, captured: Float[Array, ""]) -> Float[Array, ""]:

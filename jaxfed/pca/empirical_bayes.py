@@ -50,6 +50,7 @@ from jaxfed.pca.components import (
     Frame,
     change_within,
     check_warm_start,
+    deflate,
     moment_message,
     moment_of,
     moment_received,
@@ -222,6 +223,10 @@ class EmpiricalBayesPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
     def client_init(self, key, downlink: Downlink, data: Moment, warm_start) -> None:
         """Return None: each round computes the posterior anew."""
 
+    def feasible(self, downlink: Downlink, data) -> Downlink:
+        """Return the downlink with orthonormal components."""
+        return downlink._replace(shared=polar(downlink.shared))
+
     def client_step(self, key, downlink: Downlink, local: None, data: Moment):
         """Apply the posterior mean projector to the shared components."""
         shared, concentration, found = downlink
@@ -277,6 +282,9 @@ class EmpiricalBayesPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
         # As part of the state, the limit would have no implicit derivative.
         most = jax.lax.stop_gradient(server.most)
         concentration = jnp.clip(jnp.exp(place_next), least, most)
+        rest = deflate(uplink.product, server.shared)
+        gap = server.concentration * jnp.sum(rest**2)
+        gap += self.rank * (features - self.rank) / 4 * move**2
         # The basis nearest to the previous one, so that it converges with the subspace.
         server = server._replace(
             shared=polar(uplink.product),
@@ -284,7 +292,7 @@ class EmpiricalBayesPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
             previous=jnp.stack([place, move]),
         )
         at_limit = (concentration >= most).astype(concentration.dtype)
-        found = {"prior_variance": 1 / concentration, "at_lower_limit": at_limit}
+        found = {"prior_variance": 1 / concentration, "at_lower_limit": at_limit, "gap": gap}
         return server, {**found, **known}
 
     def _climbed(
@@ -310,7 +318,7 @@ class EmpiricalBayesPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
         return server, {
             "prior_variance": 1 / concentration,
             "at_lower_limit": at_limit,
-            "stopping_measure": left,
+            "gap": left,
         }
 
     def client_result(self, downlink: Downlink, local: None, data: Moment) -> Frame:

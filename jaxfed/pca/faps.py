@@ -88,7 +88,7 @@ class FAPS(Accelerated, HoldsBasis):
         local_solver: Literal["fixed", "relative_change", "sufficient_decrease"] = "fixed",
         local_steps: int | None = None,
         local_tol: float | Array | None = None,
-        stop: Literal["objective", "kkt"] = "objective",
+        stop: Literal["objective", "kkt"] | None = None,
     ):
         r"""Set up the algorithm.
 
@@ -107,7 +107,8 @@ class FAPS(Accelerated, HoldsBasis):
                 500.
             local_tol: tolerance of the local rule: by default 0.01 for `"relative_change"`, 0.5 for
                 `"sufficient_decrease"`.
-            stop: what `tol` applies to. `"objective"`: the relative change of the captured energy,
+            stop: what `tol` applies to: by default the stopping measure of other
+                algorithms. `"objective"`: the relative change of the captured energy,
                 rule (27), which costs one number per round. Because the iteration may oscillate, it
                 can be met by chance far from a solution. `"kkt"`: the scaled KKT violation, which
                 doubles the messages.

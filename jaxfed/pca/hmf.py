@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple, Self, final, get_args
 
 import equinox as eqx
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, PyTree
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from jaxfed.contract import (
     Algorithm,
@@ -44,6 +44,7 @@ from jaxfed.pca.components import (
     check_warm_start,
     common_local,
     first_components,
+    mean_energies,
     retract,
     warn_of_few,
 )
@@ -134,6 +135,7 @@ class HMF(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
     local_rank: int = eqx.field(static=True)
     solver: Literal["quasi_newton", "gradient"] = eqx.field(static=True)
     start: StartName = eqx.field(static=True)
+    number: Int[Array, ""] | None = eqx.field(init=False)  # of the round; None before
 
     def __init__(
         self,
@@ -177,7 +179,7 @@ class HMF(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
                 raise refuse(name, "None with solver='quasi_newton', which has no steps", value)
         check_name("start", start, get_args(StartName))
         self.shared_rank, self.local_rank = shared_rank, local_rank
-        self.solver, self.start = solver, start
+        self.solver, self.start, self.number = solver, start, None
         self.step_size, self.penalty = hyperparameter(step_size), hyperparameter(penalty)
 
     def check(self, clients, warm_start) -> None:
@@ -198,6 +200,10 @@ class HMF(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
         # share.
         curvature = ratio(Moment.from_dense(inner).largest_eigenvalue(), share)
         return Member(values, observed, curvature, fingerprint(client_id, moment.trace))
+
+    def at_round(self, number: Int[Array, ""]) -> Self:
+        """Return the algorithm with the number of a round, which marks its messages."""
+        return eqx.tree_at(lambda x: x.number, self, number, is_leaf=lambda x: x is None)
 
     def first_message(self, key, data: Member, warm_start):
         """Return what the server starts from: a deflated moment and the largest eigenvalue."""
@@ -239,6 +245,12 @@ class HMF(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
         """Return the shared components, and the curvature unless nothing is automatic."""
         return Message(server.components, getattr(server, "curvature", None))
 
+    def feasible(self, downlink: Message, data) -> Message:
+        """Return the downlink with orthonormal components; gradient steps work with others."""
+        if self.solver == "gradient":
+            return downlink
+        return downlink._replace(components=retract(downlink.components, "polar"))
+
     def client_step(self, key, downlink: Message, local: Local | Rows, data: Member):
         """Take the solver's step."""
         if isinstance(local, Local):
@@ -248,8 +260,9 @@ class HMF(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
     def _alternate(self, shared: Rows, local: Rows, data: Member):
         """Improve the local components, and evaluate the objective and its gradient."""
         found = evaluate(data.values, data.observed, shared, local)
-        uplink = message(found.ascent, shared.T, -found.objective, data.fingerprint)
-        return uplink, found.local, {"objective": found.objective}
+        uplink = message(found.ascent, shared.T, -found.objective, data.fingerprint, self.number)
+        energies = mean_energies(found.energies, self.shared_rank, None)
+        return uplink, found.local, {"objective": found.objective, **energies}
 
     def _descend(self, downlink: Message, local: Local, data: Member):
         """Make the local components orthogonal to the shared ones, and take a gradient step."""
@@ -268,12 +281,15 @@ class HMF(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
         objective += own_pace.penalty * jnp.sum(_excess(components) ** 2)
 
         copy = _moved(shared, rise[: self.shared_rank], pace)
-        components = _moved(components, rise[self.shared_rank :], own_pace)
+        moved = _moved(components, rise[self.shared_rank :], own_pace)
         # Scores have curvature one while components are orthonormal; half, as in `_pace`.
         step = jnp.asarray(0.5 if self.step_size is None else self.step_size, rest.dtype)
-        local = Local(components, *self._split(scores + step * data_matmul(rest, together.T)))
+        climb = data_matmul(rest, together.T)
+        local = Local(moved, *self._split(scores + step * climb))
         uplink = Message(copy, None if downlink.curvature is None else curvature)
-        return uplink, local, {"objective": objective / 2}
+        gap = ratio(jnp.sum((moved - components) ** 2), own_pace.step) + step * jnp.sum(climb**2)
+        energies = mean_energies(jnp.sum(scores**2, axis=0), self.shared_rank, None)
+        return uplink, local, {"objective": objective / 2, "gap": gap, **energies}
 
     def server_step(self, key, server, uplink):
         """Take the solver's step; for gradients, of which `uplink` is the mean copy.
@@ -281,13 +297,17 @@ class HMF(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
         The curvature stays at least the first one.
         """
         if self.solver == "quasi_newton":
-            return ascend(server, uplink)
+            return ascend(server, uplink, self.number)
+        square = jnp.sum((uplink.components - server.components) ** 2)
         if server.first is None or uplink.curvature is None:
-            return Server(uplink.components, None, None), {}
+            assert self.step_size is not None
+            gap = square / self.step_size.astype(square.dtype)
+            return Server(uplink.components, None, None), {"gap": gap}
         # The averaged step in U has at most the mean of the clients' curvatures, which grows where
         # large scores follow from few observed entries: see `client_step`.
         curvature = jnp.maximum(server.first, uplink.curvature)
-        return Server(uplink.components, curvature, server.first), {}
+        gap = ratio(square, self._pace(server.curvature).step)
+        return Server(uplink.components, curvature, server.first), {"gap": gap}
 
     def for_other_data(self, server: Server | _ascent.Server) -> _ascent.Server | None:
         """Return a quasi-Newton state without a value to compare the next one with."""

@@ -62,7 +62,7 @@ class LocalPower(Accelerated, Measured):
         *,
         local_steps: int = 8,
         alignment: Literal["none", "sign", "procrustes"] = "none",
-        stop: Literal["objective", "kkt"] = "objective",
+        stop: Literal["objective", "kkt"] | None = None,
     ):
         r"""Set up the algorithm.
 
@@ -75,7 +75,8 @@ class LocalPower(Accelerated, Measured):
                 here, so `"sign"` rarely differs from `"none"`. Alignment needs every client's own
                 message, with its basis beside the product: twice the numbers, and no sum. (They are
                 counted in every round, although rounds with one local step do not need them.)
-            stop: what `tol` applies to. `"objective"`: the relative change of the captured energy,
+            stop: what `tol` applies to: by default the stopping measure of other
+                algorithms. `"objective"`: the relative change of the captured energy,
                 rule (27) of Wang, Liu & Zhang (2022). `"kkt"`: the scaled KKT violation, which is
                 infinite until there is only one local step.
 
@@ -102,6 +103,10 @@ class LocalPower(Accelerated, Measured):
     def downlink(self, server: PowerServer) -> Downlink:
         """Return the components and the number of products to make."""
         return Downlink(server.common.shared, server.steps)
+
+    def feasible(self, downlink: Downlink, data) -> Downlink:
+        """Return the downlink with orthonormal components."""
+        return downlink._replace(shared=orthonormalize(downlink.shared))
 
     def client_step(self, key, downlink: Downlink, local: None, data: Member):
         """Make as many products with the client's matrix as the server asks for."""

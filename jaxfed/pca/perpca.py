@@ -42,7 +42,9 @@ from jaxfed.pca.components import (
     check_fits,
     check_warm_start,
     common_local,
+    deflate,
     first_components,
+    mean_energies,
     moment_of,
     multiplied,
     retract,
@@ -270,6 +272,10 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
         """Return the shared components, and the curvature unless the step size is constant."""
         return Message(server.shared, server.curvature)
 
+    def feasible(self, downlink, data):
+        """Return the downlink with orthonormal components."""
+        return downlink._replace(shared=retract(downlink.shared, self.retraction))
+
     def client_step(self, key, downlink, local, data):
         """Deflate and retract the local components, take a step, send the shared copy."""
         moment, _, active = data
@@ -287,12 +293,16 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
             # (I - P_U - P_V) S W is the tangent projection, because WᵀSW is symmetric.
             # Choice 1, (58) for the shared copy, which is not retracted before it is averaged.
             moved = w + self._step(sw - data_matmul(wsw, w, once=True), curvature)
+            gap = self._gap((moved - w)[self.shared_rank :], curvature)
             # The paper retracts the local part here and again, after deflation, at the start of the
             # next round. Only its span matters, so one retraction is enough.
         elif self.variant == "power":
             by_shared, by_local = jnp.split(sw, [self.shared_rank])
             inside = client_matmul(wsw[self.shared_rank :, : self.shared_rank], shared)
+            before = local
             local = retract(multiplied(local, by_local - inside), self.retraction, active)
+            turned = local - client_matmul(client_matmul(local, before.T), before)
+            gap = 2 * jnp.sum(turned**2) * jnp.max(jnp.diagonal(wsw))
             # The part of S U orthogonal to the new local components, not normalized.
             moved = by_shared - client_matmul(client_matmul(by_shared, local.T), local)
             moved = jnp.concatenate([moved, local])
@@ -302,9 +312,11 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
             # Always the polar factor: QR would keep only the span of the shared copy, and the
             # average would drift to pooled PCA.
             moved = retract(w + self._step(sw, curvature), "polar", active)
+            gap = self._gap((moved - w)[self.shared_rank :], curvature)
         copy, local = moved[: self.shared_rank], moved[self.shared_rank :]
         uplink = Message(copy, None if self.decay is None else objective)
-        return uplink, local, {"objective": objective}
+        energies = mean_energies(jnp.diagonal(wsw), self.shared_rank, data.active)
+        return uplink, local, {"objective": objective, "gap": gap, **energies}
 
     def server_step(self, key, server, uplink):
         """Retract the mean of the copies; shrink the step if the objective rose."""
@@ -314,15 +326,31 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
             curvature = jnp.where(objective > server.objective, raised, curvature)
         if self.variant == "power":
             moved = multiplied(server.shared, uplink.shared)
+            rest = deflate(uplink.shared.T, server.shared.T)
+            energy = jnp.vdot(server.shared, uplink.shared) / self.shared_rank
+            gap = 2 * ratio(jnp.sum(rest**2), energy)
         else:
             moved = uplink.shared
+            gap = None
         # GR_U(mean U_i - U) in Algorithm 2: both retractions depend only on U plus their argument,
         # here the mean.
         shared = retract(moved, self.retraction)
-        server = Server(shared, curvature, objective)
-        return server, {} if curvature is None else {
-            "step_size": ratio(jnp.ones_like(curvature), curvature)
-        }
+        if gap is None:
+            copy = moved if self.variant == "tangent" else shared
+            gap = self._gap(copy - server.shared, server.curvature)
+        server, found = Server(shared, curvature, objective), {"gap": gap}
+        if curvature is not None:
+            found["step_size"] = ratio(jnp.ones_like(curvature), curvature)
+        return server, found
+
+    def _gap(self, move, curvature):
+        """Return what a gradient step that moves so far lowers the objective by, at first order."""
+        # The objective's gradient is twice that of the step.
+        square = 2 * jnp.sum(move**2)
+        if curvature is None:
+            assert self.step_size is not None
+            return square / self.step_size.astype(square.dtype)
+        return square * curvature
 
     def _step(self, gradient, curvature):
         """Return a gradient times the step size."""

@@ -40,14 +40,15 @@ class SubspaceIteration(HoldsBasis, HasBases):
         self,
         rank: int,
         *,
-        stop: Literal["objective", "kkt"] = "objective",
+        stop: Literal["objective", "kkt"] | None = None,
         retraction: Literal["qr", "polar"] = "qr",
     ):
         r"""Set up the algorithm.
 
         Args:
             rank: number of components p.
-            stop: what `tol` applies to. `"objective"`: the relative change of the captured energy
+            stop: what `tol` applies to: by default the stopping measure of other
+                algorithms. `"objective"`: the relative change of the captured energy
                 \(f(Z) = \sum_i |A_i^\top Z|_F^2\) from round to round, rule (27). `"kkt"`: the
                 scaled KKT violation \(|(I - ZZ^\top) A A^\top Z|_F / |A|_F^2\), which costs one
                 number at the start; the former costs nothing.

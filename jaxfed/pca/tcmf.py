@@ -33,6 +33,7 @@ from jaxfed.contract import (
 from jaxfed.core.clients import samples
 from jaxfed.core.contract.reduction import Gram, Symmetric
 from jaxfed.linalg import Moment
+from jaxfed.linalg.division import ratio
 from jaxfed.linalg.precision import client_matmul, data_matmul
 from jaxfed.pca._starts import StartName, first_shared, start_message, with_starts
 from jaxfed.pca.components import (
@@ -42,6 +43,7 @@ from jaxfed.pca.components import (
     check_warm_start,
     common_local,
     deflate,
+    mean_energies,
     multiplied,
     retract,
     warn_of_few,
@@ -210,25 +212,37 @@ class TCMF(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
         """Return the shared components, as rows."""
         return server
 
+    def feasible(self, downlink: Rows, data):
+        """Return the downlink with orthonormal components."""
+        return retract(downlink, "polar")
+
     def client_step(self, key, downlink: Rows, local: Local, data: Member):
         """Factorize the samples without their sparse part, renew that, and take a step."""
         shared = downlink.T
         own = best_local(_moment(local.cleaned), shared, self.local_rank)
         components = jnp.concatenate([shared, own], axis=1)
-        low_rank = client_matmul(data_matmul(local.cleaned, components), components.T)
+        scores = data_matmul(local.cleaned, components)
+        low_rank = client_matmul(scores, components.T)
 
-        local = self._renewed(local, low_rank, data)
+        before, local = local, self._renewed(local, low_rank, data)
         # Entries in S are those of the low-rank parts in `cleaned`, so they add no error here.
         rest = data.observed * (local.cleaned - low_rank)
         errors = data.observed & (local.cleaned != data.values)
         objective = jnp.sum(rest**2) + local.threshold**2 * jnp.sum(errors)
         # With the renewed S, but the local components from before it.
         product = _moment(local.cleaned).mv(shared)
-        return deflate(product, own).T, local, {"objective": objective / 2}
+        # What a smaller threshold, and the sparse part that follows it, still change.
+        change = (before.threshold**2 - local.threshold**2) * jnp.sum(errors)
+        gap = (change + jnp.sum((local.cleaned - before.cleaned) ** 2)) / 2
+        found = {"objective": objective / 2, "gap": gap}
+        found |= mean_energies(jnp.sum(scores**2, axis=0), self.shared_rank, None)
+        return deflate(product, own).T, local, found
 
     def server_step(self, key, server: Rows, uplink: Rows):
         """Take a step of orthogonal iteration."""
-        return retract(multiplied(server, uplink), "polar"), {}
+        energy = jnp.vdot(server, uplink) / self.shared_rank
+        gap = ratio(jnp.sum(deflate(uplink.T, server.T) ** 2), energy)
+        return retract(multiplied(server, uplink), "polar"), {"gap": gap}
 
     def client_result(self, downlink: Rows, local: Local, data: Member):
         """Return the best local components of the samples without their sparse part."""

@@ -35,7 +35,7 @@ from jaxfed.contract import (
 )
 from jaxfed.core.clients.samples import Samples, other_data
 from jaxfed.core.contract.reduction import Gram, Symmetric
-from jaxfed.linalg import Moment, matmul
+from jaxfed.linalg import Moment, polar
 from jaxfed.linalg.triangle import to_triangle
 from jaxfed.pca._starts import common_message
 from jaxfed.pca._tucker import (
@@ -67,7 +67,6 @@ class Server(NamedTuple):
     """The server's state."""
 
     factors: ModeFactors
-    turns: Float[Array, " modes"]  # how far the last update turned each factor, from 0 to 1
 
 
 @final
@@ -106,7 +105,7 @@ class PerTucker(Updates, DifferentiatedThrough, HasRemarks):
     shared_ranks: tuple[int, ...] = eqx.field(static=True)
     local_ranks: tuple[int, ...] = eqx.field(static=True)
     orthogonal_modes: tuple[int, ...] = eqx.field(static=True)
-    mode: Int[Array, ""] | None  # of the round
+    mode: Int[Array, ""] | None = eqx.field(init=False)  # of the round
 
     def __init__(
         self,
@@ -190,7 +189,7 @@ class PerTucker(Updates, DifferentiatedThrough, HasRemarks):
             factors = tuple(moment_received(x).top(rank)[1] for x, rank in each)
         else:
             factors = factors_of(warm_start.shared, self.shape, self.shared_ranks)
-        return Server(factors, jnp.ones(len(self.shape), factors[0].dtype))
+        return Server(factors)
 
     def downlink(self, server: Server) -> ModeFactors:
         """Return the shared factors."""
@@ -203,6 +202,10 @@ class PerTucker(Updates, DifferentiatedThrough, HasRemarks):
         return self.aligned(
             downlink, factors_of(warm_start.local, self.shape, self.local_ranks)
         ).local
+
+    def feasible(self, downlink: ModeFactors, data):
+        """Return the downlink with orthonormal components."""
+        return tuple(polar(factor) for factor in downlink)
 
     def client_step(self, key, downlink: ModeFactors, local: ModeFactors, data: Member):
         """Update the local factor of the last round's mode, and send the moment of this round's."""
@@ -229,12 +232,9 @@ class PerTucker(Updates, DifferentiatedThrough, HasRemarks):
         def step(k: int) -> Server:
             size, before = self.shape[k], server.factors[k]
             factor = self.update_shared(k, moment[:size, :size], before)
-            outside = jax.lax.stop_gradient(factor - matmul(before, matmul(before.T, factor)))
-            turn = jnp.linalg.norm(outside) / factor.shape[1] ** 0.5
-            return Server(replaced(server.factors, k, factor), server.turns.at[k].set(turn))
+            return Server(replaced(server.factors, k, factor))
 
-        server = self._in_mode(step)
-        return server, {"stopping_measure": jnp.max(server.turns)}
+        return self._in_mode(step), {}
 
     def client_result(self, downlink: ModeFactors, local: ModeFactors, data: Member) -> Frame:
         """Update all local factors once more, and return their products."""

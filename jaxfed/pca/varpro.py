@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Self
 
 import equinox as eqx
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from jaxfed._checks import check_number
 from jaxfed.contract import (
@@ -24,7 +24,7 @@ from jaxfed.contract import (
 )
 from jaxfed.core.clients.samples import Samples
 from jaxfed.core.contract.reduction import Gram, Symmetric
-from jaxfed.linalg import Moment
+from jaxfed.linalg import Moment, polar
 from jaxfed.pca._ascent import (
     Server,
     Uplink,
@@ -68,7 +68,7 @@ class VarProPerPCA(Algorithm, DifferentiatedThrough, HasRemarks):
     r"""Personalized PCA by limited-memory BFGS in the shared components alone.
 
     With `local_penalty=0`, its stationary points are those of `PerPCA(variant="tangent")`. There is
-    no step size to choose, and it takes a small fraction of the rounds. Its messages are three
+    no step size to choose, and it takes a small fraction of the rounds. Its messages are four
     numbers longer. Clients do more work: an eigendecomposition each round.
 
     Local variance counts \(g(\lambda) = \lambda - \tau c (1 - (1 + \lambda / 2c)^{-2})\), where
@@ -91,6 +91,7 @@ class VarProPerPCA(Algorithm, DifferentiatedThrough, HasRemarks):
     memory: int = eqx.field(static=True)
     shrinkage: bool = eqx.field(static=True)
     start: StartName = eqx.field(static=True)
+    number: Int[Array, ""] | None = eqx.field(init=False)  # of the round; None before
 
     def __init__(
         self,
@@ -133,6 +134,7 @@ class VarProPerPCA(Algorithm, DifferentiatedThrough, HasRemarks):
         self.local_penalty = hyperparameter(local_penalty)
         self.shared_rank, self.local_rank = model.shared_rank, model.local_rank
         self.memory, self.shrinkage, self.start = memory, shrinkage, start
+        self.number = None
 
     @property
     def _model(self) -> PerPCA:
@@ -172,6 +174,10 @@ class VarProPerPCA(Algorithm, DifferentiatedThrough, HasRemarks):
         mark = fingerprint(client_id, moment.trace)
         return Member(*prepared, limit, mark, rows if same else None)
 
+    def at_round(self, number: Int[Array, ""]) -> Self:
+        """Return the algorithm with the number of a round, which marks its messages."""
+        return eqx.tree_at(lambda x: x.number, self, number, is_leaf=lambda x: x is None)
+
     def first_message(self, key, data: Member, warm_start) -> Gram | Symmetric | None:
         """Return what the server starts from, as in `PerPCA`."""
         if warm_start is None and self.start == "common" and data.rows is not None:
@@ -188,19 +194,23 @@ class VarProPerPCA(Algorithm, DifferentiatedThrough, HasRemarks):
         """Return the trial point."""
         return server.components.T
 
+    def feasible(self, downlink: Frame, data):
+        """Return the downlink with orthonormal components."""
+        return polar(downlink)
+
     def client_init(self, key, downlink: Frame, data: Member, warm_start) -> None:
         """Return None: each round computes the local components anew."""
 
     def client_step(self, key, downlink: Frame, local: None, data: Member):
         """Evaluate the gradient and the objective with the best local components."""
         penalty = Penalty(self.local_penalty, data.limit)
-        part, rest = evaluate(data.moment, downlink, self._width, data.active, penalty)
-        uplink = message(part.product, downlink, part.value, data.fingerprint)
-        return uplink, local, {"objective": rest}
+        part, found = evaluate(data.moment, downlink, self._width, data.active, penalty)
+        uplink = message(part.product, downlink, part.value, data.fingerprint, self.number)
+        return uplink, local, found
 
     def server_step(self, key, server: Server, uplink: Uplink) -> tuple[Server, Diagnostics]:
         """Accept or reject the trial, and take the next step."""
-        return ascend(server, uplink)
+        return ascend(server, uplink, self.number)
 
     def for_other_data(self, server: Server) -> Server:
         """Return the state with its pairs, but without a value to compare the next one with."""

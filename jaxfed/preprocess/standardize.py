@@ -10,6 +10,7 @@ from jaxtyping import Array, Float, PyTree
 from jaxfed.contract import Algorithm, check_flag, check_name
 from jaxfed.core.clients.samples import IncompleteSamples, SampleRows, check_rows
 from jaxfed.core.clients.standardization import Standardization
+from jaxfed.core.contract.one_exchange import nothing_left
 from jaxfed.reduction import Gather, Sum
 
 CENTERS = ("shared", "local", "none")
@@ -146,13 +147,13 @@ class Standardize(Algorithm):
     def server_step(self, key, server, uplink):
         """Move the reference to the mean; the variance is about the mean."""
         if uplink is None:
-            return server, {}
+            return server, nothing_left()
         shift, square = self._pooled(uplink)
         if shift is None:
             # Each client measured from its own mean, so the mean square is a variance already.
-            return Moments(None, square), {}
+            return Moments(None, square), nothing_left()
         variance = None if square is None else jnp.maximum(square - shift**2, 0)
-        return Moments(server.mean + shift, variance), {}
+        return Moments(server.mean + shift, variance), nothing_left()
 
     def client_result(self, downlink, local, data) -> Standardization:
         """Return what to subtract from the client's samples, and what to divide them by."""

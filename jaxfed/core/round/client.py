@@ -6,11 +6,11 @@ import jax
 from jaxtyping import Array, Int, Key, PyTree
 
 from jaxfed.core.contract import calls
-from jaxfed.core.contract.algorithm import Personalized
+from jaxfed.core.contract.algorithm import Algorithm, Personalized
 from jaxfed.core.round.messages import ClientMessage, is_not_finite, send, send_first
 from jaxfed.core.round.problem import Broadcast, ClientState, Problem, RunMember, zeros_of
 from jaxfed.core.wire.calls import bind, carried
-from jaxfed.core.wire.channel import Context
+from jaxfed.core.wire.channel import Channel, Context
 
 
 class RoundShapes(NamedTuple):
@@ -64,7 +64,8 @@ def first_local(problem: Problem, broadcast: Broadcast, member: RunMember) -> Py
     """The algorithm's part of the client's initial state."""
     key, _ = _keys(broadcast, member)
     warm_start = _warm_start(broadcast, member)
-    return calls.client_init(problem.algorithm, key, broadcast.downlink, member.data, warm_start)
+    downlink = _received(problem.algorithm, problem.first_downlink, broadcast, member.data)
+    return calls.client_init(problem.algorithm, key, downlink, member.data, warm_start)
 
 
 def remembers_first(problem: Problem, first: PyTree, uplink: PyTree) -> bool:
@@ -108,8 +109,9 @@ def step(
     assert member.state is not None
     key, channel_key = _keys(broadcast, member)
     algorithm = problem.algorithm.at_round(broadcast.round)
+    downlink = _received(algorithm, problem.downlink, broadcast, member.data)
     uplink, local, diagnostics = calls.client_step(
-        algorithm, key, broadcast.downlink, member.state.local, member.data
+        algorithm, key, downlink, member.state.local, member.data
     )
     way = bind(problem.uplink, _context(broadcast, member))
     transit = send(way, channel_key, carried(way, uplink), member.state.memory)
@@ -141,6 +143,11 @@ def _keys(broadcast: Broadcast, member: RunMember) -> tuple[Key[Array, ""], Key[
     # whatever the channel, so that the algorithm draws the same numbers through any of them.
     key, channel_key = jax.random.split(jax.random.fold_in(broadcast.key, member.id))
     return key, channel_key
+
+
+def _received(algorithm: Algorithm, way: Channel, broadcast: Broadcast, data: PyTree) -> PyTree:
+    """The downlink as the client uses it; what settles becomes exact by itself."""
+    return broadcast.downlink if way.settles else algorithm.feasible(broadcast.downlink, data)
 
 
 def _context(broadcast: Broadcast, member: RunMember) -> Context:

@@ -132,7 +132,8 @@ class State(eqx.Module):
     downlink: channel.Link
     broadcast_bytes: UInt32[Array, ""]  # in parts of variable length of the last downlink
     missed: Missed | None  # only where downlinks are differences and clients can be absent
-    objective: Float[Array, ""]  # of the last round
+    first_objective: Float[Array, ""]
+    window: Float[Array, " window"]  # of gains or objectives, from which the measure follows
     measure: Float[Array, ""]  # compared with the tolerance
     failure: Failure
 

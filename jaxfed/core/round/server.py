@@ -11,6 +11,13 @@ from jaxfed.core.backends.backend import collect
 from jaxfed.core.contract import calls
 from jaxfed.core.contract.algorithm import Personalized
 from jaxfed.core.contract.reduction import plain
+from jaxfed.core.round.measure import (
+    FLOOR,
+    WINDOW,
+    extended,
+    left_by_gains,
+    left_by_objectives,
+)
 from jaxfed.core.round.messages import (
     ClientMessage,
     Contribution,
@@ -103,9 +110,9 @@ def open_run(
         missed=Missed(nobody.astype(jnp.int32), nobody.astype(jnp.uint32))
         if problem.downlink.cumulative and not problem.everybody
         else None,
-        # NaN and infinity: the first round has nothing to compare its objective with, and meets no
-        # tolerance.
-        objective=jnp.full((), jnp.nan, shapes.objective.dtype),
+        # NaN and infinity: the first rounds have nothing to compare with, and meet no tolerance.
+        first_objective=jnp.full((), jnp.nan, shapes.objective.dtype),
+        window=jnp.full(WINDOW, jnp.nan, shapes.objective.dtype),
         measure=jnp.full((), jnp.inf, shapes.objective.dtype),
         failure=Failure(failed.astype(jnp.int32), nobody),
     )
@@ -231,7 +238,8 @@ def close_round(
     message = nan_where_failed(message, failed)
     key = server_keys(problem, state.round).step
     algorithm = problem.algorithm.at_round(state.round + 1)
-    server, measured = calls.server_step(algorithm, key, state.server, plain(message))
+    server, found = calls.server_step(algorithm, key, state.server, plain(message))
+    measured = dict(found)
 
     # Average over participants, so that rounds with different participants are comparable.
     share = plain(received.share)
@@ -241,11 +249,26 @@ def close_round(
     # A sum with one NaN is NaN, so this covers every participant that has weight. The server may
     # replace the clients' mean by an objective of its own, so test both.
     sound = jnp.isfinite(diagnostics["objective"]) & ~failed
+    gaps = [each.pop("gap") for each in (diagnostics, measured) if "gap" in each]
     diagnostics |= measured
-    sound &= ~jnp.isnan(diagnostics["objective"])
-    measure = diagnostics.get("stopping_measure")
-    if measure is None:
-        measure = _relative_change(state.objective, diagnostics["objective"])
+    objective = diagnostics["objective"].astype(state.measure.dtype)
+    sound &= ~jnp.isnan(objective)
+    first = jnp.where(jnp.isnan(state.first_objective), objective, state.first_objective)
+    first = jax.lax.stop_gradient(first)
+    size = jnp.maximum(jnp.abs(objective), FLOOR * jnp.abs(first))
+    size = jnp.maximum(jax.lax.stop_gradient(size), jnp.finfo(size.dtype).tiny)
+    if gaps:
+        gap = sum(gaps) / size
+        if not problem.everybody:
+            # Until each client has taken part once, which takes so many rounds.
+            gap = gap * (problem.size / jnp.maximum(jnp.sum(inclusion > 0), 1))
+        window = extended(state.window, gap)
+        measure = left_by_gains(window)
+    else:
+        window = extended(state.window, objective)
+        measure = left_by_objectives(window / size)
+    given = diagnostics.setdefault("stopping_measure", measure)
+    measure = jnp.where(jnp.isnan(given), jnp.inf, given)
 
     present = inclusion > 0
     down = _send_down(problem, state, server, present)
@@ -259,9 +282,9 @@ def close_round(
         downlink=down.link,
         broadcast_bytes=channel.variable_bytes(down.payload),
         missed=down.missed,
-        objective=diagnostics["objective"].astype(state.objective.dtype),
-        # NaN compares false with a tolerance, and would end the run as if it had converged.
-        measure=jnp.where(jnp.isnan(measure), jnp.inf, measure).astype(state.measure.dtype),
+        first_objective=first,
+        window=window,
+        measure=measure.astype(state.measure.dtype),
         failure=_failure(state, sound, failed_clients),
     )
     if not problem.everybody:
@@ -288,12 +311,6 @@ def shared_result(problem: Problem, state: State) -> tuple[PyTree, PyTree]:
 
 def _chosen(condition: Bool[Array, ""], one: PyTree, other: PyTree) -> PyTree:
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), one, other)
-
-
-def _relative_change(previous: Float[Array, ""], current: Float[Array, ""]) -> Float[Array, ""]:
-    # Compare with the smallest normal number instead of dividing by a zero objective.
-    size = jnp.abs(current)
-    return jnp.abs(current - previous) / jnp.maximum(size, jnp.finfo(size.dtype).tiny)
 
 
 def _failure(state: State, finite: Bool[Array, ""], failed: Bool[Array, " m"]) -> Failure:

@@ -16,7 +16,8 @@ from jaxfed.core.round.problem import Costs, Problem, State
 from jaxfed.core.run.callbacks import Best, Callback, better, initial, updated
 from jaxfed.core.run.loop import Options
 from jaxfed.core.run.runner import Runner, Tolerance
-from jaxfed.core.run.solution import DivergenceError, Solution, Status
+from jaxfed.core.run.solution import DivergenceError, Solution
+from jaxfed.core.run.status import Status
 
 
 class Requests(NamedTuple):
@@ -207,7 +208,8 @@ def _divergence(solution: Solution, objective: float) -> DivergenceError:
 
 def on_host_solution(solution: Solution, done: int, stopped: bool = False) -> Solution:
     """The solution with numbers on the host; releases also count rounds after the best one."""
-    if stopped and solution.status == Status.round_limit:
+    met = solution.stops and solution.status == Status.converged
+    if stopped and not met and solution.status != Status.diverged:
         solution = replace(solution, status=Status.stopped)
     failure = jax.tree.map(on_host, solution.failure)
     # Messages sent after the best round still count for privacy.

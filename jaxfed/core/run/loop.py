@@ -1,6 +1,7 @@
 """The traced loop over rounds, its history, and the solution it ends with."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -10,12 +11,15 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
+from jaxfed.core.common.printing import is_known
 from jaxfed.core.contract.algorithm import Personalized
 from jaxfed.core.contract.participation import everybody
+from jaxfed.core.contract.remarks import ENERGIES
 from jaxfed.core.round.problem import TRAFFIC, Costs, Failure, Problem, State, blank
 from jaxfed.core.round.rounds import begin, one_round, result_of
 from jaxfed.core.round.whole import WHOLE, prepared
-from jaxfed.core.run.solution import Solution, Status
+from jaxfed.core.run.solution import Solution
+from jaxfed.core.run.status import Status, status_of, verdict
 from jaxfed.core.wire.release import Release
 
 History = dict[str, Any]
@@ -79,7 +83,7 @@ def solve(
     state, history = advance(problem, state, tol, options, loop)
     result = result_of(problem, state, WHOLE)
     history = with_bits(history, costs, problem.size, jnp)
-    return solution_of(problem, state, costs, history, tol, result)
+    return with_history(solution_of(problem, state, costs, result, tol), history, tol, jnp)
 
 
 def prepare_run(problem: Problem, warm_start: Personalized | None, rounds: int) -> Prepared:
@@ -153,22 +157,16 @@ def solution_of(
     problem: Problem,
     state: State,
     costs: Costs,
-    history: History,
-    tol: Array | float | None,
     result: Personalized,
+    tol: Array | float | None,
 ) -> Solution:
-    """The solution of a run, from its last state and models."""
-    status = Status.round_limit
-    if tol is not None:
-        status = Status.where(state.measure <= tol, Status.converged, status)
-    # Last: a run that failed has not converged, whatever its measure.
-    status = Status.where(state.failure.round > 0, Status.diverged, status)
+    """The solution of a run, from its last state and models, without its history."""
     return Solution(
         server=state.server,
         local=problem.cut(state.local),
-        history=history,
+        history={},
         rounds=state.round,
-        status=status,
+        status=Status.round_limit,
         failure=Failure(state.failure.round, state.failure.clients[problem.rows]),
         result=result,
         state=state,
@@ -176,7 +174,23 @@ def solution_of(
         algorithm=problem.algorithm,
         ids=problem.cut(problem.clients.ids),
         wire=problem.wire,
+        stops=tol is not None,
     )
+
+
+def with_history(
+    solution: Solution, history: History, tol: Array | float | None, xp: Any
+) -> Solution:
+    """The solution with its history, and the status that follows from it."""
+    local = None
+    if set(ENERGIES) <= history.keys():
+        local = solution.result.local
+        if xp is np:
+            local = np.asarray(local) if is_known(local) else None
+    status = status_of(verdict(history, tol, solution.algorithm.stochastic, xp, local))
+    # Last: a run that failed has not converged, whatever its measure.
+    status = Status.where(solution.failure.round > 0, Status.diverged, status)
+    return replace(solution, history=history, status=status)
 
 
 def _releases(problem: Problem, state: State, costs: Costs) -> tuple[Release, ...]:

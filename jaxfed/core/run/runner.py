@@ -3,7 +3,6 @@
 import abc
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from functools import cache, partial
 from typing import Any, NamedTuple, final
 
@@ -25,6 +24,7 @@ from jaxfed.core.run.loop import (
     evaluated,
     solution_of,
     with_bits,
+    with_history,
 )
 from jaxfed.core.run.solution import Solution
 
@@ -118,7 +118,7 @@ class OneProgram(LocalRunner):
 
     def finish(self, state, costs, history, tol):
         solution = self._programs(_without_history)(self.problem, state, costs, tol)
-        return replace(solution, history=with_bits(history, costs, self.problem.size, np))
+        return with_history(solution, with_bits(history, costs, self.problem.size, np), tol, np)
 
     def lower(self, state, tol, options):
         return jax.jit(loop.advance).lower(self.problem, state, tol, options).as_text()
@@ -127,13 +127,13 @@ class OneProgram(LocalRunner):
         solution, history, costs = self._programs(whole_run)(self.problem, warm_start, tol, options)
         history = _first(history, int(solution.rounds))
         history = with_bits(history, _on_host(costs), self.problem.size, np)
-        return replace(solution, history=history)
+        return with_history(solution, history, tol, np)
 
 
 class WholeRun(NamedTuple):
     """The result of a whole run's program. The host counts the bits, in double precision."""
 
-    solution: Solution  # without its history
+    solution: Solution  # without its history and status
     history: History  # without bits
     costs: Costs
 
@@ -148,7 +148,7 @@ def whole_run(
 
 
 def _without_history(problem: Problem, state: State, costs: Costs, tol: Tolerance) -> Solution:
-    return solution_of(problem, state, costs, {}, tol, result_of(problem, state, WHOLE))
+    return solution_of(problem, state, costs, result_of(problem, state, WHOLE), tol)
 
 
 def _first(history: History, rounds: int) -> dict[str, np.ndarray]:
@@ -202,7 +202,8 @@ class FromHost(Runner, Engine):
     def finish(self, state, costs, history, tol):
         history = with_bits(history, costs, self.problem.size, np)
         result = result_of(self.problem, state, self)
-        return solution_of(self.problem, state, costs, history, tol, result)
+        solution = solution_of(self.problem, state, costs, result, tol)
+        return with_history(solution, history, tol, np)
 
     @final
     def run(self, warm_start, tol, options):

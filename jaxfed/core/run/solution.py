@@ -18,23 +18,14 @@ from jaxfed.core.clients.imputation import Imputation
 from jaxfed.core.clients.standardization import Standardization
 from jaxfed.core.common.printing import columns, is_known, on_one_line
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
-from jaxfed.core.contract.remarks import HasRemarks, not_converged
+from jaxfed.core.contract.remarks import PYTHON, Ending, HasRemarks, Words, advice
 from jaxfed.core.round.problem import Failure, State
+from jaxfed.core.run.status import Status
 from jaxfed.core.store import saved
 from jaxfed.core.store.arrays import named
 from jaxfed.core.wire.release import Release
 from jaxfed.core.wire.wire import Wire
 from jaxfed.linalg import Moment
-
-
-class Status(eqx.Enumeration):
-    """How a run ended."""
-
-    round_limit = "All rounds ran."
-    converged = "The stopping measure met the tolerance."
-    diverged = "An objective or a message is no longer finite."
-    stopped = "A callback stopped the run."
-    unmeasured = "The entry that `best` names was never a finite number: this is the last state."
 
 
 class Solution(eqx.Module):
@@ -60,6 +51,7 @@ class Solution(eqx.Module):
         algorithm: the algorithm that ran.
         ids: the clients' ids, by which a run that starts from this solution matches its clients.
         wire: the channels of the messages.
+        stops: whether the run was given a tolerance, at which it stops.
     """
 
     server: PyTree
@@ -74,6 +66,7 @@ class Solution(eqx.Module):
     algorithm: Algorithm
     ids: Int[Array, " m"]
     wire: Wire
+    stops: bool = eqx.field(static=True)
 
     def summary(self) -> str:
         """Describe the run, how it ended and what it cost, in two columns of text.
@@ -83,19 +76,20 @@ class Solution(eqx.Module):
         """
         return columns(saved.story(self._saved("summary")._replace(remarks=self.remarks())))
 
-    def remarks(self) -> tuple[str, ...]:
+    def remarks(self, words: Words = PYTHON) -> tuple[str, ...]:
         """Return what to know before relying on the result, in sentences; possibly none.
 
-        Remarks say whether the run had converged and what the algorithm finds wrong with the
+        Remarks say why the run has not converged and what the algorithm finds wrong with the
         result. `summary` and `save` include them.
+
+        Args:
+            words: how a reader follows the advice; by default in Python.
 
         Raises:
             ValueError: if this is the solution of several runs, or traced.
         """
         run = self._saved("remarks")
-        found: tuple[str, ...] = ()
-        if run.status == "round_limit":
-            found = not_converged(run.history)
+        found = self.advice(words)
         if isinstance(self.algorithm, HasRemarks):
             found += self.algorithm.remarks(self.result, run.history)
         return found
@@ -136,6 +130,7 @@ class Solution(eqx.Module):
         preprocessing: Standardization | None = None,
         imputation: Imputation | None = None,
         moments: Clients | None = None,
+        words: Words = PYTHON,
     ) -> dict[str, np.ndarray]:
         """Return what `save` writes, by name, to store it in a larger file.
 
@@ -143,14 +138,17 @@ class Solution(eqx.Module):
             preprocessing: as for `save`.
             imputation: as for `save`.
             moments: as for `save`.
+            words: as for `remarks`.
 
         Raises:
             ValueError: as `save`.
         """
         before = {"preprocessing": preprocessing, "imputation": imputation}
-        return saved.entries(self._whole("entries", before, moments))
+        return saved.entries(self._whole("entries", before, moments, words))
 
-    def _whole(self, asked: str, before: Mapping[str, Any], moments: Clients | None) -> saved.Saved:
+    def _whole(
+        self, asked: str, before: Mapping[str, Any], moments: Clients | None, words: Words = PYTHON
+    ) -> saved.Saved:
         if moments is not None and not (
             isinstance(moments, Clients) and isinstance(moments.data, Moment)
         ):
@@ -162,7 +160,9 @@ class Solution(eqx.Module):
         if jax.tree.leaves(self.result.local):
             downlink = named(saved.DOWNLINK, self.algorithm.downlink(self.server))
         whole = self._saved(asked)
-        return whole._replace(remarks=self.remarks(), downlink=downlink, moments=moments, **before)
+        return whole._replace(
+            remarks=self.remarks(words), downlink=downlink, moments=moments, **before
+        )
 
     def _saved(self, asked: str) -> saved.Saved:
         if not self._is_one:
@@ -180,6 +180,30 @@ class Solution(eqx.Module):
             channel=on_one_line(self.wire),
             participation=on_one_line(self.releases[-1].participation),
         )
+
+    def advice(self, words: Words = PYTHON) -> tuple[str, ...]:
+        """Return why the run did not converge, and what helps; nothing if it did.
+
+        Args:
+            words: as for `remarks`.
+        """
+        run = self._saved("advice")
+        objective = run.history["objective"]
+        known = objective[np.isfinite(objective)]
+        measure = run.history["stopping_measure"]
+        measure = measure[~np.isnan(measure)]
+        ways = self.wire.up, self.wire.down
+        present = run.history["participants"]
+        ending = Ending(
+            run.status,
+            float(measure[-1]) if len(measure) else np.inf,
+            len(measure),
+            (float(known.min()), float(known[-1])) if len(known) else (np.nan, np.nan),
+            private=self.wire.up.noise() is not None,
+            lossy=not all(way.settles for way in ways),
+            some=bool((present < run.clients).any()) and not self.wire.up.cumulative,
+        )
+        return advice(ending, words)
 
     @property
     def _is_one(self) -> bool:

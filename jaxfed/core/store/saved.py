@@ -35,6 +35,7 @@ from jaxfed.core.clients.imputation import Imputation
 from jaxfed.core.clients.standardization import Standardization
 from jaxfed.core.common.printing import columns, in_bytes
 from jaxfed.core.contract.algorithm import Personalized
+from jaxfed.core.contract.remarks import is_told
 from jaxfed.core.store import arrays as files
 from jaxfed.linalg import Moment
 
@@ -45,8 +46,17 @@ HISTORY = "history_"
 IDS, DOWNLINK, MOMENTS = "ids", "downlink", "moments"
 TEXTS = ("algorithm", "channel", "participation")
 KNOWN = ("versions", "clients", "rounds", "status", "remarks", *TEXTS)
-# The names of `jaxfed.Status`.
-STATUSES = ("round_limit", "converged", "diverged", "stopped", "unmeasured")
+# The names of `jaxfed.Status`, and what each means.
+STATUSES = {
+    "round_limit": "All rounds ran before the stopping measure was small.",
+    "converged": "The stopping measure is small.",
+    "diverged": "An objective or a message is no longer finite.",
+    "stopped": "A callback stopped the run.",
+    "unmeasured": "The entry that `best` names was never a number: this is the last state.",
+    "rising": "The objective rose.",
+    "suboptimal": "A local component is common to all clients and exceeds the shared ones.",
+    "noisy": "The objective no longer falls, though the stopping measure is not small.",
+}
 
 
 class Saved(NamedTuple):
@@ -98,9 +108,10 @@ class Saved(NamedTuple):
 def story(run: Any) -> dict[str, str]:
     """What ran, how it ended and what it cost, for a `Saved` or anything with its attributes."""
     rows = {
+        "verdict": run.status and f"{run.status.replace('_', ' ')}: {STATUSES[run.status]}",
         "algorithm": run.algorithm,
         "clients": f"{run.clients:,}",
-        "rounds": run.status and f"{run.rounds:,}, {run.status.replace('_', ' ')}",
+        "rounds": run.status and f"{run.rounds:,}",
     }
     rows = {name: text for name, text in rows.items() if text}  # of a result alone, little is known
     objective = np.asarray(run.history.get("objective", ()))
@@ -118,6 +129,19 @@ def story(run: Any) -> dict[str, str]:
     for number, remark in enumerate(run.remarks, 1):
         rows["remark" if len(run.remarks) == 1 else f"remark {number}"] = remark
     return rows
+
+
+def ended_badly(status: str, history: Mapping[str, np.ndarray]) -> bool:
+    """Whether a run is known to have ended without a result to rely on.
+
+    Of a run that is too short for a stopping measure, nothing is known.
+    """
+    measure = np.asarray(history.get("stopping_measure", ()), float)
+    measure = measure[~np.isnan(measure)]
+    known = len(measure) > 0 and is_told(measure[-1], len(measure))
+    return status in ("diverged", "unmeasured", "rising", "noisy", "suboptimal") or (
+        status == "round_limit" and known
+    )
 
 
 def write(path: str | os.PathLike[str], run: Saved, *, private: bool = False) -> None:
@@ -222,7 +246,7 @@ def _known(header: Mapping[str, Any]) -> dict[str, Any]:
     check_count("rounds", known["rounds"], least=0)
     check_count("clients", known["clients"])
     if known["status"] not in STATUSES:
-        raise ValueError(f"status: wanted one of {STATUSES}, got {known['status']!r}")
+        raise ValueError(f"status: wanted one of {tuple(STATUSES)}, got {known['status']!r}")
     packages, remarks = dict(known["versions"]), tuple(known["remarks"])
     # Files may come from others, and these texts are printed.
     texts = (

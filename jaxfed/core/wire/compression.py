@@ -97,6 +97,9 @@ class _Chain(Compressor):
     def for_start(self):
         return quantize(8)
 
+    def unscaled(self):
+        return _Chain(self.first.unscaled(), self.second.unscaled())
+
 
 def _is_indivisible(part: object) -> bool:
     return isinstance(part, Variable | Delimited)

@@ -107,6 +107,14 @@ class Compressor(Channel):
     def mean(self, array: Float[Array, "..."]) -> Float[Array, "..."]:
         """The mean of the decoded array, or what replaces it in derivatives."""
 
+    def unscaled(self) -> "Compressor":
+        """The compressor as memory around it needs it; by default itself.
+
+        What it loses must be less than the array, so a compressor that enlarges entries to be
+        unbiased returns one that does not.
+        """
+        return self
+
 
 def compressible(leaf: Array) -> bool:
     """Whether an array is compressed: it has two or more floating-point numbers of over a byte."""

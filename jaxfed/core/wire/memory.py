@@ -100,7 +100,7 @@ def difference(compressor: Channel) -> Channel:
     absent clients, Fatkhullin, Sokolov, Gorbunov, Li & Richtarik (2021), EF21 with bells and
     whistles, Algorithm 4.
     """
-    return _Difference(checked_compressor(compressor))
+    return _Difference(checked_compressor(compressor).unscaled())
 
 
 @final
@@ -133,4 +133,4 @@ def error_feedback(compressor: Channel) -> Channel:
 
     Source: Stich, Cordonnier & Jaggi (2018); Karimireddy, Rebjock, Stich & Jaggi (2019).
     """
-    return _ErrorFeedback(checked_compressor(compressor))
+    return _ErrorFeedback(checked_compressor(compressor).unscaled())

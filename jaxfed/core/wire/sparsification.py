@@ -98,6 +98,9 @@ class _RandomK(Compressor):
     def for_start(self):
         return quantize(8)
 
+    def unscaled(self):
+        return _RandomK(self.fraction, False)
+
     def _places(self, seed, size: int):
         order = jax.random.permutation(jax.random.wrap_key_data(seed, impl="threefry2x32"), size)
         return order[: _count(size, self.fraction)].astype(jnp.uint32)
@@ -110,8 +113,8 @@ def random_k(fraction: float, *, scaled: bool = True) -> Channel:
 
     Args:
         fraction: fraction of an array's entries to send, rounded up.
-        scaled: multiply by the inverse fraction, so that the mean is unbiased. Set it to False
-            inside `difference` or `error_feedback`, which need contractions.
+        scaled: multiply by the inverse fraction, so that the mean is unbiased. Inside `difference`
+            and `error_feedback`, which diverge with it, entries are never scaled.
 
     Raises:
         ValueError: if `fraction` is not in (0, 1].

@@ -133,9 +133,10 @@ def test_a_newcomer_gets_the_best_components_beside_the_shared_ones(model):
 
 def test_summary_and_printing_say_what_ran(solution):
     text = solution.summary()
-    assert "OneShot(shared_rank=2, local_rank=1)" in text and "1, round limit" in text
+    assert "OneShot(shared_rank=2, local_rank=1)" in text
+    assert text.startswith("verdict    converged: ")
     assert f"{M}" in text and "sent" in text
-    assert repr(solution).startswith("Solution(algorithm: OneShot(")
+    assert repr(solution).startswith("Solution(verdict: converged: ")
     assert solution._repr_html_().startswith("<table>")
     stacked = jf.stack([solution, solution])
     assert "Solution" in repr(stacked) and stacked._repr_html_() is None
@@ -159,7 +160,7 @@ def test_what_is_saved_is_loaded(solution, tmp_path):
     np.testing.assert_array_equal(found.result.shared, solution.result.shared)
     np.testing.assert_array_equal(found.result.local, solution.result.local)
     assert found.history.keys() == solution.history.keys()
-    assert (found.rounds, found.status, found.clients) == (1, "round_limit", M)
+    assert (found.rounds, found.status, found.clients) == (1, "converged", M)
     assert found.summary() == solution.summary()
 
 

@@ -53,11 +53,16 @@ def identical(given, wanted):
 
 def test_history_has_one_entry_a_round(key):
     history = fit(key, metrics=objective).history
-    assert set(history) == {"objective", "participants", "bits_up", "bits_down", "after"}
+    names = {"objective", "stopping_measure", "participants", "bits_up", "bits_down", "after"}
+    names |= {"shared_energy", "local_energy"}
+    assert set(history) == names
     for name, values in history.items():
         assert isinstance(values, np.ndarray), name
         assert values.shape == (ROUNDS,), name
-        assert np.isfinite(values).all(), name
+        # The first rounds are too few for a measure.
+        assert (
+            not np.isnan(values).any() if name == "stopping_measure" else np.isfinite(values).all()
+        )
 
 
 def test_step_sizes_and_their_decay_are_in_the_history(key):
@@ -67,6 +72,9 @@ def test_step_sizes_and_their_decay_are_in_the_history(key):
         "participants",
         "bits_up",
         "bits_down",
+        "stopping_measure",
+        "shared_energy",
+        "local_energy",
         "step_size",
     }
 
@@ -165,10 +173,13 @@ def test_a_tolerance_stops_and_chunks_do_not_matter(key, x64):
     arguments = {"key": key, "rounds": rounds, "tol": tol}
     whole = jf.fit(perpca(), clients, **arguments)
     objective = whole.history["objective"]
-    change = np.abs(np.diff(objective)) / np.abs(objective[1:])
+    measure = whole.history["stopping_measure"]
     assert 3 < whole.rounds < rounds
     assert len(objective) == whole.rounds
-    assert change[-1] <= tol < change[:-1].min()
+    assert measure[-1] <= tol < measure[:-1].min()
+    # As near to the limit as the tolerance says.
+    limit = jf.fit(perpca(), clients, rounds=5 * rounds, key=key).history["objective"][-1]
+    assert 0 <= objective[-1] / limit - 1 <= tol
 
     chunked = jf.fit(perpca(), clients, chunk_rounds=7, **arguments)
     assert chunked.rounds == whole.rounds
@@ -194,9 +205,9 @@ def test_a_tolerance_that_is_never_met_runs_all_rounds(key, x64):
 @pytest.mark.slow
 def test_the_tolerance_may_be_traced(key):
     rounds = jax.jit(
-        jax.vmap(lambda tol: jf.rollout(perpca(), sampled(), rounds=200, key=key, tol=tol).rounds)
+        jax.vmap(lambda tol: jf.rollout(perpca(), sampled(), rounds=600, key=key, tol=tol).rounds)
     )(jnp.asarray([1e-1, 1e-3, 0.0]))
-    assert rounds[0] < rounds[1] < rounds[2] == 200
+    assert rounds[0] < rounds[1] < rounds[2] == 600
 
 
 # --- early stopping -----------------------------------------------------------------------------
@@ -431,7 +442,7 @@ def test_the_status_says_how_a_run_ended(key):
     assert fit(key, rounds=500, tol=1e-3).status == jf.Status.converged
     assert fit(key, chunk_rounds=2, callbacks=[lambda s: True]).status == jf.Status.stopped
     clients = sampled()
-    run = jax.jit(jax.vmap(lambda tol: jf.rollout(perpca(), clients, rounds=50, key=key, tol=tol)))
+    run = jax.jit(jax.vmap(lambda tol: jf.rollout(perpca(), clients, rounds=400, key=key, tol=tol)))
     status = run(jnp.asarray([1e-2, 0.0])).status
     np.testing.assert_array_equal(status == jf.Status.converged, [True, False])
 

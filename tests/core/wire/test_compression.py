@@ -699,3 +699,24 @@ def test_a_multiple_of_eight_entries_on_one_core(environment):
         text=True,
     )
     assert ended.stdout == "1 True\n", ended.stderr
+
+
+@pytest.mark.parametrize("memory", [jf.channel.difference, jf.channel.error_feedback])
+@pytest.mark.parametrize(
+    "inner", [jf.channel.random_k(0.25), jf.channel.chain(jf.channel.random_k(0.25))], ids=repr
+)
+def test_what_random_entries_lose_inside_memory_does_not_grow(memory, inner):
+    """Scaled by the inverse fraction, each message would lose more than the one before."""
+    channel = memory(inner)
+    message = jnp.asarray(np.random.default_rng(0).normal(size=40), jnp.float32)
+
+    def step(state, key):
+        payload, state = channel.encode(key, message, state)
+        return state, channel.decode(payload)
+
+    keys = jax.random.split(jax.random.key(0), 60)
+    last, decoded = jax.lax.scan(step, channel.memory(jnp.zeros_like(message)), keys)
+    if channel.cumulative:
+        np.testing.assert_allclose(last, message, atol=1e-5)
+    else:
+        np.testing.assert_allclose(decoded.mean(0), message, atol=0.5)
