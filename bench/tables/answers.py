@@ -1,15 +1,19 @@
 """What default arguments find: errors of every method on ordinary problems with known answers.
 
-    python -m bench.tables.answers [personalized]
+    python -m bench.tables.answers personalized
+    python -m bench.tables.answers others
 
 `personalized`: algorithms with shared and local components, after 100 rounds in single precision.
 A cell contains the squared distance ‖P_U − P‖² from the true shared components, and how far the
 objective lies above the best one known, of twenty random starts with ten times the rounds; each is
-the largest of three draws. Beside these stand PCA of all samples in one place, and the best of
-each client alone in terms of the residual, which has no shared components.
+the largest of three draws. Beside these stand the errors of PCA of all samples in one place, and
+of each client alone: the mean over clients, largest of three draws.
+
+`others`: see `bench.tables.other_answers`.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -17,6 +21,7 @@ import numpy as np
 
 import jaxfed as jf
 from bench.common import choose, machine, table
+from bench.tables.other_answers import rows as others
 
 SEEDS, ROUNDS, RANDOM = 3, 100, 20
 
@@ -131,7 +136,7 @@ def best_known(drawn: Drawn, family: Family, candidates: Sequence[float]) -> flo
 
     @jax.jit
     def end(key):
-        found = jf.rollout(model, clients, rounds=10 * ROUNDS, key=key, tol=1e-9)
+        found = jf.rollout(model, clients, rounds=10 * ROUNDS, key=key, tol=1e-7)
         return found.result.shared
 
     keys = jax.random.split(jax.random.key(1), RANDOM)
@@ -159,16 +164,22 @@ def personalized() -> list[dict[str, object]]:
                 jf.pca.Pooled(ranks(family)[0]), clients, rounds=1, key=jax.random.key(seed)
             )
             errors.setdefault("Pooled", []).append(error(pooled.result.shared, drawn.shared))
+            own = jf.fit(
+                jf.pca.Local(ranks(family)[0]), clients, rounds=1, key=jax.random.key(seed)
+            )
+            alone = float(np.mean([error(x, drawn.shared) for x in own.result.local]))
+            errors.setdefault("Local", []).append(alone)
             best = best_known(drawn, family, list(ends.values()))
             for method, end in ends.items():
                 gaps.setdefault(method, []).append(end / best - 1)
         cells = {m: f"{max(errors[m]):.2g}, {100 * max(gaps[m]):.1g} %" for m in METHODS}
-        rows.append({"problem": name, **cells, "Pooled": f"{max(errors['Pooled']):.2g}"})
+        cells |= {m: f"{max(errors[m]):.2g}" for m in ("Pooled", "Local")}
+        rows.append({"problem": name, **cells})
         print(rows[-1], flush=True)
     return rows
 
 
 if __name__ == "__main__":
-    chosen = choose({"personalized": personalized}, __doc__)
+    chosen = choose({"personalized": personalized, "others": partial(others, SEEDS)}, __doc__)
     print(machine())
     print(table(chosen.part()))
