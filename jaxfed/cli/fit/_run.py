@@ -181,7 +181,10 @@ def run(
     rows = [{"quantity": name, "value": value} for name, value in quantities.items()]
     print()
     _report.show(rows)
-    for remark in solution.remarks(WORDS):
+    words = WORDS
+    if hasattr(arguments, "step_size"):
+        words = words._replace(steps="--step-size")
+    for remark in solution.remarks(words):
         print(f"\n{remark}")
     print()
     if findings.confidence is not None:
@@ -201,7 +204,7 @@ def run(
     entries = solution.entries(
         preprocessing=inputs.preprocessing,
         imputation=None if inputs.imputed is None else inputs.imputed.result.local,
-        words=WORDS,
+        words=words,
     )
     arrays = {**entries, "names": inputs.names, **findings.arrays}
     summary = {"seconds": seconds, **findings.summary, "table": rows}
