@@ -100,6 +100,11 @@ class MultiStart(Algorithm, DifferentiatedThrough, HasRemarks):
         self.algorithm, self.starts = algorithm, tuple(starts)
 
     @property
+    def stochastic(self) -> bool:
+        """Whether steps use random parts of the data, as the algorithm says."""
+        return self.algorithm.stochastic
+
+    @property
     def needs_everybody(self) -> bool:
         """Whether every client must take part in each round, as the algorithm says."""
         return self.algorithm.needs_everybody

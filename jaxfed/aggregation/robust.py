@@ -103,6 +103,11 @@ class Robust(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
         self.algorithm, self.rule, self.groups, self.masked = algorithm, rule, groups, masked
 
     @property
+    def stochastic(self) -> bool:
+        """Whether steps use random parts of the data, as the algorithm says."""
+        return self.algorithm.stochastic
+
+    @property
     def needs_everybody(self) -> bool:
         """Whether every client must take part in each round, as the algorithm says."""
         return self.algorithm.needs_everybody

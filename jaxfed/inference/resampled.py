@@ -113,6 +113,11 @@ class Resampled(Algorithm, DifferentiatedThrough):
         self.state = state
 
     @property
+    def stochastic(self) -> bool:
+        """Whether steps use random parts of the data, as the algorithm says."""
+        return self.algorithm.stochastic
+
+    @property
     def needs_everybody(self) -> bool:
         """Whether every client must take part in each round, as the algorithm says."""
         return self.algorithm.needs_everybody

@@ -181,7 +181,10 @@ def run(
     rows = [{"quantity": name, "value": value} for name, value in quantities.items()]
     print()
     _report.show(rows)
-    for remark in solution.remarks(WORDS):
+    words = WORDS
+    if hasattr(arguments, "step_size"):
+        words = words._replace(steps="--step-size")
+    for remark in solution.remarks(words):
         print(f"\n{remark}")
     print()
     if findings.confidence is not None:
@@ -201,12 +204,15 @@ def run(
     entries = solution.entries(
         preprocessing=inputs.preprocessing,
         imputation=None if inputs.imputed is None else inputs.imputed.result.local,
-        words=WORDS,
+        words=words,
     )
     arrays = {**entries, "names": inputs.names, **findings.arrays}
     summary = {"seconds": seconds, **findings.summary, "table": rows}
     _report.finish(folder, arguments, arrays, summary, others)
-    return ended_badly(name_of(solution.status), solution.history)
+    status = name_of(solution.status)
+    # How long a network is trained is a choice, and hardly any training is long enough.
+    chosen = status == "round_limit" and solution.algorithm.stochastic
+    return ended_badly(status, solution.history) and not chosen
 
 
 def _finite(array: Array) -> Array:
