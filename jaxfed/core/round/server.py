@@ -267,7 +267,8 @@ def close_round(
     else:
         window = extended(state.window, objective)
         measure = left_by_objectives(window / size)
-    given = diagnostics.setdefault("stopping_measure", measure)
+    given = diagnostics.get("stopping_measure", measure).astype(state.measure.dtype)
+    diagnostics["stopping_measure"] = given
     measure = jnp.where(jnp.isnan(given), jnp.inf, given)
 
     present = inclusion > 0
