@@ -19,6 +19,7 @@ from jaxfed.contract import (
     refuse,
 )
 from jaxfed.core.contract.reduction import Max, Mean, Sum, is_part
+from jaxfed.core.contract.remarks import ENERGIES
 from jaxfed.gcca.views import View
 from jaxfed.inference.weights import (
     FEWEST,
@@ -210,7 +211,9 @@ class Resampled(Algorithm, DifferentiatedThrough):
             return self.algorithm.client_step(key, downlink, local, data)
 
         uplinks, local, diagnostics = jax.vmap(step)(downlink, local, data)
-        return self._messages(uplinks), local, jax.tree.map(jnp.mean, diagnostics)
+        # Energies are those of one model's components, of which the run's status speaks.
+        kept = {name: x for name, x in diagnostics.items() if name not in ENERGIES}
+        return self._messages(uplinks), local, jax.tree.map(jnp.mean, kept)
 
     def server_step(self, key, server, uplink):
         """Take the algorithm's step for each resample."""

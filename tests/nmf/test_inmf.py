@@ -321,7 +321,7 @@ def test_bad_input_is_refused():
         ),
         (lambda: jf.nmf.transform(run.result, samples), "^penalty: wanted the λ"),
         (lambda: jf.nmf.transform(run, samples[:2]), "^samples: wanted 3 clients"),
-        (lambda: jf.nmf.transform(run, samples[0], client=3), "^client: wanted one of the clients' ids"),
+        (lambda: jf.nmf.transform(run, samples[0], client=3), "^client: wanted one of the"),
         (lambda: jf.nmf.transform("run", samples), "^fitted: wanted what INMF learned"),
         (
             lambda: jf.rollout(
