@@ -80,7 +80,7 @@ def rounds_against_products():
         for algorithm, kind, products in (
             (jf.pca.BlockLanczos(rank), "samples", 1),
             (jf.pca.BlockLanczos(rank), "matrices", 1),
-            (jf.pca.FAPS(rank), "matrices", 6),
+            (jf.pca.FAPS(rank, stop="objective"), "matrices", 6),
         ):
             clients, moments = given[kind]
             rivals = {

@@ -67,7 +67,7 @@ def eigensolvers(seed: int, starts: int = 3) -> list[Row]:
         row: Row = {"p": rank, "ratio": round(ratio, 4)}
         for name, algorithm in (
             ("BlockLanczos", jf.pca.BlockLanczos(rank)),
-            ("SubspaceIteration", jf.pca.SubspaceIteration(rank)),
+            ("SubspaceIteration", jf.pca.SubspaceIteration(rank, stop="objective")),
         ):
             keys = jax.random.split(jax.random.key(seed), starts)
             run = partial(jf.rollout, algorithm, clients, rounds=500, tol=1e-10)

@@ -33,7 +33,9 @@ def test_one_client_is_the_same_problem_for_subspace_iteration(x64):
     alone = _problems.alone(3, values, Seeds(1), 200)
     assert len(alone.rounds) == _problems.STARTS
     assert np.all((alone.rounds > 10) & (alone.rounds < 199))
-    split = _problems.together(SubspaceIteration(3), values, (9, 30, 25), Seeds(4), 200)
+    split = _problems.together(
+        SubspaceIteration(3, stop="objective"), values, (9, 30, 25), Seeds(4), 200
+    )
     np.testing.assert_allclose(split.rounds, alone.rounds[:4], atol=1)
     np.testing.assert_allclose(split.accurate, alone.accurate[:4], atol=1)
     np.testing.assert_allclose(split.error, alone.error[:4], rtol=0.5)
@@ -62,7 +64,7 @@ def test_negligible_eigenvalues_change_nothing(key, x64):
     for values, start in ((whole, Personalized(drawn, None)), (few, starts)):
         matrices = _problems.matrices_of(key, (50, 60, 70), whole)[:, : len(values), : len(values)]
         matrices = jnp.where((values > 0)[:, None] & (values > 0), matrices, 0)
-        for algorithm in (SubspaceIteration(rank), FAPS(rank)):
+        for algorithm in (SubspaceIteration(rank, stop="objective"), FAPS(rank, stop="objective")):
             found = _problems.solved(
                 algorithm, matrices, jnp.diag(values**2), values, keys, 200, warm_start=start
             )
@@ -97,7 +99,7 @@ def test_runs_in_turn_are_those_at_once(key, x64):
     """Of methods that do not amplify rounding, which the order of clients' sums changes."""
     values = _problems.geometric(20, 1.2)
     data = _problems.drawn(Seeds(2), (30, 25), values)
-    for algorithm in (SubspaceIteration(3), _problems.power(3)):
+    for algorithm in (SubspaceIteration(3, stop="objective"), _problems.power(3)):
         once, turn = (
             _problems.on(data, algorithm, values, Seeds(2), 200, in_turn=in_turn)
             for in_turn in (False, True)

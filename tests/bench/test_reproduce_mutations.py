@@ -176,7 +176,7 @@ class Early(jf.pca.FAPS):
 
     def client_step(self, key, downlink, local, data):
         penalty, distance = self._adapted(local, downlink)
-        fixed = jf.pca.FAPS(self.rank, penalty_growth=None)
+        fixed = jf.pca.FAPS(self.rank, penalty_growth=None, stop="objective")
         raised = local._replace(penalty=penalty)
         uplink, after, diagnostics = fixed.client_step(key, downlink, raised, data)
         return uplink, after._replace(distance=distance), diagnostics

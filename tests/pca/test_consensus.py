@@ -219,14 +219,14 @@ def test_rounds_of_a_small_problem():
         return jax.vmap(one)(keys)
 
     keys = jax.random.split(jax.random.key(0), 30)
-    alone = np.asarray(rounds(SubspaceIteration(5), whole, keys))
+    alone = np.asarray(rounds(SubspaceIteration(5, stop="objective"), whole, keys))
     assert abs(np.median(alone) / 89 - 1) < 0.05
     assert np.median(alone) == pytest.approx(np.median([91, 83, 61]), rel=0.1)
     assert alone.min() <= 61 and alone.max() >= 91
     few = keys[:3]
-    steps = rounds(FAPS(5), split, few)
+    steps = rounds(FAPS(5, stop="objective"), split, few)
     assert np.median(steps) == pytest.approx(35, rel=0.1)
-    power = rounds(LocalPower(5, alignment="procrustes"), split, few)
+    power = rounds(LocalPower(5, alignment="procrustes", stop="objective"), split, few)
     relative = np.median([81 / 91, 70 / 83, 56 / 61])
     assert np.median(power / alone[:3]) == pytest.approx(relative, rel=0.1)
 

@@ -57,7 +57,9 @@ def grid(
     data: dict[tuple[int, float], list[tuple[Labels, int, problems.Large]]] = {}
     for part, (labels, (features, samples, rank, ratio)) in enumerate(settings.items()):
         problem = problems.large(seeds, problems.geometric(features, ratio), rank, part)
-        runs[*labels, problems.SSI] = problems.as_printed(SubspaceIteration(rank), problem, rounds)
+        runs[*labels, problems.SSI] = problems.as_printed(
+            SubspaceIteration(rank, stop="objective"), problem, rounds
+        )
         data.setdefault((samples, ratio), []).append((labels, rank, problem))
     for (samples, _), members in data.items():
         parts = problems.parts_of(seeds, clients, samples, members[0][2].values)

@@ -57,13 +57,13 @@ def images(seeds: Seeds, *, data: Path | None = None) -> Images:
             matrices, keys = jnp.asarray(np.stack(matrices)), seeds.keys(0)
             starts = problems.starts_of(seeds).keys(0)
             alone = problems.solved(
-                SubspaceIteration(5), pooled[None], pooled, values, starts, 1000
+                SubspaceIteration(5, stop="objective"), pooled[None], pooled, values, starts, 1000
             )
             runs[name, problems.SSI] = alone
             for method, algorithm in (
                 (problems.POWER, problems.power(5)),
                 (problems.PRINTED, problems.printed(5)),
-                (problems.FIVE, FAPS(5)),
+                (problems.FIVE, FAPS(5, stop="objective")),
             ):
                 runs[name, method] = problems.solved(algorithm, matrices, pooled, values, keys, 400)
     return Images(runs, notes)

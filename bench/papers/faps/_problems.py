@@ -191,7 +191,14 @@ def alone(
     pooled = jnp.diag(values**2)
     keys = starts_of(seeds).keys(0)
     return solved(
-        SubspaceIteration(rank), pooled[None], pooled, values, keys, rounds, tol, in_turn=in_turn
+        SubspaceIteration(rank, stop="objective"),
+        pooled[None],
+        pooled,
+        values,
+        keys,
+        rounds,
+        tol,
+        in_turn=in_turn,
     )
 
 
@@ -282,11 +289,11 @@ def fewer(rounds: Any, rival: Any, printed: float, rival_printed: float) -> Cell
 
 
 def power(rank: int) -> LocalPower:
-    return LocalPower(rank, alignment="procrustes")
+    return LocalPower(rank, alignment="procrustes", stop="objective")
 
 
 def printed(rank: int) -> FAPS:
-    return FAPS(rank, local_solver="relative_change")
+    return FAPS(rank, local_solver="relative_change", stop="objective")
 
 
 PAPERS = {POWER: power, PRINTED: printed}  # the methods to which the split matters

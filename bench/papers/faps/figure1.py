@@ -47,7 +47,11 @@ def run(
             )
             clients = Clients.from_samples(drawn.samples)
             truth = privacy.client_matrix(clients)
-            methods = {SSI: SubspaceIteration(rank), POWER: power(rank), FIVE: FAPS(rank)}
+            methods = {
+                SSI: SubspaceIteration(rank, stop="objective"),
+                POWER: power(rank),
+                FIVE: FAPS(rank, stop="objective"),
+            }
             methods[PRINTED] = printed(rank)
             for name, algorithm in methods.items():
                 transcript = privacy.record(algorithm, clients, rounds=max(at_rounds), key=key)

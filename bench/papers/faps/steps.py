@@ -37,9 +37,9 @@ def run(seeds: Seeds) -> Found:
         samples, start = problem()
         clients = Clients.from_samples(samples)
         for name, algorithm in (
-            (SSI, SubspaceIteration(RANK)),
-            (POWER, LocalPower(RANK, alignment="procrustes")),
-            (FIVE, FAPS(RANK)),
+            (SSI, SubspaceIteration(RANK, stop="objective")),
+            (POWER, LocalPower(RANK, alignment="procrustes", stop="objective")),
+            (FIVE, FAPS(RANK, stop="objective")),
         ):
             curve = curve_of(
                 algorithm, clients, Personalized(jnp.asarray(start), None), _kkt, ROUNDS

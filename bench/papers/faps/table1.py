@@ -19,11 +19,11 @@ def run(seeds: Seeds, *, features: int = 2000, clients: int = 128, rounds: int =
     with jax.enable_x64(True):
         values = problems.geometric(features, 1.01)
         problem = problems.large(seeds, values, RANK)
-        plain = problems.as_printed(SubspaceIteration(RANK), problem, rounds)
+        plain = problems.as_printed(SubspaceIteration(RANK, stop="objective"), problem, rounds)
         problems.put(measured, plain, problems.SSI)
         parts = problems.parts_of(seeds, clients, 1000 * clients, values)
         for name, algorithm in (
-            (problems.FIVE, FAPS(RANK)),
+            (problems.FIVE, FAPS(RANK, stop="objective")),
             (problems.PRINTED, problems.printed(RANK)),
         ):
             found = problems.as_printed(algorithm, problem, rounds, parts)

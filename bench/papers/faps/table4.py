@@ -24,8 +24,8 @@ def run(seeds: Seeds) -> Found:
         for name, algorithm, rounds in (
             (problems.POWER, problems.power(10), 700),
             (problems.PRINTED, problems.printed(10), 600),
-            (problems.FIVE, FAPS(10), 300),
-            (problems.TEN, FAPS(10, local_steps=10), 200),
+            (problems.FIVE, FAPS(10, stop="objective"), 300),
+            (problems.TEN, FAPS(10, local_steps=10, stop="objective"), 200),
         ):
             runs = problems.together(algorithm, values, _SIZES, seeds, rounds)
             problems.put(measured, runs, name, beside=first.rounds[: len(seeds)])
