@@ -166,7 +166,7 @@ def test_clients_of_no_weight_and_other_engines_change_nothing(make, engine):
 
 
 @pytest.mark.slow
-def test_identical_clients_share_the_largest_components():
+def test_identical_clients_of_many_features_share_the_largest_components():
     samples = falling(200).astype(np.float32)
     clients = jf.Clients.from_samples([samples] * 3)
     matrix = samples.T @ samples / len(samples)

@@ -131,7 +131,7 @@ def test_components_stay_orthonormal_in_single_precision():
     shared = found.result.shared
     np.testing.assert_allclose(shared.T @ shared, np.eye(RANK), atol=1e-5 * RANK)
     assert np.isfinite(found.history["objective"]).all()
-    assert found.history["stopping_measure"][-1] < 1e-6
+    assert found.history["stopping_measure"][-1] < 1e-5
 
 
 @pytest.mark.slow

@@ -64,12 +64,12 @@ def test_steps_equal_the_reference(x64, ranks, seed, penalty):
 
 
 def common_start(samples, shared_rank, rank):
-    """Top eigenvectors of the mean of V K² (K + c)⁻² Vᵀ, where c is the least K times 1e-4."""
+    """Top eigenvectors of the mean of V K² (K + c)⁻² Vᵀ, where c is the least K times 0.03."""
     total = 0
     for y in samples:
         values, vectors = np.linalg.eigh(y.T @ y / len(y))
         values, vectors = values[-rank:], vectors[:, -rank:]
-        weights = values / (values + 1e-4 * values.min())
+        weights = values / (values + 0.03 * values.min())
         total = total + vectors * weights**2 @ vectors.T
     return np.linalg.eigh(total)[1][:, -shared_rank:]
 
