@@ -171,7 +171,7 @@ def test_the_uncertainty_of_components_is_shown():
     [
         (
             jf.pca.PerPCA(1, 1),
-            {("curvature", True, "Max"), ("moment", True, "Symmetric"), ("shared", False, "Mean")},
+            {("curvature", True, "Max"), ("moment", True, "Gram"), ("shared", False, "Mean")},
         ),
         (jf.pca.OneShot(1, 1), {("", True, "Gram")}),
         (jf.pca.Local(2), set()),
