@@ -566,7 +566,11 @@ EXAMPLES = {
                 ),
                 (2, 13, 12),
             ),
-            "": Example(lambda m: robust(groups=m), (TRIANGLE + 1, 13, 12)),
+            # Biweights of so few clients that differ amplify rounding errors from round to round.
+            "": Example(
+                lambda m: robust(groups=m, rule=jf.aggregation.GeometricMedian()),
+                (TRIANGLE + 1, 13, 12),
+            ),
             "few": Example(lambda _: robust(), (TRIANGLE + 1, 13, 12)),
             "masked": Example(lambda _: robust(masked=True), (3 * TRIANGLE + 3, 39, 12)),
             "curvature": Example(
