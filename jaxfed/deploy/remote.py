@@ -128,7 +128,8 @@ class Remote(FromHost):
         """The closing with the downlink as clients decode it; NaN for diagnostics nobody sent."""
         if self.settings.wire.up.private:
             record = closing.record
-            hidden = {k for k in self.federation.shapes.diagnostics if not np.any(record[k])}
+            named = self.federation.shapes.diagnostics.keys() & record.keys()
+            hidden = {k for k in named if not np.any(record[k])}
             record = record | {k: jnp.full_like(record[k], jnp.nan) for k in hidden}
             closing = closing._replace(record=record)
         number = int(before.round) + 1

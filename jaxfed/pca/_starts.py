@@ -11,7 +11,9 @@ from jaxfed.core.contract.reduction import Gram, Symmetric
 from jaxfed.linalg import Moment, top_eigenvectors
 from jaxfed.linalg.basis import orthonormalize_once
 from jaxfed.linalg.division import ratio
+from jaxfed.pca._ascent import power_near
 from jaxfed.pca.components import (
+    FEW,
     RandomKey,
     Rows,
     first_components,
@@ -67,6 +69,8 @@ def common_message(moment: Moment, rows: Rows) -> Gram:
         rows: its `first_components`.
     """
     inner = moment.row_products(rows)[1]
+    # In units near it, of which no square overflows or vanishes; the weights have none.
+    inner = inner / power_near(inner)
     # K (K + c)^{-1} to first order in the off-diagonal entries. For eigenvectors these are zero,
     # but their derivatives are not.
     energies = jnp.diagonal(inner)
@@ -97,6 +101,8 @@ def first_shared(
         # Transposed, so that rows hold the same random numbers as columns would.
         return orthonormalize_once(jax.random.normal(key, (features, rank), dtype)).T
     moment = moment_received(received)
+    if moment.dim < FEW:
+        return first_components(moment, rank)
     # If clients are alike, as many directions as they have components are almost equally common.
     # More rows than that contain them all, and then tell them apart.
     rows = first_components(moment, min(moment.dim, rank + MORE), steps=STEPS)

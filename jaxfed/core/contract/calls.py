@@ -15,9 +15,12 @@ from jaxfed.core.common.returned import check_alike, check_arrays, described
 from jaxfed.core.common.returned import is_number as is_number
 from jaxfed.core.contract.algorithm import Algorithm, Diagnostics
 from jaxfed.core.contract.participation import Participation
+from jaxfed.core.contract.remarks import ENERGIES
 
 # History entries that the run itself writes.
 RESERVED = ("participants", "bits_up", "bits_down")
+# Diagnostics from which the run computes its stopping measure and its status.
+MEASURES = ("gap", *ENERGIES)
 
 
 def checked_result(algorithm: Algorithm, function: str, value: Any) -> PyTree:
@@ -136,7 +139,10 @@ def _diagnostics(algorithm: Algorithm, function: str, given: Any) -> dict[str, A
     if taken := [name for name in RESERVED if name in given]:
         wanted = f"diagnostics with other names than the history's own {', '.join(RESERVED)}"
         raise _wrong(algorithm, function, wanted, taken)
-    return checked_result(algorithm, function, dict(given))
+    found = checked_result(algorithm, function, dict(given))
+    # Squares may overflow, and then even a derivative times zero is NaN.
+    measures = {name: jax.lax.stop_gradient(found[name]) for name in MEASURES if name in found}
+    return found | measures
 
 
 def _wanted(algorithm: Algorithm, function: str) -> str:
