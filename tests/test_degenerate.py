@@ -234,7 +234,7 @@ def test_derivatives_of_data_of_every_size(name, key):
         slope = np.asarray(found[2][: len(scales)]) / scales[:, None, None, None]
         middle = slope[len(scales) // 2]
         for one in slope:
-            np.testing.assert_allclose(one, middle, atol=0.02 * np.abs(middle).max())
+            np.testing.assert_allclose(one, middle, atol=0.03 * np.abs(middle).max())
 
 
 @pytest.mark.slow

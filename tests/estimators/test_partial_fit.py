@@ -41,10 +41,12 @@ def parts(seed=0, order=0):
 @pytest.mark.parametrize("center", [True, False])
 def test_one_part_is_a_fit(name, center):
     *_, (X, groups) = parts()
-    whole = fresh(name, center=center).fit(X, groups=groups)
-    part = fresh(name, center=center).partial_fit(X, groups=groups)
+    # The noise variance takes its time where samples are not centred.
+    options = {"rounds": 300} if name == "HierarchicalBayesPCA" else {}
+    whole = fresh(name, center=center, **options).fit(X, groups=groups)
+    part = fresh(name, center=center, **options).partial_fit(X, groups=groups)
     np.testing.assert_allclose(part.mean_, whole.mean_, atol=1e-6)
-    chex.assert_trees_all_close(spans(part), spans(whole), atol=5e-3)
+    chex.assert_trees_all_close(spans(part), spans(whole), atol=2e-3)
     wanted = whole.score_samples(X, groups=groups)
     np.testing.assert_allclose(part.score_samples(X, groups=groups), wanted, atol=0.02)
     np.testing.assert_allclose(
