@@ -180,9 +180,9 @@ def captured(result):
 @pytest.mark.slow
 def test_a_tolerance_ends_each_run_on_its_own():
     key = jax.random.key(0)
-    grid = jf.sweep([perpca(s) for s in STEPS], sampled(), keys=key, rounds=400, tol=1e-4)
+    grid = jf.sweep([perpca(s) for s in STEPS], sampled(), keys=key, rounds=400, tol=1e-2)
     for i, step in enumerate(STEPS):
-        one = jf.fit(perpca(step), sampled(), rounds=400, key=key, tol=1e-4)
+        one = jf.fit(perpca(step), sampled(), rounds=400, key=key, tol=1e-2)
         assert grid.rounds[i] == one.rounds < 400
         np.testing.assert_allclose(
             grid.history["objective"][i][: one.rounds], one.history["objective"], rtol=1e-10
