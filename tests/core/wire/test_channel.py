@@ -22,6 +22,8 @@ solve = functools.partial(helpers.solve, rounds=ROUNDS)
 class Bytes(jf.channel.Channel):
     """A message as raw bytes: a payload of another type, without loss."""
 
+    settles = True
+
     def memory(self, message):
         return None
 
