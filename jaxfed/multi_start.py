@@ -22,15 +22,13 @@ from jaxfed.contract import (
 from jaxfed.core.common.printing import is_known
 from jaxfed.core.contract import fixed_point
 from jaxfed.core.contract.reduction import plain, wrapped
-from jaxfed.core.contract.remarks import ENERGIES
+from jaxfed.core.contract.remarks import MEASURES
 from jaxfed.core.round.shapes import received_shapes
 
 # Enough rounds to tell which start leads to a good optimum.
 ROUNDS = 30
 # Objectives that differ by a smaller share count as equal.
 TIE = 1e-3
-# Clients' diagnostics from which a run's status follows, which is that of the best start.
-OF_BEST = ("gap", *ENERGIES)
 
 
 class Server(NamedTuple):
@@ -188,7 +186,8 @@ class MultiStart(Algorithm, DifferentiatedThrough, HasRemarks):
         keys, received = self._keys(key), _stacked(downlink.downlinks)
         uplinks, local, diagnostics = jax.vmap(step)(keys, received, local)
         means = {name: values.mean() for name, values in diagnostics.items()}
-        for name in {*OF_BEST} & means.keys():
+        # The run's status is that of the best start.
+        for name in {*MEASURES} & means.keys():
             means[name] = diagnostics[name][downlink.best]
         parts = _parts(uplinks, len(self.starts))
         return Uplink(parts, diagnostics["objective"]), local, means

@@ -156,3 +156,21 @@ def _is_optimal(
     negative = found < -rounding * jnp.max(jnp.abs(found))
     falling = gram @ found - product < -rounding * size
     return ~jnp.any(jnp.where(kept, negative, falling))
+
+
+def longer_parts(vectors: Rows) -> Rows:
+    """Return the positive parts of vectors or of their negatives, whichever are longer."""
+    positive, negative = jnp.maximum(vectors, 0), jnp.maximum(-vectors, 0)
+    longer = jnp.sum(positive**2, axis=1) >= jnp.sum(negative**2, axis=1)
+    return jnp.where(longer[:, None], positive, negative)
+
+
+def lengths_of(components: Rows) -> Float[Array, "rank 1"]:
+    """Return lengths, and 1 for components that are zero."""
+    squares = jnp.sum(components**2, axis=1, keepdims=True)
+    return jnp.where(squares > 0, jnp.sqrt(jnp.where(squares > 0, squares, 1)), 1)
+
+
+def unit_of(components: Rows) -> Rows:
+    """Return components of unit length."""
+    return components / lengths_of(components)

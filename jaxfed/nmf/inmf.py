@@ -34,14 +34,20 @@ from jaxfed.core.common.printing import is_known
 from jaxfed.linalg.division import ratio
 from jaxfed.linalg.precision import client_matmul, data_matmul
 from jaxfed.linalg.svd import svd
-from jaxfed.nmf._nonnegative import hals_sweep, loadings_of
+from jaxfed.nmf._nonnegative import (
+    Rows,
+    hals_sweep,
+    lengths_of,
+    loadings_of,
+    longer_parts,
+    unit_of,
+)
 
 # Columns of the sketch that the start comes from: at least LEAST, so that runs of different ranks
 # up to 12 begin at the same components.
 LEAST, OVERSAMPLING = 32, 8
 
 Start = Literal["svd", "random"]
-Rows = Float[Array, "rank features"]
 Columns = Float[Array, "features rank"]
 Sketch = Float[Array, "features width"]
 
@@ -185,13 +191,13 @@ class INMF(Algorithm, DifferentiatedThrough):
         if warm_start is not None:
             return self._active(warm_start.shared.T)
         if first is not None:
-            return self._active(_unit(_longer_parts(svd(first)[0][:, : self.rank].T)))
+            return self._active(unit_of(longer_parts(svd(first)[0][:, : self.rank].T)))
         features, dtype = like.values.shape[-1], like.size.dtype
 
         def one(number):
             return jax.random.uniform(jax.random.fold_in(key, number), (features,), dtype)
 
-        return self._active(_unit(jax.vmap(one)(jnp.arange(self.rank))))
+        return self._active(unit_of(jax.vmap(one)(jnp.arange(self.rank))))
 
     def client_init(self, key, downlink: Rows, data: Member, warm_start) -> Local:
         """Return the warm start's own parts, zeros, or samples at random, of unit length."""
@@ -206,7 +212,7 @@ class INMF(Algorithm, DifferentiatedThrough):
 
             draws = jax.vmap(one)(jnp.arange(self.rank))
             rows = jnp.floor(draws * data.size).astype(jnp.int32)
-            components = _unit(data.values[rows].astype(data.size.dtype))
+            components = unit_of(data.values[rows].astype(data.size.dtype))
         empty = jnp.zeros((self.rank, self.rank), downlink.dtype)
         none = Products(empty, jnp.zeros_like(downlink))
         earlier = none if self.batches > 1 else None
@@ -248,11 +254,11 @@ class INMF(Algorithm, DifferentiatedThrough):
         """Return the own parts, updated to the last shared ones, in units of their lengths."""
         # Both parts of a component are divided by the length of the shared one; loadings take it
         # up.
-        return ratio(self._own_parts(downlink, local), _lengths(downlink)).T
+        return ratio(self._own_parts(downlink, local), lengths_of(downlink)).T
 
     def shared_result(self, server: Rows) -> Columns:
         """Return the shared parts, of unit length."""
-        return ratio(server, _lengths(server)).T
+        return ratio(server, lengths_of(server)).T
 
     @property
     def stochastic(self) -> bool:
@@ -383,20 +389,3 @@ def _filled(data: Member) -> Float[Array, "samples features"]:
     # Zero for padding.
     levels = ratio(jnp.sum(values, axis=1), observed @ means)
     return jnp.where(data.observed, values, levels[:, None] * means)
-
-
-def _longer_parts(vectors: Rows) -> Rows:
-    """Return the positive parts of vectors or of their negatives, whichever are longer."""
-    positive, negative = jnp.maximum(vectors, 0), jnp.maximum(-vectors, 0)
-    longer = jnp.sum(positive**2, axis=1) >= jnp.sum(negative**2, axis=1)
-    return jnp.where(longer[:, None], positive, negative)
-
-
-def _lengths(components: Rows) -> Float[Array, "rank 1"]:
-    """Return lengths, and 1 for components that are zero."""
-    squares = jnp.sum(components**2, axis=1, keepdims=True)
-    return jnp.where(squares > 0, jnp.sqrt(jnp.where(squares > 0, squares, 1)), 1)
-
-
-def _unit(components: Rows) -> Rows:
-    return components / _lengths(components)

@@ -16,8 +16,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxfed.linalg import Moment, polar, thin_product
-from jaxfed.pca._ascent import SolutionAscent, power_near
-from jaxfed.pca.components import Frame, best_local, mean_energies, positive, uncaptured
+from jaxfed.linalg.division import ratio
+from jaxfed.pca._ascent import SolutionAscent
+from jaxfed.pca.components import Frame, best_local, mean_energies, uncaptured
 
 Active = Float[Array, " local_rank"] | None
 Scalar = Float[Array, ""]
@@ -42,10 +43,8 @@ class Penalty(NamedTuple):
         of `Moment.top` need it.
         """
         eye = jnp.eye(len(inner), dtype=inner.dtype)
-        present = self.limit > 0
-        share = jnp.where(present, self.share.astype(inner.dtype), 0)
-        unit = power_near(self.limit)  # in which the square of c does not vanish
-        kept = jnp.linalg.inv(eye + (inner / unit) / (2 * positive(self.limit / unit)) * present)
+        share = jnp.where(self.limit > 0, self.share.astype(inner.dtype), 0)
+        kept = jnp.linalg.inv(eye + ratio(inner, 2 * self.limit))
         square = kept @ kept
         lost = share * self.limit * jnp.trace(eye - square)
         return jnp.trace(inner) - lost, eye - share * square @ kept

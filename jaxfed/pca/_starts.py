@@ -11,7 +11,6 @@ from jaxfed.core.contract.reduction import Gram, Symmetric
 from jaxfed.linalg import Moment, top_eigenvectors
 from jaxfed.linalg.basis import orthonormalize_once
 from jaxfed.linalg.division import ratio
-from jaxfed.pca._ascent import power_near
 from jaxfed.pca.components import (
     FEW,
     RandomKey,
@@ -69,8 +68,6 @@ def common_message(moment: Moment, rows: Rows) -> Gram:
         rows: its `first_components`.
     """
     inner = moment.row_products(rows)[1]
-    # In units near it, of which no square overflows or vanishes; the weights have none.
-    inner = inner / power_near(inner)
     # K (K + c)^{-1} to first order in the off-diagonal entries. For eigenvectors these are zero,
     # but their derivatives are not.
     energies = jnp.diagonal(inner)
@@ -78,10 +75,12 @@ def common_message(moment: Moment, rows: Rows) -> Gram:
     largest = energies.max()
     present = energies > jnp.finfo(energies.dtype).eps * moment.dim * largest
     small = SMALL * jnp.maximum(jnp.where(present, energies, largest).min(), 0)
-    inverse = ratio(jnp.ones_like(energies), energies + small)
-    inverse = jnp.where(present, inverse, 0)
-    mixed = small * inverse[:, None] * inner * inverse
-    weights = jnp.where(jnp.eye(len(rows), dtype=bool), jnp.diag(energies * inverse), mixed)
+
+    def over(values: Array) -> Array:
+        return jnp.where(present, ratio(values, energies + small), 0)
+
+    mixed = over(jnp.full_like(energies, small))[:, None] * over(inner)
+    weights = jnp.where(jnp.eye(len(rows), dtype=bool), jnp.diag(over(energies)), mixed)
     return Gram((weights @ rows).T, thin=True)
 
 

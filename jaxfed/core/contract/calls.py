@@ -15,12 +15,10 @@ from jaxfed.core.common.returned import check_alike, check_arrays, described
 from jaxfed.core.common.returned import is_number as is_number
 from jaxfed.core.contract.algorithm import Algorithm, Diagnostics
 from jaxfed.core.contract.participation import Participation
-from jaxfed.core.contract.remarks import ENERGIES
+from jaxfed.core.contract.remarks import MEASURES
 
 # History entries that the run itself writes.
 RESERVED = ("participants", "bits_up", "bits_down")
-# Diagnostics from which the run computes its stopping measure and its status.
-MEASURES = ("gap", *ENERGIES)
 
 
 def checked_result(algorithm: Algorithm, function: str, value: Any) -> PyTree:

@@ -14,6 +14,8 @@ ENOUGH = 12
 # Clients' diagnostics of an algorithm whose local components must not be common to all clients: the
 # mean variance along a shared component and along a local one.
 ENERGIES = ("shared_energy", "local_energy")
+# Diagnostics from which a run computes its stopping measure and its status.
+MEASURES = ("gap", *ENERGIES)
 
 
 class HasRemarks(eqx.Module):

@@ -17,9 +17,23 @@ SLOWEST = 100  # the same of an objective's blocks
 GROWTH = 1.05  # of gains, where a run leaves a saddle
 LEAST = 1e-9  # below, gains are rounding
 FLOOR = 1e-3  # of the first objective: what counts as the size of one that ends near zero
+ROUNDING = 1e4  # the same in rounding errors of what the components capture, if it is known
 
 Scalar = Float[Array, ""]
 Window = Float[Array, " window"]
+
+
+def size_of(objective: Scalar, first: Scalar, captured: Scalar | float) -> Scalar:
+    """Return what gains are relative to, which is positive.
+
+    Args:
+        objective: of the round.
+        first: of the first round.
+        captured: the variance that the components capture; 0 if it is not known.
+    """
+    size = jnp.maximum(jnp.abs(objective), FLOOR * jnp.abs(first))
+    size = jnp.maximum(size, ROUNDING * jnp.finfo(size.dtype).eps * captured)
+    return jnp.maximum(jax.lax.stop_gradient(size), jnp.finfo(size.dtype).tiny)
 
 
 def extended(window: Window, value: Scalar) -> Window:

@@ -11,12 +11,13 @@ from jaxfed.core.backends.backend import collect
 from jaxfed.core.contract import calls
 from jaxfed.core.contract.algorithm import Personalized
 from jaxfed.core.contract.reduction import plain
+from jaxfed.core.contract.remarks import ENERGIES
 from jaxfed.core.round.measure import (
-    FLOOR,
     WINDOW,
     extended,
     left_by_gains,
     left_by_objectives,
+    size_of,
 )
 from jaxfed.core.round.messages import (
     ClientMessage,
@@ -255,8 +256,8 @@ def close_round(
     sound &= ~jnp.isnan(objective)
     first = jnp.where(jnp.isnan(state.first_objective), objective, state.first_objective)
     first = jax.lax.stop_gradient(first)
-    size = jnp.maximum(jnp.abs(objective), FLOOR * jnp.abs(first))
-    size = jnp.maximum(jax.lax.stop_gradient(size), jnp.finfo(size.dtype).tiny)
+    captured = sum(diagnostics[name] for name in ENERGIES if name in diagnostics)
+    size = size_of(objective, first, captured)
     if gaps:
         gap = sum(gaps) / size
         if not problem.everybody:

@@ -229,3 +229,14 @@ def test_the_command_line_exits_with_a_status_of_its_own(tmp_path, capsys):
     assert main(["info", str(tmp_path / "short")]) == 0
     assert capsys.readouterr().out.startswith("verdict    round limit: ")
     assert main([*command, "800", "--out", str(tmp_path / "long")]) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", [jf.pca.PerPCA, jf.pca.VarProPerPCA, jf.pca.HMF])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_data_that_components_reproduce_are_a_success(model, rank):
+    """Their objective is nothing but rounding, of which gains must not count as large."""
+    rows = np.random.default_rng(0).normal(size=(30, rank)) @ np.ones((rank, 6)) + (rank == 0)
+    samples = jf.Clients.from_samples([rows.astype(np.float32)] * 3)
+    run = jf.fit(model(2, 1), samples, rounds=30, key=KEY)
+    assert run.status == Status.converged
