@@ -83,9 +83,11 @@ def test_the_server_sees_sums_alone(tmp_path, unmasked, caplog):
     np.testing.assert_array_equal(saved.result.shared, solution.result.shared)
     # Objectives are hidden too; bits are those of the messages.
     assert saved.history.keys() == solution.history.keys() - {"objective"} | {"present"}
-    assert "objective" not in saved.summary() and "nan" not in saved.summary()
+    assert "nan" not in saved.summary() and saved.status == "round_limit"
+    (remark,) = saved.remarks
+    assert remark.startswith("Clients sent no objectives")
     assert "round 2 of 2: 5 clients" in caplog.text
-    assert "objective" not in caplog.text and "nan" not in caplog.text
+    assert ", objective" not in caplog.text and "nan" not in caplog.text
     np.testing.assert_array_equal(saved.history["bits_up"], solution.history["bits_up"])
     received = b"".join(federation.grid.seen)
     assert len(unmasked) == 10

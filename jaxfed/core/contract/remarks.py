@@ -62,6 +62,8 @@ def is_told(measure: float, rounds: int) -> bool:
 def advice(ending: "Ending", words: Words) -> tuple[str, ...]:
     """Return what is wrong with a run that did not converge, and what helps."""
     measure = ending.measure
+    if ending.status == "round_limit" and np.isnan(ending.levels[1]):
+        return ("Clients sent no objectives: whether the run has converged is not known.",)
     if ending.status == "round_limit" and not is_told(measure, ending.rounds):
         found = "Too few rounds to tell whether the run has converged"
         return (f"{found}: run more ({words.rounds}).",)
