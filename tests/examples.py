@@ -601,7 +601,7 @@ EXAMPLES = {
                         for start in ("common", "local_first", "random")
                     ],
                 ),
-                (TRIANGLE + 3 * FEATURES, 3 * 15 + 3, 3 * 12 + 0.5),
+                (TRIANGLE + 3 * FEATURES, 3 * 16 + 3, 3 * 12 + 0.5),
             ),
         },
         refused={
@@ -627,7 +627,7 @@ EXAMPLES = {
             ),
             "starts": Example(
                 lambda _: jf.inference.Resampled(jf.pca.VarProPerPCA(2, 1), 2),
-                (2 * TRIANGLE, 2 * 15, 2 * 12),
+                (2 * 3 * FEATURES, 2 * 16, 2 * 12),
             ),
         },
         refused={

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 from jaxfed.core.contract.reduction import Gram, Symmetric
 from jaxfed.linalg import Moment, top_eigenvectors
 from jaxfed.linalg.basis import orthonormalize_once
-from jaxfed.linalg.division import ratio
+from jaxfed.linalg.division import ratio, reciprocal
 from jaxfed.pca.components import (
     FEW,
     RandomKey,
@@ -68,19 +68,24 @@ def common_message(moment: Moment, rows: Rows) -> Gram:
         rows: its `first_components`.
     """
     inner = moment.row_products(rows)[1]
-    # K (K + c)^{-1} to first order in the off-diagonal entries. For eigenvectors these are zero,
-    # but their derivatives are not.
+    # The weights do not depend on the unit of energy.
+    inner = ratio(inner, jax.lax.stop_gradient(jnp.diagonal(inner).max()))
     energies = jnp.diagonal(inner)
     # Directions without variance, which complete a basis, have no weight despite rounding.
-    largest = energies.max()
-    present = energies > jnp.finfo(energies.dtype).eps * moment.dim * largest
-    small = SMALL * jnp.maximum(jnp.where(present, energies, largest).min(), 0)
-
-    def over(values: Array) -> Array:
-        return jnp.where(present, ratio(values, energies + small), 0)
-
-    mixed = over(jnp.full_like(energies, small))[:, None] * over(inner)
-    weights = jnp.where(jnp.eye(len(rows), dtype=bool), jnp.diag(over(energies)), mixed)
+    eps = jnp.finfo(energies.dtype).eps
+    present = energies > eps * moment.dim
+    # For eigenvectors the off-diagonal entries are zero, but their derivatives are not. All below
+    # is right to second order in them; where eigenvalues tie, the least has no such derivative.
+    mixed = jnp.where(jnp.eye(len(rows), dtype=bool), 0, inner)
+    weakest = jnp.argmin(jnp.where(present, energies, jnp.inf))
+    least = energies[weakest]
+    gaps = least - energies
+    gaps = jnp.where(jnp.abs(gaps) * least > eps, gaps, jnp.inf)
+    small = SMALL * jnp.maximum(least + jnp.sum(mixed[weakest] ** 2 / gaps), 0)
+    # K (K + c)^{-1} = 1 - c (K + c)^{-1}
+    scale = reciprocal(energies + small, present)
+    mixed = mixed * scale
+    weights = jnp.diag(energies * scale) + small * scale[:, None] * (mixed - mixed @ mixed)
     return Gram((weights @ rows).T, thin=True)
 
 
