@@ -35,7 +35,7 @@ USERS = {
 """What users need of `jaxfed`, in the order in which they meet it."""
 
 AUTHORS = {
-    "The contract": ("Algorithm", "hyperparameter", "Personalized", "HasRemarks"),
+    "The contract": ("Algorithm", "hyperparameter", "Personalized"),
     "Clients' data": ("Samples", "IncompleteSamples"),
     "Trees": ("stack",),
 }

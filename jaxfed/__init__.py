@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from jaxfed.core.contract.algorithm import Algorithm as Algorithm
     from jaxfed.core.contract.algorithm import Personalized as Personalized
     from jaxfed.core.contract.algorithm import hyperparameter as hyperparameter
-    from jaxfed.core.contract.remarks import HasRemarks as HasRemarks
     from jaxfed.core.run.callbacks import Callback as Callback
     from jaxfed.core.run.callbacks import EarlyStopping as EarlyStopping
     from jaxfed.core.run.compiling import enable_compilation_cache as enable_compilation_cache
@@ -118,7 +117,6 @@ _PLACES = {
     "Plan": "jaxfed.planning.plan:Plan",
     "plan": "jaxfed.planning.plan:plan",
     "shapes_of": "jaxfed.planning.plan:shapes_of",
-    "HasRemarks": "jaxfed.core.contract.remarks:HasRemarks",
     "fit": "jaxfed.core.run.fit:fit",
     "rollout": "jaxfed.core.run.rollout:rollout",
     "Saved": "jaxfed.core.store.saved:Saved",

@@ -31,8 +31,6 @@ The gradient of a held-out error with respect to the prior variance, at a conver
 """
 
 from jaxfed.core.contract.bases import Bases as Bases
-from jaxfed.core.contract.fixed_point import DifferentiatedThrough as DifferentiatedThrough
-from jaxfed.core.contract.fixed_point import HasBases as HasBases
 from jaxfed.core.derivatives.adjoint import implicit as implicit
 from jaxfed.core.derivatives.implicit import Report as Report
 from jaxfed.core.run.adjoint import Adjoint as Adjoint

@@ -1,7 +1,7 @@
 """The contract for authors of algorithms, its optional parts, and checks of arguments.
 
-`jf.Algorithm`, `jf.Personalized`, `jf.hyperparameter` and `jf.HasRemarks`, and the classes
-`HasBases`, `Bases` and `DifferentiatedThrough` of `jf.adjoint`, can also be imported from here.
+`jf.Algorithm`, `jf.Personalized`, `jf.hyperparameter` and `jf.adjoint.Bases` can also be imported
+from here.
 """
 
 from jaxfed._checks import check_count as check_count
@@ -14,11 +14,9 @@ from jaxfed._checks import refuse as refuse
 from jaxfed.core.contract.algorithm import Algorithm as Algorithm
 from jaxfed.core.contract.algorithm import ClientsLike as ClientsLike
 from jaxfed.core.contract.algorithm import Diagnostics as Diagnostics
+from jaxfed.core.contract.algorithm import OneExchange as OneExchange
 from jaxfed.core.contract.algorithm import Personalized as Personalized
 from jaxfed.core.contract.algorithm import hyperparameter as hyperparameter
+from jaxfed.core.contract.algorithm import without_batches as without_batches
 from jaxfed.core.contract.bases import Bases as Bases
-from jaxfed.core.contract.fixed_point import DifferentiatedThrough as DifferentiatedThrough
-from jaxfed.core.contract.fixed_point import HasBases as HasBases
-from jaxfed.core.contract.fixed_point import without_batches as without_batches
-from jaxfed.core.contract.one_exchange import OneExchange as OneExchange
-from jaxfed.core.contract.remarks import HasRemarks as HasRemarks
+from jaxfed.core.contract.wrapper import Wrapper as Wrapper

@@ -5,22 +5,13 @@ from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import NamedTuple, final
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PyTree
 
-from jaxfed.contract import (
-    Algorithm,
-    ClientsLike,
-    DifferentiatedThrough,
-    HasRemarks,
-    check_count,
-    check_instance,
-)
+from jaxfed.contract import Algorithm, Bases, ClientsLike, Wrapper, check_count, check_instance
 from jaxfed.core.common.printing import is_known
-from jaxfed.core.contract import fixed_point
 from jaxfed.core.contract.reduction import plain, wrapped
 from jaxfed.core.contract.remarks import MEASURES
 from jaxfed.core.round.shapes import received_shapes
@@ -53,7 +44,7 @@ class Uplink(NamedTuple):
 
 
 @final
-class MultiStart(Algorithm, DifferentiatedThrough, HasRemarks):
+class MultiStart(Wrapper):
     """An algorithm from several starts at once; the result is that of the lowest objective.
 
     Problems with many local optima are rarely solved from the first start. Some rounds tell which
@@ -97,26 +88,6 @@ class MultiStart(Algorithm, DifferentiatedThrough, HasRemarks):
             starts = algorithm.different_starts(starts)
         self.algorithm, self.starts = algorithm, tuple(starts)
 
-    @property
-    def stochastic(self) -> bool:
-        """Whether steps use random parts of the data, as the algorithm says."""
-        return self.algorithm.stochastic
-
-    @property
-    def needs_everybody(self) -> bool:
-        """Whether every client must take part in each round, as the algorithm says."""
-        return self.algorithm.needs_everybody
-
-    @property
-    def quadratic_in_samples(self) -> bool:
-        """Whether samples may be weighted, as the algorithm says."""
-        return self.algorithm.quadratic_in_samples
-
-    @property
-    def energy_weighted(self) -> bool:
-        """Whether clients of more energy have more influence, as the algorithm says."""
-        return self.algorithm.energy_weighted
-
     def check(self, clients, warm_start) -> None:
         """Let the algorithm check the data and the warm start."""
         self.algorithm.check(clients, warm_start)
@@ -132,14 +103,6 @@ class MultiStart(Algorithm, DifferentiatedThrough, HasRemarks):
                     f"starts: wanted different ones, got {one!r} twice, whose start does not "
                     "depend on the key; give fewer, or algorithms that start elsewhere"
                 )
-
-    def at_round(self, number):
-        """Return the algorithm for one round."""
-        return eqx.tree_at(lambda x: x.algorithm, self, self.algorithm.at_round(number))
-
-    def prepare(self, data, client_id, rounds):
-        """Return what the algorithm prepares."""
-        return self.algorithm.prepare(data, client_id, rounds)
 
     def first_message(self, key, data, warm_start):
         """Return the algorithm's first messages, one per start."""
@@ -215,12 +178,11 @@ class MultiStart(Algorithm, DifferentiatedThrough, HasRemarks):
 
     def through(self) -> Algorithm:
         """Return the round that differentiates the algorithm's solutions."""
-        return fixed_point.through(self.algorithm)
+        return self.algorithm.through()
 
-    def remarks(self, result, history) -> tuple[str, ...]:
-        """Return the algorithm's warnings."""
-        inner = self.algorithm
-        return inner.remarks(result, history) if isinstance(inner, HasRemarks) else ()
+    def bases(self, server: Server, local) -> Bases:
+        """Return none: the algorithm's own round differentiates its solutions."""
+        return Bases()
 
     def _keys(self, key):
         return jax.random.split(key, len(self.starts))

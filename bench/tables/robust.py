@@ -59,21 +59,16 @@ class Member(NamedTuple):
     team: jax.Array
 
 
-class Attacked(jf.Algorithm):
+class Attacked(jf.contract.Wrapper):
     """An algorithm some of whose clients lie in every message."""
 
     algorithm: jf.Algorithm
     attack: Attack
     bad: jax.Array  # of each client
 
-    @property
-    def needs_everybody(self):
-        """If the algorithm needs it."""
-        return self.algorithm.needs_everybody
-
-    def check(self, clients, warm_start):
-        """As the algorithm."""
-        self.algorithm.check(clients, warm_start)
+    def inner_data(self, data):
+        """Without whether the client is bad."""
+        return data.data
 
     def prepare(self, data, client_id, rounds):
         """And whether the client is bad."""
@@ -85,34 +80,10 @@ class Attacked(jf.Algorithm):
         """Perhaps another one."""
         return self._sent(key, data, self.algorithm.first_message(key, data.data, warm_start))
 
-    def server_init(self, key, first, like, warm_start):
-        """As the algorithm."""
-        return self.algorithm.server_init(key, first, like.data, warm_start)
-
-    def downlink(self, server):
-        """As the algorithm."""
-        return self.algorithm.downlink(server)
-
-    def client_init(self, key, downlink, data, warm_start):
-        """As the algorithm."""
-        return self.algorithm.client_init(key, downlink, data.data, warm_start)
-
     def client_step(self, key, downlink, local, data):
         """With another message from a bad client."""
         sent, local, diagnostics = self.algorithm.client_step(key, downlink, local, data.data)
         return self._sent(key, data, sent), local, diagnostics
-
-    def server_step(self, key, server, uplink):
-        """As the algorithm."""
-        return self.algorithm.server_step(key, server, uplink)
-
-    def client_result(self, downlink, local, data):
-        """As the algorithm."""
-        return self.algorithm.client_result(downlink, local, data.data)
-
-    def shared_result(self, server):
-        """As the algorithm."""
-        return self.algorithm.shared_result(server)
 
     def _sent(self, key, data, message):
         def other(x):
@@ -131,37 +102,13 @@ class Attacked(jf.Algorithm):
         return jax.tree.map(part, message, is_leaf=is_part)
 
 
-class Omniscient(jf.Algorithm):
+class Omniscient(jf.contract.Wrapper):
     """A robust algorithm, some of whose groups send what they make of all honest messages."""
 
     algorithm: aggregation.Robust
     bad: jax.Array  # of each group
     mean: float  # factor of the honest mean
     spread: float  # of the standard deviation of each number
-
-    def prepare(self, data, client_id, rounds):
-        """As the algorithm."""
-        return self.algorithm.prepare(data, client_id, rounds)
-
-    def first_message(self, key, data, warm_start):
-        """As the algorithm."""
-        return self.algorithm.first_message(key, data, warm_start)
-
-    def server_init(self, key, first, like, warm_start):
-        """As the algorithm."""
-        return self.algorithm.server_init(key, first, like, warm_start)
-
-    def downlink(self, server):
-        """As the algorithm."""
-        return self.algorithm.downlink(server)
-
-    def client_init(self, key, downlink, data, warm_start):
-        """As the algorithm."""
-        return self.algorithm.client_init(key, downlink, data, warm_start)
-
-    def client_step(self, key, downlink, local, data):
-        """As the algorithm."""
-        return self.algorithm.client_step(key, downlink, local, data)
 
     def server_step(self, key, server, uplink):
         """As the algorithm, of other messages."""
@@ -177,14 +124,6 @@ class Omniscient(jf.Algorithm):
         # Groups of one client, which weigh the same.
         uplink = uplink._replace(parts=jax.tree.map(sent, uplink.parts))
         return self.algorithm.server_step(key, server, uplink)
-
-    def client_result(self, downlink, local, data):
-        """As the algorithm."""
-        return self.algorithm.client_result(downlink, local, data)
-
-    def shared_result(self, server):
-        """As the algorithm."""
-        return self.algorithm.shared_result(server)
 
 
 class Problem(NamedTuple):

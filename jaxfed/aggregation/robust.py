@@ -13,11 +13,9 @@ from jaxfed._checks import check_count, check_flag, check_instance
 from jaxfed.aggregation.messages import GroupMessage, Received, Sender, aggregated
 from jaxfed.aggregation.rules import Biweight, Rule, Shares
 from jaxfed.core.common.printing import is_known
-from jaxfed.core.contract import fixed_point
 from jaxfed.core.contract.algorithm import Algorithm, ClientsLike
 from jaxfed.core.contract.bases import Bases
-from jaxfed.core.contract.fixed_point import DifferentiatedThrough, HasBases
-from jaxfed.core.contract.remarks import HasRemarks
+from jaxfed.core.contract.wrapper import Wrapper
 
 # Groups at more than this multiple of the median distance from the aggregate count as far.
 FAR = 3.0
@@ -38,7 +36,7 @@ class Server(NamedTuple):
 
 
 @final
-class Robust(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
+class Robust(Wrapper):
     """An algorithm whose means over clients are replaced by a robust aggregate of group means.
 
     A bare array in a message, which is a mean, becomes the aggregate of the groups' means, and a
@@ -103,21 +101,6 @@ class Robust(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
         self.algorithm, self.rule, self.groups, self.masked = algorithm, rule, groups, masked
 
     @property
-    def stochastic(self) -> bool:
-        """Whether steps use random parts of the data, as the algorithm says."""
-        return self.algorithm.stochastic
-
-    @property
-    def needs_everybody(self) -> bool:
-        """Whether every client must take part in each round, as the algorithm says."""
-        return self.algorithm.needs_everybody
-
-    @property
-    def quadratic_in_samples(self) -> bool:
-        """Whether samples may be weighted, as the algorithm says."""
-        return self.algorithm.quadratic_in_samples
-
-    @property
     def energy_weighted(self) -> bool:
         """False: the influence of every client is bounded."""
         return False
@@ -144,9 +127,13 @@ class Robust(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
                     f"0 to {len(ids) - 1}"
                 )
 
-    def at_round(self, number):
-        """Return the algorithm for one round."""
-        return eqx.tree_at(lambda x: x.algorithm, self, self.algorithm.at_round(number))
+    def inner_server(self, server: Server) -> PyTree:
+        """Return the algorithm's state."""
+        return server.server
+
+    def inner_data(self, data: Member) -> PyTree:
+        """Return the algorithm's data."""
+        return data.data
 
     def prepare(self, data, client_id, rounds) -> Member:
         """Return what the algorithm prepares, and the client's group."""
@@ -165,18 +152,6 @@ class Robust(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
         server = self.algorithm.server_init(key, received.message, like.data, warm_start)
         real = [x.dtype for x in jax.tree.leaves(server) if jnp.issubdtype(x.dtype, jnp.floating)]
         return Server(server, received.distances.astype(jnp.result_type(jnp.float32, *real)))
-
-    def downlink(self, server: Server):
-        """Return the algorithm's downlink."""
-        return self.algorithm.downlink(server.server)
-
-    def feasible(self, downlink, data):
-        """Return the algorithm's downlink as its clients use it."""
-        return self.algorithm.feasible(downlink, data.data)
-
-    def client_init(self, key, downlink, data: Member, warm_start):
-        """Return the algorithm's local state."""
-        return self.algorithm.client_init(key, downlink, data.data, warm_start)
 
     def client_step(self, key, downlink, local, data: Member):
         """Take the algorithm's step, with means and sums sent to the client's group."""
@@ -203,42 +178,14 @@ class Robust(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
         inner = self.algorithm.for_other_data(server.server)
         return None if inner is None else Server(inner, server.distances)
 
-    def client_result(self, downlink, local, data: Member):
-        """Return the algorithm's local result."""
-        return self.algorithm.client_result(downlink, local, data.data)
-
-    def shared_result(self, server: Server):
-        """Return the algorithm's shared result."""
-        return self.algorithm.shared_result(server.server)
-
-    def through(self) -> Algorithm:
-        """Return the round of the same algorithm, perhaps with other settings, with this aggregate.
-
-        Two algorithms that have the same solutions with mean messages have different ones with
-        robust aggregates, so another algorithm's round would give a wrong derivative.
-
-        Raises:
-            ValueError: if the algorithm is differentiated through another one, because its own
-                state includes earlier rounds.
-        """
-        inner = fixed_point.through(self.algorithm)
-        if type(inner) is type(self.algorithm):
-            return Robust(inner, self.rule, groups=self.groups, masked=self.masked)
-        if isinstance(self.algorithm, HasBases):  # of its own state, which is then a single point
-            return self
-        raise ValueError(
-            "adjoint: wanted an algorithm that can be differentiated by its own round for a robust "
-            f"aggregate, got {type(self.algorithm).__name__}; take adjoint.unrolled()"
-        )
-
     def bases(self, server: Server, local) -> Bases:
         """Return the algorithm's bases.
 
         Raises:
-            ValueError: if the aggregate depends on how they are rotated, which an implicit
-                derivative leaves out.
+            ValueError: if the algorithm cannot be differentiated by its own round, or the aggregate
+                depends on how bases are rotated, which an implicit derivative leaves out.
         """
-        found = fixed_point.bases(self.algorithm, server.server, local)
+        found = self.inner_bases(server, local)
         turns = any(basis.shape[-1] > 1 for basis in found.shared)
         if turns and not self.rule.rotation_equivariant:
             raise ValueError(
@@ -249,8 +196,7 @@ class Robust(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
 
     def remarks(self, result, history) -> tuple[str, ...]:
         """Return the algorithm's warnings, and warn about lost messages and far groups."""
-        inner = self.algorithm
-        found = inner.remarks(result, history) if isinstance(inner, HasRemarks) else ()
+        found = self.algorithm.remarks(result, history)
         lost, far = (last_known(history, name) for name in ("not_finite", "far_groups"))
         if lost > 0:
             found += (

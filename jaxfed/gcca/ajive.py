@@ -16,15 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jaxfed.contract import (
-    Algorithm,
-    DifferentiatedThrough,
-    HasRemarks,
-    Personalized,
-    check_count,
-)
+from jaxfed.contract import Algorithm, Personalized, check_count
 from jaxfed.core.common.printing import is_known
-from jaxfed.core.contract.one_exchange import nothing_left
+from jaxfed.core.contract.algorithm import nothing_left
 from jaxfed.core.contract.reduction import Gather, Sum
 from jaxfed.gcca._signal import (
     Ranks,
@@ -112,7 +106,7 @@ class Member(NamedTuple):
     individual_rank: Int[Array, ""]
 
 
-class AJIVE(Algorithm, DifferentiatedThrough, HasRemarks):
+class AJIVE(Algorithm):
     r"""Angle-based joint and individual variation explained, in one exchange and one round.
 
     Each client sends an orthonormal basis of its signal's scores: the left singular vectors of its

@@ -21,7 +21,6 @@ from jaxtyping import Array, Float, Int, PyTree
 from jaxfed.contract import (
     Algorithm,
     Diagnostics,
-    DifferentiatedThrough,
     Personalized,
     check_count,
     check_factor,
@@ -46,7 +45,7 @@ class Learner(NamedTuple):
     scores: Scores  # M = S(X) / sqrt(L)
 
 
-class DeepMaxVar(Algorithm, DifferentiatedThrough):
+class DeepMaxVar(Algorithm):
     r"""MAX-VAR GCCA with one network per view, by alternating optimization.
 
     Each round, a client trains its network towards the received representation, in some passes over

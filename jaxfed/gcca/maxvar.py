@@ -20,8 +20,6 @@ from jaxtyping import Array, Float
 from jaxfed.contract import (
     Algorithm,
     Bases,
-    DifferentiatedThrough,
-    HasBases,
     Personalized,
     check_count,
     check_factor,
@@ -85,7 +83,7 @@ class Map(NamedTuple):
     scores: Scores  # M = X Q / sqrt(L)
 
 
-class MaxVar(Algorithm, DifferentiatedThrough, HasBases):
+class MaxVar(Algorithm):
     r"""MAX-VAR GCCA by alternating optimization.
 
     Each round, a client moves its map to the received representation and sends the scores `M_j` of

@@ -12,13 +12,7 @@ from jax.core import Tracer
 from jaxtyping import Array, Float, Int, Key, PyTree
 
 from jaxfed._checks import host_array
-from jaxfed.contract import (
-    Algorithm,
-    DifferentiatedThrough,
-    check_count,
-    refuse,
-    without_batches,
-)
+from jaxfed.contract import Algorithm, check_count, refuse, without_batches
 from jaxfed.core.clients.samples import Samples, at_least_single, other_data
 from jaxfed.core.common.processes import finite, inspectable
 from jaxfed.core.common.shuffle import shuffled
@@ -26,7 +20,7 @@ from jaxfed.core.common.shuffle import shuffled
 Loss = Callable[[Any, Float[Array, "b d"], Key[Array, ""]], Float[Array, ""]]
 
 
-class Training(Algorithm, DifferentiatedThrough):
+class Training(Algorithm):
     """An algorithm that trains a model on minibatches of the clients' samples.
 
     A model is any pytree. Its floating-point arrays are its parameters; all of its arrays are

@@ -29,7 +29,7 @@ from jaxfed._checks import (
 from jaxfed._optional import require
 from jaxfed.contract import Personalized
 from jaxfed.core.clients.clients import Clients
-from jaxfed.core.contract.one_exchange import OneExchange
+from jaxfed.core.contract.algorithm import OneExchange
 from jaxfed.core.run.fit import fit
 from jaxfed.core.run.result import check_run
 from jaxfed.core.run.rollout import rollout

@@ -12,8 +12,8 @@ from jaxfed._checks import check_whole
 from jaxfed.contract import (
     Algorithm,
     ClientsLike,
-    DifferentiatedThrough,
     Personalized,
+    Wrapper,
     check_count,
     check_instance,
     refuse,
@@ -41,7 +41,7 @@ class PerResample(NamedTuple):
 
 
 @final
-class Resampled(Algorithm, DifferentiatedThrough):
+class Resampled(Wrapper):
     """An algorithm on many resamples of its clients at once; its results have an axis of resamples.
 
     Clients draw the weights of their samples, or their own weights, from `seed`, their id and the
@@ -114,14 +114,14 @@ class Resampled(Algorithm, DifferentiatedThrough):
         self.state = state
 
     @property
-    def stochastic(self) -> bool:
-        """Whether steps use random parts of the data, as the algorithm says."""
-        return self.algorithm.stochastic
+    def quadratic_in_samples(self) -> bool:
+        """False: resamples are not resampled again."""
+        return False
 
     @property
-    def needs_everybody(self) -> bool:
-        """Whether every client must take part in each round, as the algorithm says."""
-        return self.algorithm.needs_everybody
+    def energy_weighted(self) -> bool:
+        """False: what the algorithm's run warned about need not be said again."""
+        return False
 
     def check(self, clients: ClientsLike, warm_start) -> None:
         """Refuse data without rows, or with too few, and let the algorithm check them."""
@@ -146,10 +146,6 @@ class Resampled(Algorithm, DifferentiatedThrough):
     def numbers(self) -> Int[Array, " resamples"]:
         """The numbers of the resamples."""
         return self.first + jnp.arange(self.resamples)
-
-    def at_round(self, number):
-        """Return the algorithm for one round."""
-        return eqx.tree_at(lambda x: x.algorithm, self, self.algorithm.at_round(number))
 
     def weights(
         self, data: PyTree, client_id: Int[ArrayLike, ""], number: Int[ArrayLike, ""]
@@ -233,6 +229,10 @@ class Resampled(Algorithm, DifferentiatedThrough):
     def shared_result(self, server) -> PyTree:
         """Return the algorithm's shared results."""
         return jax.vmap(self.algorithm.shared_result)(server)
+
+    def remarks(self, result, history) -> tuple[str, ...]:
+        """Return none: the algorithm's are those of one model."""
+        return ()
 
     def through(self) -> Algorithm:
         """Refuse implicit derivatives.

@@ -21,7 +21,6 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxfed.contract import (
     Algorithm,
-    DifferentiatedThrough,
     check_count,
     check_factor,
     check_name,
@@ -77,7 +76,7 @@ class Local(NamedTuple):
 
 
 @final
-class INMF(Algorithm, DifferentiatedThrough):
+class INMF(Algorithm):
     r"""Integrative non-negative matrix factorization (LIGER), also in minibatches.
 
     Samples are explained by non-negative loadings of components, each the sum of a shared part and

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxfed.contract import Algorithm, Bases, Diagnostics, HasBases
+from jaxfed.contract import Algorithm, Bases, Diagnostics
 from jaxfed.core.contract.reduction import Mean
 from jaxfed.linalg import polar
 from jaxfed.linalg.division import ratio
@@ -132,7 +132,7 @@ def ascend(
     return Server(memory, mark, fresh, unit), {"gap": unit * left}
 
 
-class SolutionAscent(Algorithm, HasBases):
+class SolutionAscent(Algorithm):
     """Gradient ascent from a solution, whose round gives the solution's implicit derivative.
 
     The Jacobian of the round is I + t ∇²F at the solution, for any step size t. A subclass

@@ -16,14 +16,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxfed.contract import (
-    Algorithm,
-    Diagnostics,
-    DifferentiatedThrough,
-    Personalized,
-    check_count,
-    check_name,
-)
+from jaxfed.contract import Algorithm, Diagnostics, Personalized, check_count, check_name
 from jaxfed.core.clients.samples import Samples
 from jaxfed.core.contract.reduction import Sum
 from jaxfed.linalg import Moment, orthonormalize
@@ -57,7 +50,7 @@ class Server(NamedTuple):
     energy: Float[Array, ""] | None  # |A|_F², if the KKT violation is measured
 
 
-class Eigensolver(Algorithm, DifferentiatedThrough):
+class Eigensolver(Algorithm):
     """Base of the federated eigensolvers: their checks and the clients' data."""
 
     quadratic_in_samples = True

@@ -15,8 +15,6 @@ from jaxfed.contract import (
     Algorithm,
     Bases,
     Diagnostics,
-    DifferentiatedThrough,
-    HasBases,
     check_flag,
     check_name,
     check_positive,
@@ -73,7 +71,7 @@ class Server(NamedTuple):
     memory: Memory | None = None  # for the quasi-Newton solver
 
 
-class PersonalizedPCA(Algorithm, DifferentiatedThrough, HasBases):
+class PersonalizedPCA(Algorithm):
     """Local components around shared ones, under a prior whose variance is given or learned."""
 
     quadratic_in_samples = True

@@ -26,9 +26,6 @@ from jaxfed.contract import (
     Algorithm,
     Bases,
     Diagnostics,
-    DifferentiatedThrough,
-    HasBases,
-    HasRemarks,
     check_count,
     check_name,
     check_positive,
@@ -101,7 +98,7 @@ class Server(NamedTuple):
     memory: Memory | None = None  # for the quasi-Newton solver
 
 
-class EmpiricalBayesPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
+class EmpiricalBayesPCA(Algorithm):
     r"""Personalized components around shared ones, with a prior variance learned from the data.
 
     This is expectation maximization of the marginal likelihood, with the clients' components

@@ -18,9 +18,6 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 from jaxfed.contract import (
     Algorithm,
     Bases,
-    DifferentiatedThrough,
-    HasBases,
-    HasRemarks,
     check_count,
     check_factor,
     check_name,
@@ -97,7 +94,7 @@ class Pace(NamedTuple):
 
 
 @final
-class HMF(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
+class HMF(Algorithm):
     r"""Heterogeneous matrix factorization.
 
     A client's matrix of samples is \(Y \approx V U^\top + W U_i^\top\), with shared components U,

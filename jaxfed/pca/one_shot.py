@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxfed.contract import HasRemarks, OneExchange, check_count, check_name
+from jaxfed.contract import OneExchange, check_count, check_name
 from jaxfed.core.contract.reduction import Gather, Gram
 from jaxfed.linalg import matmul
 from jaxfed.linalg.geometric_median import median_weights
@@ -106,7 +106,7 @@ class Pooled(_OneRank):
         return uncaptured(data, data.quadratic(downlink))
 
 
-class OneShot(OneExchange, HasRemarks):
+class OneShot(OneExchange):
     """Shared and local components from one exchange.
 
     There are four estimates of the shared components. The local components are then the top

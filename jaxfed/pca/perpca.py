@@ -17,9 +17,6 @@ from jaxtyping import Array, Float, PyTree
 from jaxfed.contract import (
     Algorithm,
     Bases,
-    DifferentiatedThrough,
-    HasBases,
-    HasRemarks,
     check_count,
     check_flag,
     check_name,
@@ -77,7 +74,7 @@ class Server(NamedTuple):
     objective: Float[Array, ""] | None  # of the previous round, if the step size can decay
 
 
-class PerPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
+class PerPCA(Algorithm):
     r"""Personalized PCA by Stiefel gradient descent.
 
     Each round, a client deflates its local components by the shared ones and retracts them,

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple, final
 import equinox as eqx
 from jaxtyping import Array, Float, PyTree
 
-from jaxfed.contract import Algorithm, Bases, Diagnostics, HasBases, check_name, hyperparameter
+from jaxfed.contract import Algorithm, Bases, Diagnostics, check_name, hyperparameter
 from jaxfed.core.clients.samples import Samples
 from jaxfed.linalg import Moment
 from jaxfed.pca import likelihood
@@ -17,7 +17,7 @@ from jaxfed.pca.components import Frame, Rows, check_warm_start, moment_received
 from jaxfed.pca.likelihood import Member, Number, Scalar, Variances, check_settings
 
 
-class _Descent(Algorithm, HasBases):
+class _Descent(Algorithm):
     """Base of both: gradient descent on the negative log-likelihood."""
 
     quadratic_in_samples = True

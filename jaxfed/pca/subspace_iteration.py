@@ -11,7 +11,7 @@ from typing import Literal, final
 import equinox as eqx
 import jax.numpy as jnp
 
-from jaxfed.contract import Bases, Diagnostics, HasBases, check_name
+from jaxfed.contract import Bases, Diagnostics, check_name
 from jaxfed.core.contract.reduction import Sum
 from jaxfed.pca._consensus import (
     Eigensolver,
@@ -23,7 +23,7 @@ from jaxfed.pca._consensus import (
 from jaxfed.pca.components import RETRACTIONS, Frame
 
 
-class SubspaceIteration(HoldsBasis, HasBases):
+class SubspaceIteration(HoldsBasis):
     r"""Principal components of all samples together by simultaneous subspace iteration ("SSI").
 
     A round sends `features × rank` numbers each way, and the server needs only the sum. Each round

@@ -21,9 +21,6 @@ from jaxfed._checks import check_number
 from jaxfed.contract import (
     Algorithm,
     Bases,
-    DifferentiatedThrough,
-    HasBases,
-    HasRemarks,
     check_count,
     check_factor,
     check_name,
@@ -81,7 +78,7 @@ class Local(NamedTuple):
 
 
 @final
-class TCMF(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
+class TCMF(Algorithm):
     r"""Triple component matrix factorization by alternating minimization.
 
     A client's matrix of samples is \(Y \approx V U^\top + W U_i^\top + S\), with shared components

@@ -22,17 +22,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxfed._checks import is_list, is_whole
-from jaxfed.contract import (
-    Algorithm,
-    Bases,
-    DifferentiatedThrough,
-    HasBases,
-    HasRemarks,
-    check_count,
-    check_factor,
-    hyperparameter,
-    refuse,
-)
+from jaxfed.contract import Algorithm, Bases, check_count, check_factor, hyperparameter, refuse
 from jaxfed.core.clients.samples import Samples, other_data
 from jaxfed.core.contract.reduction import Gram, Symmetric
 from jaxfed.linalg import Moment, polar
@@ -70,7 +60,7 @@ class Server(NamedTuple):
 
 
 @final
-class PerTucker(Updates, DifferentiatedThrough, HasRemarks):
+class PerTucker(Updates):
     r"""Personalized Tucker decomposition by block coordinate descent.
 
     A sample is a tensor with K modes, such as an image, stored as a row of features. A round
@@ -265,7 +255,7 @@ class PerTucker(Updates, DifferentiatedThrough, HasRemarks):
 
 
 @final
-class AllModes(Updates, HasBases):
+class AllModes(Updates):
     """Rounds that update the factors of all modes, for derivatives of solutions.
 
     The states are the solution's components: one basis each, instead of one for each mode.

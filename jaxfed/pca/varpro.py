@@ -14,14 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxfed._checks import check_number
-from jaxfed.contract import (
-    Algorithm,
-    Diagnostics,
-    DifferentiatedThrough,
-    HasRemarks,
-    check_count,
-    hyperparameter,
-)
+from jaxfed.contract import Algorithm, Diagnostics, check_count, hyperparameter
 from jaxfed.core.clients.samples import Samples
 from jaxfed.core.contract.reduction import Gram, Symmetric
 from jaxfed.linalg import Moment, polar
@@ -64,7 +57,7 @@ class Member(NamedTuple):
     rows: Rows | None  # the first components, if the start's message is made of the same ones
 
 
-class VarProPerPCA(Algorithm, DifferentiatedThrough, HasRemarks):
+class VarProPerPCA(Algorithm):
     r"""Personalized PCA by limited-memory BFGS in the shared components alone.
 
     With `local_penalty=0`, its stationary points are those of `PerPCA(variant="tangent")`. There is

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from jaxfed.contract import Algorithm, Bases, HasBases, check_count
+from jaxfed.contract import Algorithm, Bases, check_count
 from jaxfed.core.clients.imputation import Imputation
 from jaxfed.core.clients.samples import SampleRows, check_rows
 from jaxfed.core.common.printing import is_known
@@ -83,7 +83,7 @@ class Uplink(NamedTuple):
 
 
 @final
-class Impute(Algorithm, HasBases):
+class Impute(Algorithm):
     r"""Imputation of missing entries by a model with shared and local components.
 
     Client i's samples are \(x = \mu + \mu_i + U z + V_i t + e\) with scores \(z, t \sim N(0, I)\),

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, PyTree
 from jaxfed.contract import Algorithm, check_flag, check_name
 from jaxfed.core.clients.samples import IncompleteSamples, SampleRows, check_rows
 from jaxfed.core.clients.standardization import Standardization
-from jaxfed.core.contract.one_exchange import nothing_left
+from jaxfed.core.contract.algorithm import nothing_left
 from jaxfed.reduction import Gather, Sum
 
 CENTERS = ("shared", "local", "none")

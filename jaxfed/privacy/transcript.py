@@ -14,6 +14,7 @@ from jaxfed._checks import check_instance, check_whole, refuse
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
 from jaxfed.core.contract.reduction import plain
+from jaxfed.core.contract.wrapper import Wrapper
 from jaxfed.core.round.client import first_message
 from jaxfed.core.round.problem import Problem, before_rounds
 from jaxfed.core.round.rounds import begin, one_round
@@ -125,37 +126,19 @@ class _Tap(channel.Channel):
 
 
 @final
-class _Recorded(Algorithm):
+class _Recorded(Wrapper):
     """An algorithm whose server adds the aggregates that it receives to the diagnostics."""
 
-    inner: Algorithm
+    algorithm: Algorithm
 
-    def at_round(self, number):
-        return replace(self, inner=self.inner.at_round(number))
-
-    def prepare(self, data, client_id, rounds):
-        return self.inner.prepare(data, client_id, rounds)
-
-    def first_message(self, key, data, warm_start):
-        return self.inner.first_message(key, data, warm_start)
+    def inner_server(self, server):
+        return server[0]
 
     def server_init(self, key, first, like, warm_start):
-        return self.inner.server_init(key, first, like, warm_start), first
-
-    def downlink(self, server):
-        return self.inner.downlink(server[0])
-
-    def client_init(self, key, downlink, data, warm_start):
-        return self.inner.client_init(key, downlink, data, warm_start)
-
-    def feasible(self, downlink, data):
-        return self.inner.feasible(downlink, data)
-
-    def client_step(self, key, downlink, local, data):
-        return self.inner.client_step(key, downlink, local, data)
+        return self.algorithm.server_init(key, first, like, warm_start), first
 
     def server_step(self, key, server, uplink) -> tuple[PyTree, Any]:
-        after, diagnostics = self.inner.server_step(key, server[0], uplink)
+        after, diagnostics = self.algorithm.server_step(key, server[0], uplink)
         received = {f"uplink {i}": leaf for i, leaf in enumerate(jax.tree.leaves(uplink))}
         return (after, server[1]), {**diagnostics, **received}
 

@@ -49,10 +49,15 @@ class Average(jf.Algorithm):
         return server + self.step * uplink, {}
 
 
-def test_the_contract_is_five_functions_and_at_most_nine_with_defaults():
+def test_the_contract_is_five_functions_and_at_most_twelve_with_defaults():
+    """Nine with defaults say how a run goes, three what its result means.
+
+    The three are `remarks`, `through` and `bases`. Each is rarely needed, but as classes to inherit
+    from they were as many to know, and whoever calls them had to ask for the class.
+    """
     functions = {name for name, value in vars(jf.Algorithm).items() if inspect.isfunction(value)}
     assert len(jf.Algorithm.__abstractmethods__) == 5
-    assert len({name for name in functions if name[0] != "_"}) <= 14
+    assert len({name for name in functions if name[0] != "_"}) <= 17
 
 
 class Empty(Average):

@@ -2,7 +2,7 @@
 
 import abc
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
+from typing import Any, NamedTuple, Protocol, Self, final, runtime_checkable
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Int, Key, PyTree
 
 from jaxfed.core.common.printing import as_call
+from jaxfed.core.contract.bases import Bases
 
 # Scalars for the history, by name.
 Diagnostics = Mapping[str, Float[Array, ""]]
@@ -82,9 +83,8 @@ class Algorithm(eqx.Module):
     receives the same structure, reduced. A message with NaN or infinity ends the run (see
     `jaxfed.Status`). `local` never leaves its client.
 
-    To support implicit derivatives in special cases, also inherit from
-    `jaxfed.adjoint.DifferentiatedThrough` or `jaxfed.adjoint.HasBases`; to warn readers of a
-    result, from `jaxfed.HasRemarks`.
+    To change what another algorithm does in some of these methods, inherit from
+    `jaxfed.contract.Wrapper`.
     """
 
     def __repr__(self) -> str:
@@ -250,6 +250,45 @@ class Algorithm(eqx.Module):
         """
         return [self] * count
 
+    def remarks(self, result: Personalized, history: Mapping[str, np.ndarray]) -> tuple[str, ...]:
+        """Return what a reader should know before relying on a result, in sentences.
+
+        Called on the host after a run.
+
+        Args:
+            result: the run's result.
+            history: the run's `(rounds,)` arrays by name.
+        """
+        del result, history
+        return ()
+
+    def through(self) -> "Algorithm":
+        """Return the algorithm whose round differentiates a solution; by default this one.
+
+        Name another one if this one's state is not a point (it remembers earlier rounds), is
+        larger, or converges more slowly. It must have the same solutions as fixed points of its
+        round. It starts at the result, and its own result is differentiated.
+
+        Raises:
+            ValueError: if the rounds have no fixed point, as with minibatches; the message begins
+                with `adjoint: `.
+        """
+        return self
+
+    def bases(self, server: PyTree, local: PyTree) -> Bases:
+        """Select the parts of the states that are orthonormal bases of subspaces; by default none.
+
+        Rotating them at a fixed point of the round gives another fixed point. The linear system of
+        an implicit derivative is singular along these rotations unless it knows them. Select them,
+        transpose those whose components are rows, and do nothing else.
+
+        Args:
+            server: the server's state.
+            local: ONE client's state.
+        """
+        del server, local
+        return Bases()
+
     @property
     def energy_weighted(self) -> bool:
         """Whether a client's influence grows with the energy of its samples; False by default.
@@ -257,6 +296,58 @@ class Algorithm(eqx.Module):
         If True, `fit` warns about clients with far more energy than the others.
         """
         return False
+
+
+def nothing_left() -> Diagnostics:
+    """Return the diagnostics of a server whose result is exact, whatever the objective."""
+    return {"stopping_measure": jnp.zeros(())}
+
+
+class OneExchange(Algorithm):
+    """An algorithm that learns everything from the first messages, so one round is enough.
+
+    Subclasses define what clients send first (`first_message`), what the server makes of it
+    (`server_init`) and what clients make of that (`client_init`). The round only reports the
+    objective.
+    """
+
+    @abc.abstractmethod
+    def residual_variance(self, downlink: PyTree, local: PyTree, data: PyTree) -> Float[Array, ""]:
+        """ONE client's objective."""
+
+    @final
+    def through(self) -> Algorithm:
+        """Refuse, since no rounds converge to the result.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError(
+            "adjoint: wanted an algorithm whose rounds converge for an implicit derivative, and "
+            f"{type(self).__name__} has no rounds; adjoint.unrolled() is exact"
+        )
+
+    @final
+    def downlink(self, server: PyTree) -> PyTree:
+        """Send the server's state."""
+        return server
+
+    @final
+    def client_step(
+        self, key: Key[Array, ""], downlink: PyTree, local: PyTree, data: PyTree
+    ) -> tuple[PyTree, PyTree, Diagnostics]:
+        """Report the objective; send nothing."""
+        del key
+        # None rather than empty arrays: a message without parts has no bits.
+        return None, local, {"objective": self.residual_variance(downlink, local, data)}
+
+    @final
+    def server_step(
+        self, key: Key[Array, ""], server: PyTree, uplink: PyTree
+    ) -> tuple[PyTree, Diagnostics]:
+        """Leave the state unchanged."""
+        del key, uplink
+        return server, nothing_left()
 
 
 def hyperparameter(value: ArrayLike | None) -> Any:
@@ -269,3 +360,17 @@ def hyperparameter(value: ArrayLike | None) -> Any:
     elif isinstance(value, np.ndarray | np.integer) and value.dtype.kind in "iu":
         value = value.astype(float)
     return None if value is None else jnp.asarray(value)
+
+
+def without_batches(algorithm: Algorithm, batch_size: int | None) -> Algorithm:
+    """The algorithm itself, for `through`, if each step uses all samples or entities.
+
+    Raises:
+        ValueError: if steps use random batches.
+    """
+    if batch_size is not None:
+        raise ValueError(
+            f"adjoint: wanted {type(algorithm).__name__}(batch_size=None) for an implicit "
+            f"derivative, since batches at random have no fixed point, got {batch_size}"
+        )
+    return algorithm

@@ -1,13 +1,8 @@
 """Remarks on a result that its reader should know before relying on it."""
 
-import abc
-from collections.abc import Mapping
 from typing import NamedTuple
 
-import equinox as eqx
 import numpy as np
-
-from jaxfed.core.contract.algorithm import Personalized
 
 # Rounds after which every stopping measure is known; it may be infinite.
 ENOUGH = 12
@@ -16,21 +11,6 @@ ENOUGH = 12
 ENERGIES = ("shared_energy", "local_energy")
 # Diagnostics from which a run computes its stopping measure and its status.
 MEASURES = ("gap", *ENERGIES)
-
-
-class HasRemarks(eqx.Module):
-    """An algorithm that points out problems and pitfalls of its results."""
-
-    @abc.abstractmethod
-    def remarks(self, result: Personalized, history: Mapping[str, np.ndarray]) -> tuple[str, ...]:
-        """Return what a reader of this result should know, in sentences.
-
-        Called on the host after a run.
-
-        Args:
-            result: the run's result.
-            history: the run's `(rounds,)` arrays by name.
-        """
 
 
 class Words(NamedTuple):

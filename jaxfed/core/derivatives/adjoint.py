@@ -5,7 +5,6 @@ import jax
 
 from jaxfed._checks import check_count, check_flag, check_instance, check_positive, check_whole
 from jaxfed._optional import require
-from jaxfed.core.contract import fixed_point
 from jaxfed.core.contract.algorithm import Algorithm
 from jaxfed.core.derivatives.implicit import TURNING, Report, differentiable
 from jaxfed.core.derivatives.linear_system import SolverSettings
@@ -37,7 +36,7 @@ class _Implicit(Adjoint):
 
     def _through(self, problem: Problem) -> Algorithm:
         given = problem.algorithm if self.algorithm is None else self.algorithm
-        named = fixed_point.through(given)
+        named = given.through()
         # An algorithm passed by the caller is used itself, if its rounds have a fixed point.
         return named if self.algorithm is None else given
 

@@ -22,7 +22,6 @@ from jaxfed.core.backends.backend import collect
 from jaxfed.core.backends.one_device import in_blocks, vmap
 from jaxfed.core.common.buckets import first_of
 from jaxfed.core.contract import calls as contract
-from jaxfed.core.contract import fixed_point
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
 from jaxfed.core.contract.bases import Bases, vertical_part
 from jaxfed.core.contract.reduction import contributions, plain
@@ -214,10 +213,10 @@ def _bases_in(algorithm: Algorithm) -> Callable[[RunStates], Bases]:
     def picked(states: RunStates) -> Bases:
         server, local = states
         if not jax.tree.leaves(local):
-            return fixed_point.bases(bare, server, local)
+            return bare.bases(server, local)
 
         def of_one(own: PyTree) -> tuple:
-            return tuple(fixed_point.bases(bare, server, own))
+            return tuple(bare.bases(server, own))
 
         # The shared bases are the server's, the same for all clients.
         return Bases(*jax.vmap(of_one, out_axes=(None, 0, 0))(local))

@@ -18,7 +18,7 @@ from jaxfed.core.clients.imputation import Imputation
 from jaxfed.core.clients.standardization import Standardization
 from jaxfed.core.common.printing import columns, is_known, on_one_line
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
-from jaxfed.core.contract.remarks import PYTHON, Ending, HasRemarks, Words, advice
+from jaxfed.core.contract.remarks import PYTHON, Ending, Words, advice
 from jaxfed.core.round.problem import Failure, State
 from jaxfed.core.run.status import Status
 from jaxfed.core.store import saved
@@ -89,10 +89,7 @@ class Solution(eqx.Module):
             ValueError: if this is the solution of several runs, or traced.
         """
         run = self._saved("remarks")
-        found = self.advice(words)
-        if isinstance(self.algorithm, HasRemarks):
-            found += self.algorithm.remarks(self.result, run.history)
-        return found
+        return self.advice(words) + self.algorithm.remarks(self.result, run.history)
 
     def save(
         self,

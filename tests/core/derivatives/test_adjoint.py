@@ -529,7 +529,7 @@ def test_an_algorithm_that_says_nothing_is_differentiated_by_its_own_round(key):
     np.testing.assert_allclose(gradient, wanted, atol=1e-12)
 
 
-class Turned(jf.Algorithm, jf.adjoint.HasBases):
+class Turned(jf.Algorithm):
     """Subspace iteration whose basis turns by an angle, at zero a fixed point, in each round."""
 
     angle: jax.Array

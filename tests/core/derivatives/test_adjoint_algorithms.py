@@ -8,7 +8,6 @@ import optax
 import pytest
 
 import jaxfed as jf
-from jaxfed.core.contract import fixed_point
 from tests import examples
 
 FEATURES, CLIENTS = 5, 3
@@ -200,7 +199,7 @@ def test_every_algorithm_is_differentiated_or_refused():
     for example in examples.GOOD.values():
         algorithm = example.make(CLIENTS)
         try:
-            fixed_point.through(algorithm)
+            algorithm.through()
         except ValueError as error:
             assert str(error).startswith("adjoint: wanted"), error
             refused.add(type(algorithm))
