@@ -299,28 +299,6 @@ EXAMPLES = {
             "start": lambda: jf.pca.HierarchicalPCA(2, 0.2, 0.1, start="zeros"),
         },
     ),
-    jf.pca.LocalProbabilisticPCA: Examples(
-        good={"": Example(lambda _: jf.pca.LocalProbabilisticPCA(2, 0.2), (0, 0, 0))},
-        refused={
-            "rank": lambda: jf.pca.LocalProbabilisticPCA(0, 0.2),
-            "noise_variance": lambda: jf.pca.LocalProbabilisticPCA(2, 0.0),
-            "step_size": lambda: jf.pca.LocalProbabilisticPCA(2, 0.2, step_size=-1.0),
-        },
-    ),
-    jf.pca.GlobalProbabilisticPCA: Examples(
-        good={
-            "": Example(lambda _: jf.pca.GlobalProbabilisticPCA(2, 0.2), (TRIANGLE, 12, 12)),
-            "random": Example(
-                lambda _: jf.pca.GlobalProbabilisticPCA(2, 0.2, start="random"), (1, 12, 12)
-            ),
-        },
-        refused={
-            "rank": lambda: jf.pca.GlobalProbabilisticPCA(2.0, 0.2),
-            "noise_variance": lambda: jf.pca.GlobalProbabilisticPCA(2, -1.0),
-            "step_size": lambda: jf.pca.GlobalProbabilisticPCA(2, 0.2, step_size=0.0),
-            "start": lambda: jf.pca.GlobalProbabilisticPCA(2, 0.2, start="local_first"),
-        },
-    ),
     jf.pca.AdaptivePCA: Examples(
         good={
             "": Example(lambda _: jf.pca.AdaptivePCA(2), (TRIANGLE + 6, 13, 16)),

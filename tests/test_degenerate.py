@@ -188,8 +188,6 @@ SCALED = {
     "HierarchicalPCA": jf.pca.HierarchicalPCA(2, 0.5, 0.1),
     "AdaptivePCA": jf.pca.AdaptivePCA(2, 0.5),
     "EmpiricalBayesPCA": jf.pca.EmpiricalBayesPCA(2, 0.5),
-    "GlobalProbabilisticPCA": jf.pca.GlobalProbabilisticPCA(2, 0.5),
-    "LocalProbabilisticPCA": jf.pca.LocalProbabilisticPCA(2, 0.5),
     "MaxVar": jf.gcca.MaxVar(2),
     "MaxVar, gradient": jf.gcca.MaxVar(2, solver="gradient"),
     "MVLSA": jf.gcca.MVLSA(2),

@@ -58,8 +58,6 @@ def settings() -> dict[str, Setting]:
         "HierarchicalPCA": bayes(pca.HierarchicalPCA(2, 0.5, 0.1)),
         "AdaptivePCA": bayes(pca.AdaptivePCA(2, 0.5)),
         "EmpiricalBayesPCA": bayes(pca.EmpiricalBayesPCA(2, 0.5)),
-        "GlobalProbabilisticPCA": bayes(pca.GlobalProbabilisticPCA(2, 0.5)),
-        "LocalProbabilisticPCA": bayes(pca.LocalProbabilisticPCA(2, 0.5)),
         "MaxVar": Setting(gcca.MaxVar(2, solver="gradient"), views=True),
         "MaxVar, exact": Setting(gcca.MaxVar(2), views=True),
         "MVLSA": Setting(gcca.MVLSA(2), views=True),

@@ -24,6 +24,7 @@ from threadpoolctl import threadpool_limits
 import jaxfed as jf
 from bench.common import machine, table, turns
 from jaxfed.core.sweeps.grid import _block
+from papers.hierarchical.descent import GlobalProbabilisticPCA, LocalProbabilisticPCA
 
 CLIENTS, SAMPLES, FEATURES, RANK, NOISE = 200, 20, 30, 10, 0.5
 ROUNDS = {"local": 60, "global": 30, "personalized": 100}
@@ -49,8 +50,8 @@ def errors(prior_variance, seed, *, solver="gradient"):
     data = drawn(prior_variance, seed)
     clients = jf.Clients.from_samples(data.samples)
     methods = {
-        "local": jf.pca.LocalProbabilisticPCA(RANK, NOISE),
-        "global": jf.pca.GlobalProbabilisticPCA(RANK, NOISE),
+        "local": LocalProbabilisticPCA(RANK, NOISE),
+        "global": GlobalProbabilisticPCA(RANK, NOISE),
         "personalized": jf.pca.HierarchicalPCA(RANK, NOISE, prior_variance, solver=solver),
     }
     found = {}

@@ -67,8 +67,6 @@ CASES = {
     jf.pca.LocalPower: Case(lambda: jf.pca.LocalPower(RANK)),
     jf.pca.FAPS: Case(lambda: jf.pca.FAPS(RANK)),
     jf.pca.HierarchicalPCA: Case(lambda: jf.pca.HierarchicalPCA(RANK, 0.5, 0.1), warm=True),
-    jf.pca.LocalProbabilisticPCA: Case(lambda: jf.pca.LocalProbabilisticPCA(RANK, 0.5)),
-    jf.pca.GlobalProbabilisticPCA: Case(lambda: jf.pca.GlobalProbabilisticPCA(RANK, 0.5)),
     jf.pca.AdaptivePCA: Case(lambda: jf.pca.AdaptivePCA(RANK, 0.5), warm=True),
     jf.pca.EmpiricalBayesPCA: Case(lambda: jf.pca.EmpiricalBayesPCA(RANK, 0.5), warm=True),
     jf.nmf.INMF: Case(lambda: jf.nmf.INMF(RANK, start="random")),

@@ -48,7 +48,6 @@ def eigensolvers(seed: int) -> Iterator[Answer]:
         "BlockLanczos": (jf.pca.BlockLanczos(rank), 30),
         "LocalPower": (jf.pca.LocalPower(rank), 30),
         "FAPS": (jf.pca.FAPS(rank), 30),
-        "GlobalProbabilisticPCA": (jf.pca.GlobalProbabilisticPCA(rank, 0.1), 100),
     }
     for problem, scores in draws.items():
         samples = (scores @ axes.T).astype(np.float32)

@@ -29,8 +29,6 @@ from jaxfed.pca.one_shot import Local as Local
 from jaxfed.pca.one_shot import OneShot as OneShot
 from jaxfed.pca.one_shot import Pooled as Pooled
 from jaxfed.pca.perpca import PerPCA as PerPCA
-from jaxfed.pca.probabilistic import GlobalProbabilisticPCA as GlobalProbabilisticPCA
-from jaxfed.pca.probabilistic import LocalProbabilisticPCA as LocalProbabilisticPCA
 from jaxfed.pca.ranks import SuggestedRanks as SuggestedRanks
 from jaxfed.pca.ranks import suggest_ranks as suggest_ranks
 from jaxfed.pca.robust import robust_pca as robust_pca

@@ -106,8 +106,6 @@ def test_missing_entries_are_refused_unless_asked_for(data, learned, tmp_path, c
         ["hierarchical", "--rank", 2, "--noise-variance", 0.5, "--prior-variance", 0.1],
         ["adaptive", "--rank", 2],
         ["empirical-bayes", "--rank", 2],
-        ["local-probabilistic", "--rank", 2, "--noise-variance", 0.5],
-        ["global-probabilistic", "--rank", 2, "--noise-variance", 0.5],
         ["block-lanczos", "--rank", 2],
         ["subspace-iteration", "--rank", 2],
         ["local-power", "--rank", 2],

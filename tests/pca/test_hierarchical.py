@@ -13,6 +13,7 @@ import jaxfed as jf
 from bench.formulas import adept as theory
 from jaxfed.linalg import Moment
 from jaxfed.pca import _personalized, adaptive, bingham, empirical_bayes, likelihood
+from papers.hierarchical.descent import GlobalProbabilisticPCA, LocalProbabilisticPCA
 from tests import helpers
 from tests.helpers import projector
 from tests.references import empirical_bayes as reference_of_bayes
@@ -23,8 +24,8 @@ SIZES = (12, 9, 15, 12, 4)
 Hierarchical = partial(jf.pca.HierarchicalPCA, RANK, NOISE, VARIANCE)
 Adaptive = partial(jf.pca.AdaptivePCA, RANK, NOISE)
 Bayes = partial(jf.pca.EmpiricalBayesPCA, RANK)
-Alone = partial(jf.pca.LocalProbabilisticPCA, RANK, NOISE)
-Global = partial(jf.pca.GlobalProbabilisticPCA, RANK, NOISE)
+Alone = partial(LocalProbabilisticPCA, RANK, NOISE)
+Global = partial(GlobalProbabilisticPCA, RANK, NOISE)
 
 
 @pytest.fixture(scope="module")
@@ -282,10 +283,6 @@ def test_a_tenth_of_the_clients_at_a_time(samples, key, x64):
     [
         (jf.pca.HierarchicalPCA(FEATURES, NOISE, 0.1), None, "rank: wanted less than the 8"),
         (jf.pca.EmpiricalBayesPCA(FEATURES, NOISE), None, "rank: wanted less than the 8"),
-        (jf.pca.LocalProbabilisticPCA(FEATURES, NOISE), None, "rank: wanted less than the 8"),
-        (jf.pca.GlobalProbabilisticPCA(FEATURES, NOISE), None, "rank: wanted less than the 8"),
-        (Alone(), (FEATURES, RANK, 1), "warm_start: wanted local components of shape"),
-        (Global(), (FEATURES, 2, RANK), "warm_start: wanted shared components of shape"),
         (Hierarchical(), (FEATURES, 2, RANK), "warm_start: wanted shared components of shape"),
         (Hierarchical(), (FEATURES, RANK, 1), "warm_start: wanted local components of shape"),
         (Adaptive(1e-4, hyper_prior=0.1), None, "prior_variance: wanted at least"),

@@ -9,14 +9,9 @@ import numpy as np
 
 import papers
 from jaxfed import rollout
-from jaxfed.pca import (
-    AdaptivePCA,
-    EmpiricalBayesPCA,
-    GlobalProbabilisticPCA,
-    HierarchicalPCA,
-    LocalProbabilisticPCA,
-)
+from jaxfed.pca import AdaptivePCA, EmpiricalBayesPCA, HierarchicalPCA
 from papers.hierarchical import _laws as laws
+from papers.hierarchical.descent import GlobalProbabilisticPCA, LocalProbabilisticPCA
 from papers.intervals import at_least, at_most
 from papers.report import Found, Labels
 from papers.runs import Seeds

@@ -24,8 +24,9 @@ from jaxfed import Algorithm, Clients, Personalized, grid, plot, rollout
 from jaxfed.cli import _report
 from jaxfed.data import HierarchicalData, hierarchical_synthetic
 from jaxfed.metrics import expected_reconstruction_error
-from jaxfed.pca import GlobalProbabilisticPCA, HierarchicalPCA, LocalProbabilisticPCA
+from jaxfed.pca import HierarchicalPCA
 from jaxfed.plot.drawing import canvas
+from papers.hierarchical.descent import GlobalProbabilisticPCA, LocalProbabilisticPCA
 from papers.intervals import Interval, at_least
 from papers.report import Labels
 

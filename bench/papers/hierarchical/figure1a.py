@@ -9,9 +9,10 @@ import numpy as np
 import papers
 from jaxfed import Algorithm
 from jaxfed.data import HierarchicalData
-from jaxfed.pca import GlobalProbabilisticPCA, HierarchicalPCA, LocalProbabilisticPCA
+from jaxfed.pca import HierarchicalPCA
 from papers.hierarchical import _laws as laws
 from papers.hierarchical._rounds import over_rounds, settled
+from papers.hierarchical.descent import GlobalProbabilisticPCA, LocalProbabilisticPCA
 from papers.report import Cell, Found, Labels
 from papers.runs import Seeds
 

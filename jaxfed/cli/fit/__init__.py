@@ -23,12 +23,7 @@ GROUPS = {
     "One subspace for all clients": ("block-lanczos", "subspace-iteration", "local-power", "faps"),
     "Views of the same entities": ("gcca", "mvlsa", "deep-gcca", "ajive"),
     "Networks": ("autoencoder", "diffusion"),
-    "For comparison, each client alone or all together": (
-        "local",
-        "pooled",
-        "local-probabilistic",
-        "global-probabilistic",
-    ),
+    "For comparison, each client alone or all together": ("local", "pooled"),
 }
 
 

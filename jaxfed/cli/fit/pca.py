@@ -64,8 +64,6 @@ ALGORITHMS = {
     "hierarchical": Entry(pca.HierarchicalPCA),
     "adaptive": Entry(pca.AdaptivePCA),
     "empirical-bayes": Entry(pca.EmpiricalBayesPCA),
-    "local-probabilistic": Entry(pca.LocalProbabilisticPCA),
-    "global-probabilistic": Entry(pca.GlobalProbabilisticPCA),
     "block-lanczos": Entry(pca.BlockLanczos),
     "subspace-iteration": Entry(pca.SubspaceIteration),
     "local-power": Entry(pca.LocalPower),

@@ -125,8 +125,6 @@ CASES = {
         1e-6,
     ),
     "EmpiricalBayesPCA": (lambda: PCA.EmpiricalBayesPCA(2, 0.5), 400, 1e-6),
-    "LocalProbabilisticPCA": (lambda: PCA.LocalProbabilisticPCA(2, 0.5), 1500, 1e-6),
-    "GlobalProbabilisticPCA": (lambda: PCA.GlobalProbabilisticPCA(2, 0.5), 1500, 1e-6),
     # Of one component, since with more the start, which is random, chooses the solution.
     "INMF": (lambda: jf.nmf.INMF(1, 1.0), 1000, 1e-6),
     "MaxVar": (lambda: jf.gcca.MaxVar(2, solver="gradient", ridge=0.1), 3000, 1e-6),
