@@ -94,6 +94,10 @@ class MultiStart(Wrapper):
         if warm_start is None:
             self._check_different(clients)
 
+    def different_starts(self, count: int) -> Sequence[Algorithm]:
+        """Return copies: the starts are chosen already."""
+        return [self] * count
+
     def _check_different(self, clients: ClientsLike) -> None:
         """Raise a `ValueError` if several starts are equal and do not depend on the key."""
         for place, one in enumerate(self.starts):

@@ -89,6 +89,12 @@ def test_algorithms_without_first_messages_start_several_times(clients):
     assert several[-1] < several[0]
 
 
+def test_starts_of_a_wrapped_algorithm_are_varied():
+    around = jf.MultiStart(jf.aggregation.Robust(jf.pca.PerPCA(2, 1), groups=3), 3)
+    assert [one.algorithm.start for one in around.starts] == ["common", "local_first", "random"]
+    assert all(one.groups == 3 for one in around.starts)
+
+
 @pytest.mark.slow
 def test_starts_within_a_wrapper_may_differ(clients):
     inner = [jf.pca.PerPCA(1, 1, start=start, step_size=0.1) for start in STARTS]

@@ -1,6 +1,6 @@
 """Base class of algorithms around another algorithm."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import final
 
 import equinox as eqx
@@ -19,8 +19,8 @@ class Wrapper(Algorithm):
     prepared data hold more than the algorithm's, it says by `inner_server` and `inner_data` where
     those are.
 
-    Two methods of the algorithm are not called: `for_other_data` and `different_starts`, whose
-    results would have to be wrapped again.
+    One method of the algorithm is not called: `for_other_data`, whose result would have to be put
+    into the wrapper's state again.
     """
 
     algorithm: eqx.AbstractVar[Algorithm]
@@ -56,6 +56,10 @@ class Wrapper(Algorithm):
     def check(self, clients: ClientsLike, warm_start: Personalized | None) -> None:
         """Let the algorithm check the data and the warm start."""
         self.algorithm.check(clients, warm_start)
+
+    def different_starts(self, count: int) -> Sequence[Algorithm]:
+        """Return this wrapper around algorithms that differ in their starts."""
+        return [self._around(each) for each in self.algorithm.different_starts(count)]
 
     def at_round(self, number: Int[Array, ""]) -> "Wrapper":
         """Return the wrapper around the algorithm for one round."""

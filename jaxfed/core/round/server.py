@@ -260,8 +260,9 @@ def close_round(
     size = size_of(objective, first, captured)
     if gaps:
         gap = sum(gaps) / size
-        if not problem.everybody:
-            # Until each client has taken part once, which takes so many rounds.
+        if problem.uplink.cumulative and not problem.everybody:
+            # The mean of all memories changes until each client has taken part, which takes so
+            # many rounds. Without memories, the participants' own mean scatters and says so.
             gap = gap * (problem.size / jnp.maximum(jnp.sum(inclusion > 0), 1))
         window = extended(state.window, gap)
         measure = left_by_gains(window)
