@@ -5,10 +5,12 @@ from collections.abc import Callable
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
 from jaxfed._checks import check_count, check_instance, checked_key, refuse
 from jaxfed.core.clients.clients import Clients
+from jaxfed.core.common.printing import is_known
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
 from jaxfed.core.derivatives.adjoint import implicit
 from jaxfed.core.run.adjoint import Adjoint
@@ -63,8 +65,9 @@ def client_influence(
 
     Raises:
         ValueError: if an argument has another type, the number of clients differs from that of the
-            run, there is only one client, an adjoint is given together with `rounds`, or `of` is
-            missing and the shared part is not one matrix.
+            run, there is only one client, an adjoint is given together with `rounds`, `of` is
+            missing and the shared part is not one matrix, or no derivative exists because weights
+            do not affect the algorithm.
 
     Source: Cook & Weisberg (1982), Residuals and influence in regression, Section 5.2, for a few
     steps from the solution without a case; Koh & Liang (2017), Understanding black-box predictions
@@ -88,7 +91,12 @@ def client_influence(
             raise refuse("adjoint", "None where rounds are run without each client", adjoint)
         return _without_each(solution.algorithm, solution.result, clients, key, of, rounds)
 
-    return _to_first_order(solution, clients, key, of, implicit() if adjoint is None else adjoint)
+    moved = _to_first_order(solution, clients, key, of, implicit() if adjoint is None else adjoint)
+    if is_known(moved) and not np.any(moved):
+        # Sums of second moments do not depend on the clients' weights.
+        name = type(solution.algorithm).__name__
+        raise refuse("rounds", f"a number of rounds, since weights do not affect {name}", rounds)
+    return moved
 
 
 def _weighted(

@@ -121,3 +121,11 @@ def test_other_clients_and_results_without_components_are_refused():
     solution = jf.fit(jf.pca.SubspaceIteration(2), clients, rounds=1, key=key)
     with pytest.raises(ValueError, match=r"clients: wanted .* got"):
         client_influence(solution, gaussian((9, 9)), key=key)
+
+
+@pytest.mark.slow
+def test_no_derivative_by_weights_that_do_not_matter(x64):
+    clients = clients_of()
+    solution = helpers.solve(jf.pca.SubspaceIteration(2), clients, rounds=300)
+    with pytest.raises(ValueError, match=r"^rounds: wanted a number .* affect SubspaceIteration"):
+        client_influence(solution, clients, key=jax.random.key(1), rounds=None)
