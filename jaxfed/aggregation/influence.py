@@ -66,8 +66,8 @@ def client_influence(
     Raises:
         ValueError: if an argument has another type, the number of clients differs from that of the
             run, there is only one client, an adjoint is given together with `rounds`, `of` is
-            missing and the shared part is not one matrix, or no derivative exists because weights
-            do not affect the algorithm.
+            missing and the shared part is not one matrix, or weights do not change the result to
+            first order.
 
     Source: Cook & Weisberg (1982), Residuals and influence in regression, Section 5.2, for a few
     steps from the solution without a case; Koh & Liang (2017), Understanding black-box predictions
@@ -93,9 +93,9 @@ def client_influence(
 
     moved = _to_first_order(solution, clients, key, of, implicit() if adjoint is None else adjoint)
     if is_known(moved) and not np.any(moved):
-        # Sums of second moments do not depend on the clients' weights.
-        name = type(solution.algorithm).__name__
-        raise refuse("rounds", f"a number of rounds, since weights do not affect {name}", rounds)
+        # Sums of second moments, for example, do not depend on the clients' weights.
+        wanted = "a number of rounds, since weights do not change the result to first order"
+        raise refuse("rounds", wanted, rounds)
     return moved
 
 

@@ -262,7 +262,7 @@ def close_round(
         gap = sum(gaps) / size
         if problem.uplink.cumulative and not problem.everybody:
             # The mean of all memories changes until each client has taken part, which takes so
-            # many rounds. Without memories, the participants' own mean scatters and says so.
+            # many rounds. Without memories, gaps of different participants scatter already.
             gap = gap * (problem.size / jnp.maximum(jnp.sum(inclusion > 0), 1))
         window = extended(state.window, gap)
         measure = left_by_gains(window)
