@@ -332,8 +332,10 @@ class HMF(Algorithm):
         """Warn if the local components are common to all clients."""
         return common_local(result)
 
-    def bases(self, server: Server, local: Local) -> Bases:
-        """Return the components, each with its scores."""
+    def bases(self, server: PyTree, local: PyTree) -> Bases:
+        """Return the components, each with its scores; none for `"quasi_newton"`."""
+        if self.solver == "quasi_newton":  # its state remembers earlier rounds: see `through`
+            return Bases()
         own = jnp.concatenate([local.components.T, local.scores])
         return Bases((server.components.T,), (local.shared_scores,), (own,))
 

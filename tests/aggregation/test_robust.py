@@ -414,3 +414,15 @@ def test_far_clients_needs_a_robust_solution():
     clients = alike(np.float32)
     with pytest.raises(ValueError, match=r"solution: wanted .*Robust, got one of Local"):
         far_clients(fit(jf.pca.Local(2), clients, rounds=1), clients.ids)
+
+
+def test_memories_have_no_implicit_derivative(key):
+    around = jf.aggregation.Robust(jf.pca.HMF(1, 1), groups=4)
+
+    def shared(samples):
+        clients = jf.Clients.from_samples(samples)
+        run = jf.rollout(around, clients, rounds=3, key=key, adjoint=jf.adjoint.implicit())
+        return run.result.shared.sum()
+
+    with pytest.raises(ValueError, match=r"^adjoint: wanted for Robust .*got HMF; take"):
+        jax.grad(shared)(jax.random.normal(key, (4, 8, 5)))
