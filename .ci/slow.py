@@ -21,6 +21,7 @@ FAMILIES = {"aggregation", "pca", "gcca", "generative", "nmf", "preprocess"}
 OVER_FAMILIES = {
     *(f"tests/{path.name}" for path in (ROOT / "tests").glob("test_*.py")),
     "tests/accelerators",
+    "tests/laws",
     "tests/aggregation/test_every_algorithm.py",
     "tests/core/backends",
     "tests/core/derivatives",

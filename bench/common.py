@@ -14,6 +14,8 @@ from pathlib import Path
 import jax
 import numpy as np
 
+import jaxfed as jf
+
 
 def turns(
     rivals: dict[str, Callable[[], object]], repeats: int = 15
@@ -111,3 +113,9 @@ def replace_table(page: Path, marks: tuple[str, str], rows: list[dict[str, objec
 
 def _text(value: object) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def label(algorithm: jf.Algorithm) -> str:
+    """Return an algorithm's name in a table, with the solver if that is `PerPCA`'s gradient."""
+    gradient = isinstance(algorithm, jf.pca.PerPCA) and algorithm.solver == "gradient"
+    return type(algorithm).__name__ + (", gradient" if gradient else "")

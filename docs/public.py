@@ -29,7 +29,7 @@ USERS = {
         *("Wire", "Checkpoint", "EarlyStopping", "Callback", "enable_compilation_cache"),
     ),
     "Plan a run": ("plan", "Plan", "shapes_of"),
-    "Warnings and errors": ("EnergyWarning", "DivergenceError", "ProcessError"),
+    "Warnings and errors": ("EnergyWarning", "UnitsWarning", "DivergenceError", "ProcessError"),
     "Version": ("__version__",),
 }
 """What users need of `jaxfed`, in the order in which they meet it."""

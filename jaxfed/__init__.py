@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from jaxfed.core.clients.energies import EnergyWarning as EnergyWarning
     from jaxfed.core.clients.samples import IncompleteSamples as IncompleteSamples
     from jaxfed.core.clients.samples import Samples as Samples
+    from jaxfed.core.clients.units import UnitsWarning as UnitsWarning
     from jaxfed.core.common.processes import ProcessError as ProcessError
     from jaxfed.core.contract.algorithm import Algorithm as Algorithm
     from jaxfed.core.contract.algorithm import Personalized as Personalized
@@ -107,6 +108,7 @@ _PLACES = {
     "IncompleteSamples": "jaxfed.core.clients.samples:IncompleteSamples",
     "Samples": "jaxfed.core.clients.samples:Samples",
     "EnergyWarning": "jaxfed.core.clients.energies:EnergyWarning",
+    "UnitsWarning": "jaxfed.core.clients.units:UnitsWarning",
     "enable_compilation_cache": "jaxfed.core.run.compiling:enable_compilation_cache",
     "grid": "jaxfed.core.sweeps.grid:grid",
     "stack": "jaxfed.core.sweeps.sweep:stack",

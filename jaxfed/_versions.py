@@ -1,5 +1,6 @@
 """Versions of Python and of the packages that results may depend on."""
 
+import functools
 import platform
 from importlib import metadata
 
@@ -12,6 +13,11 @@ except metadata.PackageNotFoundError:  # only its sources are on the path
 
 def versions() -> dict[str, str]:
     """The versions of Python, jaxfed and the packages that compute, by name."""
+    return dict(_read())
+
+
+@functools.cache
+def _read() -> dict[str, str]:
     packages = ("jax", "jaxlib", "equinox", "numpy")
     found = {"python": platform.python_version(), "jaxfed": VERSION}
     return found | {package: metadata.version(package) for package in packages}

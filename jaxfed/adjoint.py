@@ -14,7 +14,7 @@ The gradient of a held-out error with respect to the prior variance, at a conver
 
     >>> import jax, jaxfed as jf
     >>> data = jf.data.hierarchical_synthetic(
-    ...     jax.random.key(0), clients=4, features=6, rank=2, samples=12, prior_variance=0.05
+    ...     key=jax.random.key(0), clients=4, features=6, rank=2, samples=12, prior_variance=0.05
     ... )
     >>> clients = jf.Clients.from_samples(data.samples)
     >>> def error(prior_variance, report):

@@ -14,7 +14,7 @@ from jaxfed.contract import Algorithm, Bases, ClientsLike, Wrapper, check_count,
 from jaxfed.core.common.printing import is_known
 from jaxfed.core.contract.reduction import plain, wrapped
 from jaxfed.core.contract.remarks import MEASURES
-from jaxfed.core.round.shapes import received_shapes
+from jaxfed.core.round.protocol import received_shapes
 
 # Enough rounds to tell which start leads to a good optimum.
 ROUNDS = 30
@@ -22,7 +22,7 @@ ROUNDS = 30
 TIE = 1e-3
 
 
-class Server(NamedTuple):
+class MultiStartServer(NamedTuple):
     """The server's state."""
 
     servers: PyTree  # of the algorithm, with a leading axis of starts
@@ -50,7 +50,7 @@ class MultiStart(Wrapper):
     Problems with many local optima are rarely solved from the first start. Some rounds tell which
     start leads to a good optimum, and a run of the algorithm itself continues from there::
 
-        model = jf.pca.VarProPerPCA(2, 3, start="random")
+        model = jf.pca.PerPCA(2, 3, start="random")
         several = jf.fit(jf.MultiStart(model, 8), clients, rounds=20, key=key)
         solution = jf.fit(model, clients, rounds=100, key=key, warm_start=several)
 
@@ -117,16 +117,16 @@ class MultiStart(Wrapper):
         # Not stacked, since messages of different algorithms may have different parts.
         return tuple(part for count, x in self._each(send, key) for part in _parts(x, count))
 
-    def server_init(self, key, first, like, warm_start) -> Server:
+    def server_init(self, key, first, like, warm_start) -> MultiStartServer:
         """Return the algorithm's states."""
 
         def init(one: Algorithm, key, received) -> PyTree:
             return one.server_init(key, received, like, warm_start)
 
         states = _joined([state for _, state in self._each(init, key, first)])
-        return Server(states, jnp.zeros((), jnp.int32))
+        return MultiStartServer(states, jnp.zeros((), jnp.int32))
 
-    def downlink(self, server: Server) -> Downlink:
+    def downlink(self, server: MultiStartServer) -> Downlink:
         """Return the algorithm's downlinks, and which start is the best."""
         downlinks = jax.vmap(self.algorithm.downlink)(server.servers)
         return Downlink(_parts(downlinks, len(self.starts)), server.best)
@@ -159,7 +159,7 @@ class MultiStart(Wrapper):
         parts = _parts(uplinks, len(self.starts))
         return Uplink(parts, diagnostics["objective"]), local, means
 
-    def server_step(self, key, server: Server, uplink: Uplink):
+    def server_step(self, key, server: MultiStartServer, uplink: Uplink):
         """Take the algorithm's step of every start, and find the best one."""
         step = jax.vmap(self.algorithm.server_step)
         servers, diagnostics = step(self._keys(key), server.servers, _stacked(uplink.uplinks))
@@ -169,14 +169,14 @@ class MultiStart(Wrapper):
         # The first of those that count as equal to the least.
         best = jnp.argmax(objectives <= least + TIE * jnp.abs(least)).astype(jnp.int32)
         of_best = {name: values[best] for name, values in diagnostics.items()}
-        return Server(servers, best), {**of_best, "objective": objectives[best]}
+        return MultiStartServer(servers, best), {**of_best, "objective": objectives[best]}
 
     def client_result(self, downlink: Downlink, local, data) -> PyTree:
         """Return the algorithm's local result from the best start."""
         received, local = _one((_stacked(downlink.downlinks), local), downlink.best)
         return self.algorithm.client_result(received, local, data)
 
-    def shared_result(self, server: Server) -> PyTree:
+    def shared_result(self, server: MultiStartServer) -> PyTree:
         """Return the algorithm's shared result from the best start."""
         return self.algorithm.shared_result(_one(server.servers, server.best))
 
@@ -184,7 +184,7 @@ class MultiStart(Wrapper):
         """Return the round that differentiates the algorithm's solutions."""
         return self.algorithm.through()
 
-    def bases(self, server: Server, local) -> Bases:
+    def bases(self, server: MultiStartServer, local) -> Bases:
         """Return none: the algorithm's own round differentiates its solutions."""
         return Bases()
 

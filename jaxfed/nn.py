@@ -7,7 +7,7 @@ last one. Outputs depend only on subspaces, not on their bases, so any loss may 
     >>> import equinox as eqx, jax, jaxfed as jf
     >>> samples = jax.random.normal(jax.random.key(0), (3, 20, 4)) * jax.numpy.array([5, 4, 2, 1.0])
     >>> layer, state = eqx.nn.make_with_state(jf.nn.PersonalizedProjection)(
-    ...     jf.pca.VarProPerPCA(1, 1), samples, rounds=60, key=jax.random.key(1)
+    ...     jf.pca.PerPCA(1, 1), samples, rounds=60, key=jax.random.key(1)
     ... )
     >>> @jax.jit
     ... def loss(scale, state):
@@ -290,7 +290,7 @@ def _first_solution(
         return float(jnp.abs(moved).max()) < (1e-6 if basis.dtype == jnp.float64 else 1e-4)
 
     # Run chunks of one call's rounds, and let `settled` decide after each.
-    chunks: dict[str, Any] = {"rounds": _MOST * rounds, "chunk_rounds": rounds}
+    chunks: dict[str, Any] = {"rounds": _MOST * rounds, "rounds_per_chunk": rounds}
     solution = fit(algorithm, clients, **chunks, key=key, tol=tol, callbacks=[settled])
     return jax.lax.stop_gradient(solution.result)
 

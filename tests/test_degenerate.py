@@ -16,13 +16,13 @@ CLIENTS, SAMPLES, FEATURES, ROUNDS = 3, 6, 5, 4
 
 # One object each, which is compiled once.
 ALGORITHMS = {
+    "PerPCA, gradient": jf.pca.PerPCA(2, 2, solver="gradient"),
+    "PerPCA, qr": jf.pca.PerPCA(2, 2, solver="gradient", retraction="qr", decay=0.5),
+    "PerPCA, polar": jf.pca.PerPCA(2, 2, solver="gradient", variant="polar"),
+    "PerPCA, power": jf.pca.PerPCA(2, 2, solver="gradient", variant="power"),
+    "PerPCA, ranks": jf.pca.PerPCA(2, (2, 0, 1), solver="gradient"),
+    "PerPCA, shrinkage": jf.pca.PerPCA(2, 2, solver="gradient", shrinkage=True),
     "PerPCA": jf.pca.PerPCA(2, 2),
-    "PerPCA, qr": jf.pca.PerPCA(2, 2, retraction="qr", decay=0.5),
-    "PerPCA, polar": jf.pca.PerPCA(2, 2, variant="polar"),
-    "PerPCA, power": jf.pca.PerPCA(2, 2, variant="power"),
-    "PerPCA, ranks": jf.pca.PerPCA(2, (2, 0, 1)),
-    "PerPCA, shrinkage": jf.pca.PerPCA(2, 2, shrinkage=True),
-    "VarProPerPCA": jf.pca.VarProPerPCA(2, 2),
     "OneShot, projector": jf.pca.OneShot(2, 2),
     "OneShot, spectrum": jf.pca.OneShot(2, 1, method="spectrum"),
     "OneShot, local_first": jf.pca.OneShot(2, 2, method="local_first"),
@@ -118,7 +118,7 @@ def test_a_few_hundred_cases_of_the_campaign(name):
 def test_a_warm_start_whose_parts_overlap():
     """What the shared components took of local ones used to be completed by those themselves."""
     rng = np.random.default_rng(0)
-    algorithm, rounds = ALGORITHMS["PerPCA"], 8
+    algorithm, rounds = ALGORITHMS["PerPCA, gradient"], 8
     for _ in range(10):
         rows = rng.normal(size=(CLIENTS, SAMPLES, FEATURES)).astype(np.float32)
         axes = np.eye(FEATURES, dtype=np.float32)[:, rng.permutation(FEATURES)]
@@ -142,7 +142,7 @@ def test_variable_projection_at_every_scale(scale, key):
     rows = rng.normal(size=(CLIENTS, 30, FEATURES)) * [3, 2.5, 2, 1.5, 0.6]
     last = [
         jf.fit(
-            ALGORITHMS["VarProPerPCA"],
+            ALGORITHMS["PerPCA"],
             jf.Clients.from_samples(np.float32(factor * rows)),
             rounds=300,
             key=key,
@@ -154,7 +154,7 @@ def test_variable_projection_at_every_scale(scale, key):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["PerPCA", "VarProPerPCA"])
+@pytest.mark.parametrize("name", ["PerPCA", "PerPCA"])
 def test_derivatives_of_tiny_and_of_huge_data(name, key):
     """Of zeros, and where squares of moments vanish or overflow: the step used to lose them."""
     rows = np.random.default_rng(0).normal(size=(CLIENTS, SAMPLES, FEATURES))
@@ -179,17 +179,17 @@ def test_derivatives_of_tiny_and_of_huge_data(name, key):
 # Where squares of second moments overflow or vanish in single precision.
 SCALED = {
     "BlockLanczos": jf.pca.BlockLanczos(2),
-    "PerPCA": ALGORITHMS["PerPCA"],
-    "PerPCA, decay": jf.pca.PerPCA(2, 2, decay=0.5, start="random"),
+    "PerPCA, gradient": ALGORITHMS["PerPCA, gradient"],
+    "PerPCA, decay": jf.pca.PerPCA(2, 2, solver="gradient", decay=0.5, start="random"),
     "PerPCA, ranks": ALGORITHMS["PerPCA, ranks"],
     "PerPCA, shrinkage": ALGORITHMS["PerPCA, shrinkage"],
-    "VarProPerPCA": ALGORITHMS["VarProPerPCA"],
+    "PerPCA": ALGORITHMS["PerPCA"],
     "OneShot, local_first": ALGORITHMS["OneShot, local_first"],
     "SubspaceIteration": jf.pca.SubspaceIteration(2, stop="kkt"),
     "LocalPower": jf.pca.LocalPower(2, local_steps=2, stop="kkt"),
     "FAPS": jf.pca.FAPS(2, stop="kkt"),
     "HierarchicalPCA": jf.pca.HierarchicalPCA(2, 0.5, 0.1),
-    "AdaptivePCA": jf.pca.AdaptivePCA(2, 0.5),
+    "HierarchicalPCA learned": jf.pca.HierarchicalPCA(2, 0.5),
     "EmpiricalBayesPCA": jf.pca.EmpiricalBayesPCA(2, 0.5),
     "MaxVar": jf.gcca.MaxVar(2),
     "MaxVar, gradient": jf.gcca.MaxVar(2, solver="gradient"),
@@ -231,7 +231,7 @@ def test_derivatives_of_data_of_every_size(name, key):
     found = slopes(several.astype(np.float32))
     for values in found:
         assert np.isfinite(values).all(axis=tuple(range(1, np.ndim(values)))).all()
-    if name in ("PerPCA", "BlockLanczos", "VarProPerPCA", "FAPS"):  # which know no scale
+    if name in ("PerPCA", "BlockLanczos", "PerPCA", "FAPS"):  # which know no scale
         slope = np.asarray(found[2][: len(scales)]) / scales[:, None, None, None]
         middle = slope[len(scales) // 2]
         for one in slope:
@@ -255,7 +255,9 @@ def test_rank_one_and_rank_two_data(key):
 @pytest.mark.parametrize("name", ["PerPCA", "SubspaceIteration"])
 def test_implicit_derivatives_are_finite_or_refused(name, key):
     """Where there are fewer directions than components, at a scale, or none to choose between."""
-    algorithm = jf.pca.PerPCA(1, 1) if name == "PerPCA" else jf.pca.SubspaceIteration(2)
+    algorithm = (
+        jf.pca.PerPCA(1, 1, solver="gradient") if name == "PerPCA" else jf.pca.SubspaceIteration(2)
+    )
     rng = np.random.default_rng(0)
     rows = rng.normal(size=(CLIENTS, SAMPLES, FEATURES)) * [3, 2, 1, 0.5, 0.2]
     kinds = {

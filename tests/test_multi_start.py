@@ -24,7 +24,7 @@ def clients(x64):
 
 
 def model(start="local_first"):
-    return jf.pca.VarProPerPCA(2, 2, start=start)
+    return jf.pca.PerPCA(2, 2, start=start)
 
 
 def test_each_start_equals_a_run_of_its_own(clients):
@@ -68,7 +68,7 @@ def test_keys_make_starts_differ(clients):
     one = jax.tree.map(lambda x: x[0], clients.data)
     like = jax.eval_shape(lambda: several.prepare(one, jnp.zeros((), jnp.int32), ROUNDS))
     frames = several.downlink(
-        several.server_init(jax.random.key(0), (None,) * 5, like, None)
+        several.server_init(jax.random.key(0), ({},) * 5, like, None)
     ).downlinks
     pairs = itertools.combinations(frames, 2)
     assert min(jf.manifolds.grassmann.distance(a, b) for a, b in pairs) > 0.5
@@ -90,15 +90,17 @@ def test_algorithms_without_first_messages_start_several_times(clients):
 
 
 def test_starts_of_a_wrapped_algorithm_are_varied():
-    around = jf.MultiStart(jf.aggregation.Robust(jf.pca.PerPCA(2, 1), groups=3), 3)
+    around = jf.MultiStart(
+        jf.aggregation.Robust(jf.pca.PerPCA(2, 1, solver="gradient"), groups=3), 3
+    )
     assert [one.algorithm.start for one in around.starts] == ["common", "local_first", "random"]
     assert all(one.groups == 3 for one in around.starts)
 
 
 @pytest.mark.slow
 def test_starts_within_a_wrapper_may_differ(clients):
-    inner = [jf.pca.PerPCA(1, 1, start=start, step_size=0.1) for start in STARTS]
-    median = jf.aggregation.CoordinateMedian()
+    inner = [jf.pca.PerPCA(1, 1, solver="gradient", start=start, step_size=0.1) for start in STARTS]
+    median = jf.aggregation.coordinate_median()
     robust = [jf.aggregation.Robust(each, median, groups=6) for each in inner]
     runs = [fit(each, clients).history["objective"] for each in robust]
     found = fit(jf.MultiStart(robust[0], robust), clients).history["objective"]
@@ -108,13 +110,14 @@ def test_starts_within_a_wrapper_may_differ(clients):
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        (jf.pca.VarProPerPCA(2, 2), "wanted PerPCA"),
-        (jf.pca.PerPCA(1, 2), "got shared_rank 1 beside 2"),
-        (jf.pca.PerPCA(2, 2, step_size=0.1), "got step_size 0.1"),
+        (jf.pca.OneShot(2, 2), "wanted PerPCA"),
+        (jf.pca.PerPCA(2, 2), "got solver quasi_newton"),
+        (jf.pca.PerPCA(1, 2, solver="gradient"), "got shared_rank 1 beside 2"),
+        (jf.pca.PerPCA(2, 2, solver="gradient", step_size=0.1), "got step_size 0.1"),
     ],
-    ids=["algorithm", "rank", "step"],
+    ids=["algorithm", "solver", "rank", "step"],
 )
 def test_refuses_starts_that_differ_in_more(other, message):
-    one = jf.pca.PerPCA(2, 2)
+    one = jf.pca.PerPCA(2, 2, solver="gradient")
     with pytest.raises(ValueError, match=f"^starts: .*{message}"):
         jf.MultiStart(one, [one, other])

@@ -55,7 +55,7 @@ def test_a_start_that_fails_is_not_the_best():
 
 
 def test_a_round_without_participants_does_not_silence_a_remark():
-    robust = jf.aggregation.Robust(jf.pca.PerPCA(1, 1), groups=3)
+    robust = jf.aggregation.Robust(jf.pca.PerPCA(1, 1, solver="gradient"), groups=3)
     history = {"not_finite": np.asarray([0.25, NAN]), "far_groups": np.asarray([1, NAN])}
     result = jf.Personalized(jnp.eye(5)[:, :1], local(1, 2, 3))
     assert len(robust.remarks(result, history)) == 2

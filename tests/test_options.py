@@ -18,17 +18,17 @@ RUN = {"rounds": 1, "key": KEY}
 
 
 def solved():
-    return jf.fit(jf.pca.PerPCA(1, 1), CLIENTS, **RUN)
+    return jf.fit(jf.pca.PerPCA(1, 1, solver="gradient"), CLIENTS, **RUN)
 
 
 def tuned(**options):
-    algorithm, adam = jf.pca.PerPCA(1, 1, step_size=0.1), optax.adam(0.1)
+    algorithm, adam = jf.pca.PerPCA(1, 1, solver="gradient", step_size=0.1), optax.adam(0.1)
     return jf.tune(
         algorithm, CLIENTS, sum, adam, names=["step_size"], rounds=1, steps=1, key=KEY, **options
     )
 
 
-Encoder, Diffusion = jf.generative.AdaptiveAutoencoder, jf.generative.AdaptiveDiffusion
+Adaptive = jf.generative.AdaptiveTraining
 # Each public function that passes options on: a call, an option that is close to one, and that one.
 CALLS = {
     "report.write": (
@@ -36,6 +36,7 @@ CALLS = {
         "features",
         "feature_names",
     ),
+    "data.read_folder": (lambda **x: jf.data.read_folder("a", **x), "decimals", "decimal"),
     "inference.confidence": (
         lambda **x: jf.inference.confidence(None, CLIENTS, key=KEY, **x),
         "resample",
@@ -49,25 +50,15 @@ CALLS = {
     ),
     "tune": (tuned, "warmstart", "warm_start"),
     "update": (lambda **x: jf.update(solved(), CLIENTS, **RUN, **x), "call_backs", "callbacks"),
-    "generative.AdaptiveAutoencoder": (
-        lambda **x: Encoder(autoencoder(), **x),
+    "generative.AdaptiveTraining.autoencoder": (
+        lambda **x: Adaptive.autoencoder(autoencoder(), **x),
         "localsteps",
         "local_steps",
     ),
-    "generative.AdaptiveAutoencoder.published": (
-        lambda **x: Encoder.published(autoencoder(), **x),
-        "stepsize",
-        "step_size",
-    ),
-    "generative.AdaptiveDiffusion": (
-        lambda **x: Diffusion(autoencoder(), **x),
+    "generative.AdaptiveTraining.diffusion": (
+        lambda **x: Adaptive.diffusion(autoencoder(), **x),
         "batchsize",
         "batch_size",
-    ),
-    "generative.AdaptiveDiffusion.published": (
-        lambda **x: Diffusion.published(autoencoder(), **x),
-        "decay",
-        "decay_after",
     ),
 }
 

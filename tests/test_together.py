@@ -27,8 +27,11 @@ def averaging(step):
 SGD = optax.sgd(1.0)
 # The algorithm as a function of its step size, and a suitable step size.
 CASES = {
-    "PerPCA": (lambda step: jf.pca.PerPCA(2, 1, step_size=step), 0.02),
-    "AdaptivePCA": (lambda step: jf.pca.AdaptivePCA(2, 0.5, 0.1, step_size=step), 0.01),
+    "PerPCA": (lambda step: jf.pca.PerPCA(2, 1, solver="gradient", step_size=step), 0.02),
+    "HierarchicalPCA learned": (
+        lambda step: jf.pca.HierarchicalPCA(2, 0.5, initial_variance=0.1, step_size=step),
+        0.01,
+    ),
     "FedAvg": (averaging, 0.02),
 }
 

@@ -1,45 +1,21 @@
 """The command `jaxfed reproduce`."""
 
-import argparse
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import papers
 from jaxfed.cli import _report
-from jaxfed.cli._command import Command
 from jaxfed.cli._folder import Folder
-from jaxfed.cli._options import option
-from papers.every import FILES, PAGE, QUICK, folder_of, run_all
+from jaxfed.cli._options import define, option
+from papers.every import PAGE, QUICK, folder_of, run_all
 from papers.report import text, write
 from papers.runs import Seeds
 
 ALL = "all"
 
 
-def command() -> Command:
-    """Describe the command."""
-    about = "Reproduce a table or figure of a paper, beside the published numbers, or all."
-    targets = f"e.g. perpca/table2, or {ALL}; several of one experiment make it once"
-    quick = f"of {ALL} what is done within {round(QUICK / 60)} minutes, the quickest first"
-    seed = "base that the seeds are derived from; 0 gives 0, 1, ..."
-    scale = "share of the published size, for targets that train networks; 1 is all of it"
-    out = "folder to write results to, of several targets in one for each"
-    options = [
-        option("targets", str, targets, nargs="*", metavar="TARGET"),
-        option("--list", bool, "list all targets and stop", False),
-        option("--data", Path, "folder of the data files", None),
-        option("--seeds", int, "number of seeds; default: 3, with --quick 1", None),
-        option("--quick", bool, quick, False),
-        option("--full", bool, f"of {ALL} each one, however long it takes", False),
-        option("--seed", int, seed, 0, metavar="BASE"),
-        option("--scale", float, scale, None, metavar="SHARE"),
-        option("--out", Path, out, None),
-        option("--force", bool, "overwrite earlier results", False),
-    ]
-    return Command(about, run, {"": options})
-
-
-def run(arguments: argparse.Namespace) -> None:
+def run(arguments: SimpleNamespace) -> None:
     """Run the command.
 
     Raises:
@@ -64,7 +40,7 @@ def run(arguments: argparse.Namespace) -> None:
     seeds = Seeds(count, arguments.seed)
     if arguments.data is not None and not arguments.data.is_dir():
         raise ValueError(f"--data: {arguments.data} is not a folder")
-    if arguments.targets == [ALL]:
+    if arguments.targets == (ALL,):
         _run_all(arguments, seeds)
         return
     for name in ("quick", "full"):
@@ -87,7 +63,7 @@ def run(arguments: argparse.Namespace) -> None:
         if len(targets) > 1:
             folders = {name: folder_of(name, out) for name in targets}
         for folder in folders.values():
-            Folder(folder).check(["table.csv", "*.png"], force=arguments.force)
+            Folder(folder).check(force=arguments.force)
     if _report.on_terminal():
         print("this may take a few minutes ...", file=sys.stderr)
     made = {}
@@ -99,7 +75,7 @@ def run(arguments: argparse.Namespace) -> None:
                 print(f"wrote {path}")
 
 
-def _run_all(arguments: argparse.Namespace, seeds: Seeds) -> None:
+def _run_all(arguments: SimpleNamespace, seeds: Seeds) -> None:
     """Run the targets one after the other, and write the page of the papers' items."""
     if not (arguments.quick or arguments.full):
         raise ValueError(f"{ALL}: wanted --quick or --full")
@@ -107,7 +83,38 @@ def _run_all(arguments: argparse.Namespace, seeds: Seeds) -> None:
         raise ValueError(f"{ALL}: wanted --out DIR, the folder of the results and their page")
     if arguments.scale is not None:
         raise ValueError(f"--scale: {ALL} runs each target at its own size")
-    Folder(arguments.out).check(FILES, force=arguments.force)
+    Folder(arguments.out).check(force=arguments.force)
     budget = QUICK if arguments.quick else None
     run_all(seeds, arguments.out, data=arguments.data, names=papers.names(), budget=budget)
     print(f"wrote {arguments.out / PAGE}")
+
+
+OPTIONS = [
+    option(
+        "targets",
+        tuple[str, ...],
+        f"e.g. perpca/table2, or {ALL}; several of one experiment make it once",
+        (),
+        metavar="TARGET",
+    ),
+    option("--list", bool, "list all targets and stop", False),
+    option("--data", Path, "folder of the data files", None),
+    option("--seeds", int, "number of seeds; default: 3, with --quick 1", None),
+    option(
+        "--quick",
+        bool,
+        f"of {ALL} what is done within {round(QUICK / 60)} minutes, the quickest first",
+        False,
+    ),
+    option("--full", bool, f"of {ALL} each one, however long it takes", False),
+    option("--seed", int, "base that the seeds are derived from; 0 gives 0, 1, ...", 0),
+    option(
+        "--scale",
+        float,
+        "share of the published size, for targets that train networks; 1 is all of it",
+        None,
+    ),
+    option("--out", Path, "folder to write results to, of several targets in one for each", None),
+    option("--force", bool, "replace earlier results", False),
+]
+command = define(run, {"": OPTIONS})

@@ -41,8 +41,8 @@ def commands(folder: Path) -> dict[str, list[str]]:
     rounds = ["--rounds", str(ROUNDS), "--checkpoint-every", "1"]
     perpca = ["fit", "perpca", "--data", str(folder / "clients"), *rounds]
     perpca += ["--shared-rank", "1", "--local-rank", "1", "--participation", "2"]
-    gcca = ["fit", "gcca", "--data", str(folder / "views"), *rounds, "--rank", "2", "--bits", "3"]
-    sweep = ["sweep", "hierarchical", "--rank", "2", "--features", "6", "--clients", "3"]
+    gcca = ["fit", "maxvar", "--data", str(folder / "views"), *rounds, "--rank", "2", "--bits", "3"]
+    sweep = ["sweep", "hierarchicalpca", "--rank", "2", "--features", "6", "--clients", "3"]
     sweep += ["--rounds", "3", "--prior-variance", *(str(0.01 * (i + 1)) for i in range(20))]
     return {
         "fit: participation": [*jaxfed, *perpca, "--out"],
@@ -82,7 +82,7 @@ def fitted(name: str, out: Path) -> dict[str, np.ndarray]:
     }[name]
     callbacks = [jf.EarlyStopping("objective", patience=ROUNDS // 2)]
     # Nothing is sent before the rounds, which masks could not hide.
-    algorithm = jf.pca.PerPCA(1, 1, step_size=0.1, decay=0.9, start="random")
+    algorithm = jf.pca.PerPCA(1, 1, solver="gradient", step_size=0.1, decay=0.9, start="random")
 
     def run() -> dict[str, np.ndarray]:
         solution = jf.fit(
@@ -91,7 +91,7 @@ def fitted(name: str, out: Path) -> dict[str, np.ndarray]:
             rounds=ROUNDS,
             key=jax.random.key(0),
             channel=jf.Wire(channel, c.lossless()),
-            chunk_rounds=1,
+            rounds_per_chunk=1,
             best="objective",
             callbacks=[*callbacks, stop] if name == "stops" else callbacks,
             checkpoint=jf.Checkpoint(out / "checkpoint", every=1),
@@ -119,7 +119,7 @@ def grid(out: Path) -> dict[str, np.ndarray]:
 
     def point(seed, step_size):
         solution = jf.rollout(
-            jf.pca.PerPCA(1, 1, step_size=step_size),
+            jf.pca.PerPCA(1, 1, solver="gradient", step_size=step_size),
             clients,
             rounds=5,
             key=jax.random.key(seed),
@@ -129,7 +129,7 @@ def grid(out: Path) -> dict[str, np.ndarray]:
         return {"objective": solution.history["objective"], "shared": solution.result.shared}
 
     axes = {"seed": range(8), "step_size": [0.01, 0.02, 0.05, 0.1, 0.2]}
-    found = jf.grid(point, axes, chunk_size=1, folder=out / "grid")
+    found = jf.grid(point, axes, runs_at_once=1, folder=out / "grid")
     return {str(name): values.values for name, values in found.items()}
 
 

@@ -38,14 +38,16 @@ def settings() -> dict[str, Setting]:
     pca, gcca = jf.pca, jf.gcca
     bayes = partial(Setting, squares=False, together=False)
     return {
+        "PerPCA, gradient": Setting(pca.PerPCA(2, 2, solver="gradient")),
+        "PerPCA, gradient, qr": Setting(
+            pca.PerPCA(2, 2, solver="gradient", retraction="qr", decay=0.5)
+        ),
+        "PerPCA, gradient, polar": Setting(pca.PerPCA(2, 2, solver="gradient", variant="polar")),
+        "PerPCA, gradient, power": Setting(pca.PerPCA(2, 2, solver="gradient", variant="power")),
+        "PerPCA, gradient, random": Setting(pca.PerPCA(2, 2, solver="gradient", start="random")),
+        "PerPCA, gradient, ranks": Setting(pca.PerPCA(2, (2, 0, 1), solver="gradient")),
+        "PerPCA, gradient, shrinkage": Setting(pca.PerPCA(2, 2, solver="gradient", shrinkage=True)),
         "PerPCA": Setting(pca.PerPCA(2, 2)),
-        "PerPCA, qr": Setting(pca.PerPCA(2, 2, retraction="qr", decay=0.5)),
-        "PerPCA, polar": Setting(pca.PerPCA(2, 2, variant="polar")),
-        "PerPCA, power": Setting(pca.PerPCA(2, 2, variant="power")),
-        "PerPCA, random": Setting(pca.PerPCA(2, 2, start="random")),
-        "PerPCA, ranks": Setting(pca.PerPCA(2, (2, 0, 1))),
-        "PerPCA, shrinkage": Setting(pca.PerPCA(2, 2, shrinkage=True)),
-        "VarProPerPCA": Setting(pca.VarProPerPCA(2, 2)),
         "OneShot, projector": Setting(pca.OneShot(2, 2)),
         "OneShot, spectrum": Setting(pca.OneShot(2, 1, method="spectrum")),
         "OneShot, local_first": Setting(pca.OneShot(2, 2, method="local_first")),
@@ -55,8 +57,8 @@ def settings() -> dict[str, Setting]:
         "LocalPower": Setting(pca.LocalPower(2, local_steps=2, alignment="procrustes")),
         "BlockLanczos": Setting(pca.BlockLanczos(2)),
         "FAPS": Setting(pca.FAPS(2)),
-        "HierarchicalPCA": bayes(pca.HierarchicalPCA(2, 0.5, 0.1)),
-        "AdaptivePCA": bayes(pca.AdaptivePCA(2, 0.5)),
+        "HierarchicalPCA, given prior": bayes(pca.HierarchicalPCA(2, 0.5, 0.1)),
+        "HierarchicalPCA": bayes(pca.HierarchicalPCA(2, 0.5)),
         "EmpiricalBayesPCA": bayes(pca.EmpiricalBayesPCA(2, 0.5)),
         "MaxVar": Setting(gcca.MaxVar(2, solver="gradient"), views=True),
         "MaxVar, exact": Setting(gcca.MaxVar(2), views=True),

@@ -21,7 +21,7 @@ from jaxfed_kernels import (
 )
 
 import jaxfed as jf
-from bench.common import machine, table, turns
+from bench.common import label, machine, table, turns
 from jaxfed.core.run.compiling import GPU_OPTIONS
 
 PLATFORM = jax.default_backend()
@@ -174,7 +174,7 @@ def sweeps(size: Size) -> list[dict]:
     steps = jnp.geomspace(0.01, 0.1, size.runs)
 
     def run(step):
-        algorithm = jf.pca.PerPCA(2, 2, step_size=step, start="random")
+        algorithm = jf.pca.PerPCA(2, 2, solver="gradient", step_size=step, start="random")
         return jf.rollout(algorithm, clients, rounds=size.rounds, key=jax.random.key(0)).history[
             "objective"
         ]
@@ -197,7 +197,7 @@ def rounds(size: Size, byte: float) -> list[dict]:
     rows = []
     for algorithm in (
         jf.pca.SubspaceIteration(8),
-        jf.pca.PerPCA(4, 4, step_size=0.1, start="random"),
+        jf.pca.PerPCA(4, 4, solver="gradient", step_size=0.1, start="random"),
     ):
 
         def run(clients, length, algorithm=algorithm):
@@ -211,7 +211,7 @@ def rounds(size: Size, byte: float) -> list[dict]:
         a_round = (taken["long"] - taken["short"]) / size.rounds
         rows.append(
             {
-                "algorithm": type(algorithm).__name__,
+                "algorithm": label(algorithm),
                 "milliseconds a round": 1e3 * a_round,
                 "round / reading": a_round / (byte * clients.data.values.nbytes),
             }

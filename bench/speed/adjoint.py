@@ -168,14 +168,14 @@ def main() -> None:
     given = parser.parse_args()
     print(machine())
     shape = SHAPES[given.small]
-    algorithm = jf.pca.PerPCA(*shape[3:])
+    algorithm = jf.pca.PerPCA(*shape[3:], solver="gradient")
     double, others = draw(*shape)
     values, held_out = double.astype(np.float32), others.astype(np.float32)
     weights = np.full(shape[0], 1 / shape[0], np.float32)
     loss = problem(algorithm, held_out, given.rounds)
     # From a solution, so that every run ends at a fixed point.
     solution = jf.fit(
-        jf.pca.VarProPerPCA(*shape[3:], local_penalty=0.0),
+        jf.pca.PerPCA(*shape[3:], local_penalty=0.0),
         jf.Clients.from_samples(values),
         rounds=300,
         key=jax.random.key(0),

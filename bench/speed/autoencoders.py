@@ -20,6 +20,7 @@ only the compiled rounds.
 """
 
 import sys
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +28,7 @@ import numpy as np
 
 import jaxfed as jf
 from bench.common import machine, table, turns
-from jaxfed.generative import AdaptiveAutoencoder
+from jaxfed.generative import AdaptiveTraining
 from jaxfed.models import Autoencoder
 
 try:
@@ -40,7 +41,9 @@ STEPS, BATCH, LAZY = 20, 6, 2
 RATE, GLOBAL_RATE, SPREAD_RATE, XI, SPREAD = 1e-2, 1e-2, 1e-3, 1e-6, 1.0
 ROUNDS = 10  # per compiled call, so that the call itself does not count
 
-MAKERS = {"published": AdaptiveAutoencoder.published, "text": AdaptiveAutoencoder}
+MAKERS = {
+    preset: partial(AdaptiveTraining.autoencoder, preset=preset) for preset in ("published", "text")
+}
 
 
 def images() -> np.ndarray:

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 import jaxfed as jf
-from bench.common import every_turn, machine
+from bench.common import every_turn, label, machine
 
 LEAST, MOST, ROUNDS = 5, 20_000, 20
 
@@ -50,7 +50,7 @@ def main() -> None:
     )
     columns: list[str] = []
     for algorithm in (
-        jf.pca.PerPCA(4, 4, start="random", step_size=0.05),
+        jf.pca.PerPCA(4, 4, solver="gradient", start="random", step_size=0.05),
         jf.pca.BlockLanczos(8),
         jf.pca.HierarchicalPCA(4, 0.5, 0.1, step_size=0.05, global_step_size=0.05),
     ):
@@ -73,7 +73,7 @@ def main() -> None:
             for name in ("buckets", "equal")
         }
         row = {
-            "algorithm": f"`{type(algorithm).__name__}`",
+            "algorithm": f"`{label(algorithm)}`",
             "ms a round, buckets": float(np.median(rounds["buckets"]) * 1e3),
             "equal clients": float(np.median(rounds["equal"]) * 1e3),
             "ratio (goal 1.6)": float(np.median(rounds["buckets"]) / np.median(rounds["equal"])),

@@ -35,7 +35,7 @@ POINTS = [dict(zip(AXES, point, strict=True)) for point in itertools.product(*AX
 
 def drawn(prior_variance, seed):
     return jf.data.hierarchical_synthetic(
-        jax.random.key(seed),
+        key=jax.random.key(seed),
         clients=CLIENTS,
         features=FEATURES,
         rank=RANK,
@@ -171,7 +171,7 @@ def main() -> None:
 
         def swept(block, devices, function=function):
             backend = jf.backend.shard(devices)
-            return lambda: jf.grid(function, AXES, chunk_size=block, backend=backend)
+            return lambda: jf.grid(function, AXES, runs_at_once=block, backend=backend)
 
         kinds = {f"blocks of {b}": (b, 1) for b in (1, 4, len(POINTS))}
         kinds |= {f"blocks of {2 * b} on two cores": (2 * b, 2) for b in (1, 4)}

@@ -28,7 +28,10 @@ from bench.common import machine
 
 SAMPLES, FEATURES, RANK = 1000, 512, 8
 RUNS = {
-    "`PerPCA`, one round": (jf.pca.PerPCA(RANK // 2, RANK // 2, start="random", step_size=0.05), 1),
+    "`PerPCA`, gradient, one round": (
+        jf.pca.PerPCA(RANK // 2, RANK // 2, solver="gradient", start="random", step_size=0.05),
+        1,
+    ),
     "`BlockLanczos`, ten rounds": (jf.pca.BlockLanczos(RANK), 10),
 }
 # Of more than so many bytes only the first blocks are read merely to have the programs compiled.

@@ -30,8 +30,8 @@ CLIENTS, SAMPLES, FEATURES = 3, (40, 30, 25), 8
 LOSSLESS, CODED = "jf.channel.lossless()", "jf.channel.difference(jf.channel.quantize(3))"
 NETWORK = f"jf.models.Autoencoder({FEATURES}, 2, key=jax.random.key(0))"
 ALGORITHMS = {
-    "PerPCA": ("jf.pca.PerPCA(2, 2, step_size=0.05)", LOSSLESS),
-    "AdaptivePCA": ("jf.pca.AdaptivePCA(2, noise_variance=0.1)", LOSSLESS),
+    "PerPCA, gradient": ("jf.pca.PerPCA(2, 2, solver='gradient', step_size=0.05)", LOSSLESS),
+    "HierarchicalPCA": ("jf.pca.HierarchicalPCA(2, noise_variance=0.1)", LOSSLESS),
     "MaxVar": ("jf.gcca.MaxVar(2)", CODED),
     "FedAvg": (
         f"jf.generative.FedAvg({NETWORK}, jf.models.reconstruction_loss, optax.sgd(0.02), "
@@ -210,7 +210,7 @@ def costs(local: LocalFederation, folder: Path, rounds: int, limit: float) -> No
     """Print what a round costs, and what Flower alone takes of it."""
     print("| client | seconds a round | of processors |\n| --- | --- | --- |", flush=True)
     unchanged = UNCHANGED.format(clients=CLIENTS, rounds=rounds)
-    perpca = source_of("PerPCA", rounds)
+    perpca = source_of("PerPCA, gradient", rounds)
     for name, source, component in (
         ("returns its message", unchanged, "app"),
         ("with a worker", perpca, "client"),

@@ -66,12 +66,14 @@ class _ForPymanopt:
         self.typical_dist = np.sqrt(p * k)
 
     def random_point(self):
-        points = jax.vmap(lambda key: self.space.random(key, self.n, self.p))(keys(self.k))
+        points = jax.vmap(lambda key: self.space.random(self.n, self.p, key=key))(keys(self.k))
         return np.asarray(points[0] if self.k == 1 else points)
 
     def random_tangent_vector(self, point):
         given = point.reshape(-1, self.n, self.p)
-        drawn = jax.vmap(self.space.random_tangent)(keys(self.k), jnp.asarray(given))
+        drawn = jax.vmap(lambda key, x: self.space.random_tangent(x, key=key))(
+            keys(self.k), jnp.asarray(given)
+        )
         return np.asarray(drawn.reshape(point.shape)) / np.sqrt(self.k)
 
     def inner_product(self, point, a, b):

@@ -24,7 +24,7 @@ def measure(count: int, block: int) -> dict[str, object]:
     """Time of one round per client, and the process's peak memory so far."""
     samples = jax.random.normal(jax.random.key(1), (count, 16, 32), jnp.float32)
     clients = jf.Clients.from_samples(samples)
-    algorithm = jf.pca.PerPCA(4, 4, start="random", step_size=0.05)
+    algorithm = jf.pca.PerPCA(4, 4, solver="gradient", start="random", step_size=0.05)
     backend = jf.backend.chunked(block)
 
     @jax.jit
@@ -54,7 +54,7 @@ def growth(start: str) -> None:
         samples = np.random.default_rng(0).standard_normal((count, 16, 32), np.float32)
         clients = jf.Clients.from_samples(samples)
         for name in ("vmap", "auto"):
-            algorithm = jf.pca.PerPCA(4, 4, start=start, step_size=0.05)
+            algorithm = jf.pca.PerPCA(4, 4, solver="gradient", start=start, step_size=0.05)
             cases[name, count] = partial(
                 jf.fit,
                 algorithm,

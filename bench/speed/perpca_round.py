@@ -61,7 +61,7 @@ def main() -> None:
         clients = jf.Clients.from_samples(samples)
         step = 0.5 / float(n / d)
         start = jf.fit(
-            jf.pca.PerPCA(r1, r2, step_size=step, start="random"),
+            jf.pca.PerPCA(r1, r2, solver="gradient", step_size=step, start="random"),
             clients,
             rounds=2,
             key=jax.random.key(0),
@@ -72,7 +72,7 @@ def main() -> None:
         if dense:
             moments = jnp.einsum("mnd,mne->mde", samples, samples) / n
             prepared = jf.Clients.from_moments(np.asarray((moments + moments.mT) / 2))
-        ours = stepper(jf.pca.PerPCA(r1, r2, step_size=step), prepared, start)
+        ours = stepper(jf.pca.PerPCA(r1, r2, solver="gradient", step_size=step), prepared, start)
         bare = bare_products(clients, r1 + r2, dense)
         double = [y.astype(np.float64) for y in samples]
         shared = np.asarray(start.shared, np.float64)

@@ -72,9 +72,10 @@ def hierarchical(solver: str) -> Callable[[Problem], jf.Algorithm]:
 
 
 def adaptive(solver: str) -> Callable[[Problem], jf.Algorithm]:
-    return lambda p: jf.pca.AdaptivePCA(
+    return lambda p: jf.pca.HierarchicalPCA(
         int(p.settings[0]),
-        *p.settings[1:],
+        p.settings[1],
+        initial_variance=p.settings[2],
         hyper_prior=objectives.adaptive_constants(p)[1],
         solver=solver,
     )
@@ -93,8 +94,8 @@ FAMILIES = {
         objectives.pca_problems,
         objectives.PCA,
         {
-            "PerPCA": Solver(per_pca(jf.pca.PerPCA), 600),
-            "VarProPerPCA": Solver(per_pca(partial(jf.pca.VarProPerPCA, local_penalty=0.0)), 150),
+            "PerPCA, gradient": Solver(per_pca(partial(jf.pca.PerPCA, solver="gradient")), 600),
+            "PerPCA": Solver(per_pca(partial(jf.pca.PerPCA, local_penalty=0.0)), 150),
         },
     ),
     "hierarchical": Family(

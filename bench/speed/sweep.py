@@ -14,8 +14,8 @@ def main() -> None:
     print(machine())
     rows = []
     steps = jnp.geomspace(1e-3, 5e-2, 64)
-    many = jax.vmap(lambda step: jf.pca.PerPCA(2, 10, step_size=step))(steps)
-    each = [jf.pca.PerPCA(2, 10, step_size=step) for step in steps]
+    many = jax.vmap(lambda step: jf.pca.PerPCA(2, 10, solver="gradient", step_size=step))(steps)
+    each = [jf.pca.PerPCA(2, 10, solver="gradient", step_size=step) for step in steps]
     key = jax.random.key(0)
     for clients_count, samples, features in ((100, 1000, 15), (20, 100, 30)):
         clients = jf.Clients.from_samples(
@@ -27,7 +27,7 @@ def main() -> None:
             return [one(algorithm, clients) for algorithm in each]
 
         def swept(block, clients=clients):
-            return lambda: jf.sweep(many, clients, keys=key, rounds=50, chunk_size=block)
+            return lambda: jf.sweep(many, clients, keys=key, rounds=50, runs_at_once=block)
 
         measured = turns(
             {"sequential": sequential, "all 64": swept(None), "blocks of 8": swept(8)}, repeats=5

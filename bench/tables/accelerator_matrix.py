@@ -54,19 +54,19 @@ class Program(NamedTuple):
 
 
 def program(
-    kind: type[jf.Algorithm], way: str, direction: str, backend: Any = None, rounds: int = ROUNDS
+    case_name: str, way: str, direction: str, backend: Any = None, rounds: int = ROUNDS
 ) -> Program:
     """A run of an algorithm.
 
     Args:
-        kind: the algorithm, one of those that the channels' table has.
+        case_name: the algorithm, one of those that the channels' table has.
         way: what its messages go through, by name.
         direction: `"forward"`, or `"gradient"` by the clients' data.
         backend: how clients are mapped; `vmap` by default.
         rounds: how many, where it has more than one.
     """
-    clients, warm = problem(kind)
-    case = CASES[kind]
+    clients, warm = problem(case_name)
+    case = CASES[case_name]
     data, rest = eqx.partition(clients, eqx.is_inexact_array)
     channel = WAYS[way](len(clients))
 
@@ -97,10 +97,10 @@ def program(
 
 def sweep(points: int = 64) -> Program:
     """PerPCA with so many step sizes at once."""
-    clients, warm = problem(jf.pca.PerPCA)
+    clients, warm = problem("PerPCA, gradient")
 
     def one(step_size, clients, warm):
-        algorithm = jf.pca.PerPCA(3, 2, step_size=step_size)
+        algorithm = jf.pca.PerPCA(3, 2, solver="gradient", step_size=step_size)
         return jf.rollout(
             algorithm, clients, rounds=ROUNDS, key=jax.random.key(0), warm_start=warm
         ).history["objective"]
@@ -137,32 +137,32 @@ def row(place: Target, name: str, way: str, direction: str, make: Callable[[], P
 
 def matrix(places: tuple[str, ...], names: tuple[str, ...]) -> Iterator[dict]:
     """One row a compilation."""
-    kinds = [kind for kind in CASES if not names or kind.__name__ in names]
+    cases = [case for case in CASES if not names or case in names]
     for place in map(target, places):
-        for kind in kinds:
+        for case in cases:
             for way in WAYS:
                 for direction in DIRECTIONS:
                     yield row(
                         place,
-                        kind.__name__,
+                        case,
                         way,
                         direction,
-                        lambda kind=kind, way=way, direction=direction: program(
-                            kind, way, direction
+                        lambda case=case, way=way, direction=direction: program(
+                            case, way, direction
                         ),
                     )
             jax.clear_caches()
         if not names or "sweep" in names:
             yield row(place, "64 step sizes of PerPCA", "lossless", "forward", sweep)
     for place in map(target, MANY if not names or "shard" in names else ()):
-        for kind in (jf.pca.PerPCA, jf.gcca.MaxVar, jf.generative.FedAvg):
+        for case in ("PerPCA, gradient", "MaxVar", "FedAvg"):
             yield row(
                 place,
-                f"{kind.__name__}, sharded",
+                f"{case}, sharded",
                 "lossless",
                 "forward",
-                lambda kind=kind, place=place: program(
-                    kind, "lossless", "forward", jf.backend.shard(place.mesh())
+                lambda case=case, place=place: program(
+                    case, "lossless", "forward", jf.backend.shard(place.mesh())
                 ),
             )
 

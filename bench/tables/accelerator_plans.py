@@ -29,11 +29,11 @@ def row(topology: str, clients: int) -> dict[str, Any]:
     """What one plan says."""
     start_time = time.process_time()
     plan = jf.plan(
-        jf.pca.PerPCA(3, 2),
+        jf.pca.PerPCA(3, 2, solver="gradient"),
         jf.shapes_of(clients, 8, 32),
         topology=topology,
         rounds=10,
-        chunk_size=BLOCK,
+        clients_per_block=BLOCK,
     )
     cells: dict[str, Any] = {"target": topology, "clients": f"{clients:,}"}
     memory = dict.fromkeys(("arguments GB", "temporaries GB", "code MB"), "")

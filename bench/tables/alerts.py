@@ -4,7 +4,7 @@
 
 In each of 200 streams, ten clients have thirty new samples of twenty features a day, with two
 shared components of standard deviations 3 and 2, one local component of 1.5, and noise of 0.5.
-`jf.update` follows them with one round of `VarProPerPCA(2, 1)` a day on moments that `Forgetting`
+`jf.update` follows them with one round of `PerPCA(2, 1)` a day on moments that `Forgetting`
 keeps. Ten days or more are for settling. The limit is that of `limit` from the drifts of the days
 before the last sixty, which are compared with it. "false alarms" is the share of these days beyond
 the limit of the given rate. In a second run of the same streams, the first shared component turns
@@ -27,7 +27,7 @@ from jaxfed.manifolds import grassmann
 
 STREAMS, CLIENTS, SAMPLES, FEATURES = 200, 10, 30, 20
 SETTLING, REFERENCES, WATCHED, DEGREES = 10, (20, 50), 60, 5
-MODEL = jf.pca.VarProPerPCA(2, 1)
+MODEL = jf.pca.PerPCA(2, 1)
 
 
 def limit(drifts: Float[np.ndarray, " days"], false_alarms: float) -> float:

@@ -105,13 +105,11 @@ def threshold(family: Family) -> float:
 
 
 METHODS: dict[str, Callable[[Family], jf.Algorithm]] = {
+    "PerPCA, gradient": lambda family: jf.pca.PerPCA(*ranks(family), solver="gradient"),
     "PerPCA": lambda family: jf.pca.PerPCA(*ranks(family)),
-    "VarProPerPCA": lambda family: jf.pca.VarProPerPCA(*ranks(family)),
     "HMF": lambda family: jf.pca.HMF(*ranks(family)),
     "TCMF": lambda family: jf.pca.TCMF(*ranks(family), threshold(family)),
-    "MultiStart(VarProPerPCA, 4)": lambda family: jf.MultiStart(
-        jf.pca.VarProPerPCA(*ranks(family)), 4
-    ),
+    "MultiStart(PerPCA, 4)": lambda family: jf.MultiStart(jf.pca.PerPCA(*ranks(family)), 4),
 }
 
 
@@ -131,7 +129,7 @@ def residual(samples: np.ndarray, shared: np.ndarray, rank: int) -> float:
 
 def best_known(drawn: Drawn, family: Family, candidates: Sequence[float]) -> float:
     """The lowest residual of the candidates and of random starts with ten times the rounds."""
-    model = jf.pca.VarProPerPCA(*ranks(family), start="random", local_penalty=0.0)
+    model = jf.pca.PerPCA(*ranks(family), start="random", local_penalty=0.0)
     clients = jf.Clients.from_samples(drawn.samples)
 
     @jax.jit

@@ -53,37 +53,42 @@ class Case(NamedTuple):
     rounds: int | None = None  # where one is all there is
 
 
+# Each exported algorithm, under its class's name or one that begins with it.
 CASES = {
-    jf.pca.PerPCA: Case(lambda: jf.pca.PerPCA(RANK, 2, step_size=0.1), warm=True),
-    jf.pca.VarProPerPCA: Case(lambda: jf.pca.VarProPerPCA(RANK, 2), warm=True),
-    jf.pca.HMF: Case(lambda: jf.pca.HMF(RANK, 2)),
-    jf.pca.TCMF: Case(lambda: jf.pca.TCMF(RANK, 2, 2.5)),
-    jf.pca.PerTucker: Case(lambda: jf.pca.PerTucker((6, 5), (2, 2), (2, 1))),
-    jf.pca.OneShot: Case(lambda: jf.pca.OneShot(RANK, 2), rounds=1),
-    jf.pca.Pooled: Case(lambda: jf.pca.Pooled(RANK), rounds=1),
-    jf.pca.Local: Case(lambda: jf.pca.Local(RANK), rounds=1),
-    jf.pca.SubspaceIteration: Case(lambda: jf.pca.SubspaceIteration(RANK)),
-    jf.pca.BlockLanczos: Case(lambda: jf.pca.BlockLanczos(RANK)),
-    jf.pca.LocalPower: Case(lambda: jf.pca.LocalPower(RANK)),
-    jf.pca.FAPS: Case(lambda: jf.pca.FAPS(RANK)),
-    jf.pca.HierarchicalPCA: Case(lambda: jf.pca.HierarchicalPCA(RANK, 0.5, 0.1), warm=True),
-    jf.pca.AdaptivePCA: Case(lambda: jf.pca.AdaptivePCA(RANK, 0.5), warm=True),
-    jf.pca.EmpiricalBayesPCA: Case(lambda: jf.pca.EmpiricalBayesPCA(RANK, 0.5), warm=True),
-    jf.nmf.INMF: Case(lambda: jf.nmf.INMF(RANK, start="random")),
-    jf.gcca.MaxVar: Case(lambda: jf.gcca.MaxVar(RANK)),
-    jf.gcca.DeepMaxVar: Case(lambda: jf.gcca.DeepMaxVar(NETWORK, ADAM, rank=RANK, inner_epochs=30)),
-    jf.gcca.MVLSA: Case(lambda: jf.gcca.MVLSA(RANK), rounds=1),
-    jf.gcca.AJIVE: Case(lambda: jf.gcca.AJIVE(8, 8), rounds=1),
-    jf.generative.FedAvg: Case(
+    "PerPCA, gradient": Case(
+        lambda: jf.pca.PerPCA(RANK, 2, solver="gradient", step_size=0.1), warm=True
+    ),
+    "PerPCA": Case(lambda: jf.pca.PerPCA(RANK, 2), warm=True),
+    "HMF": Case(lambda: jf.pca.HMF(RANK, 2)),
+    "TCMF": Case(lambda: jf.pca.TCMF(RANK, 2, 2.5)),
+    "PerTucker": Case(lambda: jf.pca.PerTucker((6, 5), (2, 2), (2, 1))),
+    "OneShot": Case(lambda: jf.pca.OneShot(RANK, 2), rounds=1),
+    "Pooled": Case(lambda: jf.pca.Pooled(RANK), rounds=1),
+    "Local": Case(lambda: jf.pca.Local(RANK), rounds=1),
+    "SubspaceIteration": Case(lambda: jf.pca.SubspaceIteration(RANK)),
+    "BlockLanczos": Case(lambda: jf.pca.BlockLanczos(RANK)),
+    "LocalPower": Case(lambda: jf.pca.LocalPower(RANK)),
+    "FAPS": Case(lambda: jf.pca.FAPS(RANK)),
+    "HierarchicalPCA, given prior": Case(lambda: jf.pca.HierarchicalPCA(RANK, 0.5, 0.1), warm=True),
+    "HierarchicalPCA": Case(lambda: jf.pca.HierarchicalPCA(RANK, 0.5), warm=True),
+    "EmpiricalBayesPCA": Case(lambda: jf.pca.EmpiricalBayesPCA(RANK, 0.5), warm=True),
+    "INMF": Case(lambda: jf.nmf.INMF(RANK, start="random")),
+    "MaxVar": Case(lambda: jf.gcca.MaxVar(RANK)),
+    "DeepMaxVar": Case(lambda: jf.gcca.DeepMaxVar(NETWORK, ADAM, rank=RANK, inner_epochs=30)),
+    "MVLSA": Case(lambda: jf.gcca.MVLSA(RANK), rounds=1),
+    "AJIVE": Case(lambda: jf.gcca.AJIVE(8, 8), rounds=1),
+    "FedAvg": Case(
         lambda: jf.generative.FedAvg(MODEL, LOSS, DESCENT, local_steps=5, step_size=0.01)
     ),
-    jf.generative.AdaptiveTraining: Case(
+    "AdaptiveTraining": Case(
         lambda: jf.generative.AdaptiveTraining(MODEL, LOSS, clip=None, **SPREAD)
     ),
-    jf.generative.AdaptiveAutoencoder: Case(
-        lambda: jf.generative.AdaptiveAutoencoder.published(MODEL, **SPREAD)
+    "AdaptiveTraining.autoencoder": Case(
+        lambda: jf.generative.AdaptiveTraining.autoencoder(MODEL, preset="published", **SPREAD)
     ),
-    jf.generative.AdaptiveDiffusion: Case(lambda: jf.generative.AdaptiveDiffusion(MODEL, **SPREAD)),
+    "AdaptiveTraining.diffusion": Case(
+        lambda: jf.generative.AdaptiveTraining.diffusion(MODEL, **SPREAD)
+    ),
 }
 
 
@@ -122,16 +127,17 @@ class Outcome(NamedTuple):
 
 
 @functools.cache
-def problem(algorithm: type[jf.Algorithm]) -> tuple[jf.Clients, jf.Personalized]:
-    """The clients, and a start."""
+def problem(name: str) -> tuple[jf.Clients, jf.Personalized]:
+    """The clients, and a start, for an algorithm of `CASES`."""
+    algorithm = CASES[name].make()
     key = jax.random.key(0)
     start = jnp.linalg.qr(jax.random.normal(key, (FEATURES, RANK)))[0]
     warm = jf.Personalized(start, None)
-    if issubclass(algorithm, (jf.gcca.MaxVar, jf.gcca.DeepMaxVar, jf.gcca.MVLSA, jf.gcca.AJIVE)):
+    if isinstance(algorithm, (jf.gcca.MaxVar, jf.gcca.DeepMaxVar, jf.gcca.MVLSA, jf.gcca.AJIVE)):
         drawn = synthetic.gcca_synthetic(key, entities=200, features=20, latent=8)
         return jf.gcca.Views.from_arrays(drawn.views), warm
     drawn = jf.data.perpca_synthetic(
-        key,
+        key=key,
         clients=CLIENTS,
         features=FEATURES,
         shared_rank=RANK,
@@ -141,7 +147,7 @@ def problem(algorithm: type[jf.Algorithm]) -> tuple[jf.Clients, jf.Personalized]
         local_scale=1.5,
         noise_variance=0.25,
     )
-    samples = jnp.abs(drawn.samples) if algorithm is jf.nmf.INMF else drawn.samples
+    samples = jnp.abs(drawn.samples) if isinstance(algorithm, jf.nmf.INMF) else drawn.samples
     return jf.Clients.from_samples(samples), warm
 
 
@@ -169,15 +175,15 @@ def outcome(algorithm: jf.Algorithm, clients: jf.Clients, channel, start, rounds
     return Outcome(float(objective), bits, components, peak)
 
 
-def rows(kinds=tuple(CASES), channels=tuple(CHANNELS), rounds: int = ROUNDS) -> list[dict]:
+def rows(names=tuple(CASES), channels=tuple(CHANNELS), rounds: int = ROUNDS) -> list[dict]:
     """One row an algorithm, one column a channel."""
     table = []
-    for kind in kinds:
-        clients, warm = problem(kind)
-        algorithm, start = CASES[kind].make(), warm if CASES[kind].warm else None
-        length = CASES[kind].rounds or rounds
+    for case in names:
+        clients, warm = problem(case)
+        algorithm, start = CASES[case].make(), warm if CASES[case].warm else None
+        length = CASES[case].rounds or rounds
         exact = outcome(algorithm, clients, jf.Wire(_Peak(), C.lossless()), start, length)
-        row = {"algorithm": kind.__name__}
+        row = {"algorithm": case}
         for name in channels:
             channel = CHANNELS[name]
             if channel is None:
@@ -222,14 +228,22 @@ def papers() -> list[dict]:
     orthonormal.
     """
     key = jax.random.key(0)
-    perpca = jf.data.perpca_synthetic(key, **synthetic.PERPCA_SETTINGS["figure4"])
+    perpca = jf.data.perpca_synthetic(key=key, **synthetic.PERPCA_SETTINGS["figure4"])
     adept = jf.data.hierarchical_synthetic(
-        key, clients=200, features=30, rank=10, samples=20, prior_variance=0.04
+        key=key, clients=200, features=30, rank=10, samples=20, prior_variance=0.04
     )
     faps = synthetic.spectrum_synthetic(key, clients=8, features=200, samples=1000)
     settings = {
-        "PerPCA": (jf.pca.PerPCA(2, 4, step_size=0.05), perpca.samples, 300),
-        "AdaptivePCA": (jf.pca.AdaptivePCA(10, 0.5, 0.1, hyper_prior=1.25), adept.samples, 40),
+        "PerPCA, gradient": (
+            jf.pca.PerPCA(2, 4, solver="gradient", step_size=0.05),
+            perpca.samples,
+            300,
+        ),
+        "HierarchicalPCA, hyperprior": (
+            jf.pca.HierarchicalPCA(10, 0.5, initial_variance=0.1, hyper_prior=1.25),
+            adept.samples,
+            40,
+        ),
         "FAPS": (jf.pca.FAPS(20), faps.samples, 100),
     }
     table = []

@@ -6,7 +6,7 @@
 as for their Table 3 (20 clients, 30 features, one shared and one local component, ten distinct
 local ones, so that the true θ is .9), but with noise and in single precision; and on clients with
 three local components of their own. Intervals are of 95 % over resamples of samples. All runs are
-100 rounds of `VarProPerPCA` with the paper's objective, from three random starts beside
+100 rounds of `PerPCA` with the paper's objective, from three random starts beside
 "local_first"; from "common" it is at the optimum then. The last column is θ of the true local
 components, without the last ones or with random ones beside them.
 
@@ -29,7 +29,7 @@ from papers.perpca.figure9 import cluster
 from papers.synthetic import PERPCA_SETTINGS
 
 ROUNDS, RESAMPLES, BLOCK, STARTS = 100, 100, 20, 3
-MODEL = partial(jf.pca.VarProPerPCA, local_penalty=0.0)
+MODEL = partial(jf.pca.PerPCA, local_penalty=0.0)
 # Changes of the paper's setting, and the ranks that are tried.
 SETTINGS = {
     "0.1, 1000, 1": ({"samples": 1000, "noise_variance": 0.1}, range(1, 6)),
@@ -52,7 +52,9 @@ def misalignment() -> list[dict[str, object]]:
     """One row a setting and a rank."""
     rows = []
     for name, (changes, ranks) in SETTINGS.items():
-        data = jf.data.perpca_synthetic(jax.random.key(0), **PERPCA_SETTINGS["figure7"] | changes)
+        data = jf.data.perpca_synthetic(
+            key=jax.random.key(0), **PERPCA_SETTINGS["figure7"] | changes
+        )
         clients = jf.Clients.from_samples(data.samples)
         for rank in ranks:
             model = MODEL(1, rank, start="local_first")
@@ -62,7 +64,7 @@ def misalignment() -> list[dict[str, object]]:
                 start = None if seed == 0 else drawn(key, rank)
                 solution = jf.fit(model, clients, rounds=ROUNDS, key=key, warm_start=start)
                 each = bootstrap(
-                    solution, clients, theta, key=key, resamples=RESAMPLES, chunk_size=BLOCK
+                    solution, clients, theta, key=key, resamples=RESAMPLES, runs_at_once=BLOCK
                 )
                 found.append(each.interval())
             ends = np.asarray([(x.estimate, x.lower, x.upper) for x in found])
@@ -104,12 +106,14 @@ def clusters() -> list[dict[str, object]]:
     rows = []
     for samples in (50, 100, 200, 1000):
         changes = {"samples": samples}
-        data = jf.data.perpca_synthetic(jax.random.key(0), **PERPCA_SETTINGS["figure9"] | changes)
+        data = jf.data.perpca_synthetic(
+            key=jax.random.key(0), **PERPCA_SETTINGS["figure9"] | changes
+        )
         clients = jf.Clients.from_samples(data.samples)
         key = jax.random.key(1)
         model = MODEL(2, 3, start="local_first")
         solution = jf.fit(model, clients, rounds=ROUNDS, key=key)
-        found = bootstrap(solution, clients, own, key=key, resamples=RESAMPLES, chunk_size=BLOCK)
+        found = bootstrap(solution, clients, own, key=key, resamples=RESAMPLES, runs_at_once=BLOCK)
         labels = np.asarray(data.labels)
         once = np.asarray(cluster(jnp.asarray(found.estimate), 10, 0))
         again = [np.asarray(cluster(jnp.asarray(x), 10, 0)) for x in found.replicates]

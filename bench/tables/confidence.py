@@ -89,9 +89,9 @@ def covered(draw: Draw, seed: int, **options: object) -> dict[str, float]:
     """Whether the intervals of a fit contain the truth, by what they are about."""
     key = jax.random.key(seed)
     clients = jf.Clients.from_samples(draw.samples)
-    model = jf.pca.VarProPerPCA(*RANKS)
+    model = jf.pca.PerPCA(*RANKS)
     solution = jf.fit(model, clients, rounds=40, key=key)
-    options = {"resamples": RESAMPLES, "chunk_size": RESAMPLES, "rounds": ROUNDS} | options
+    options = {"resamples": RESAMPLES, "runs_at_once": RESAMPLES, "rounds": ROUNDS} | options
     found = jf.inference.confidence(solution, clients, key=key, **options)
     cosines = np.linalg.svd(draw.basis.T @ np.asarray(solution.result.shared), compute_uv=False)
     angle = np.arccos(np.clip(cosines.min(), 0, 1))
@@ -150,11 +150,16 @@ def cost() -> list[dict[str, object]]:
     rows = []
     for name, tables in made.items():
         clients = jf.Clients.from_samples([np.float32(x) for x in tables])
-        model = jf.pca.VarProPerPCA(*RANKS)
+        model = jf.pca.PerPCA(*RANKS)
         fit = partial(jf.fit, model, clients, rounds=200, key=key, tol=1e-7)
         solution = fit()
         sure = partial(
-            jf.inference.confidence, solution, clients, key=key, resamples=RESAMPLES, chunk_size=50
+            jf.inference.confidence,
+            solution,
+            clients,
+            key=key,
+            resamples=RESAMPLES,
+            runs_at_once=50,
         )
         ways = {
             "refit, 5 rounds": partial(sure, rounds=5),

@@ -53,7 +53,7 @@ def by_size() -> list[dict[str, object]]:
             return jf.sweep(algorithms[-1], clients, **common).history["objective"]
 
         def all_(algorithms=algorithms, clients=clients, common=common):
-            return jf.sweep(algorithms, clients, chunk_size=1, **common).history["objective"]
+            return jf.sweep(algorithms, clients, runs_at_once=1, **common).history["objective"]
 
         alone, together = timed(one), timed(all_)
         found.append(

@@ -5,7 +5,7 @@
 Ten clients, 20 features, two shared and two local components, noise of variance 1; shared
 components have variances 10 and 6. Local components are drawn for each client, at random, except
 that the first is the same for the first 2, 5 or 10 of them. Components are those of
-`VarProPerPCA(2, 2, start="common")` after 30 rounds, which is at the optimum. Each cell is over 500
+`PerPCA(2, 2, start="common")` after 30 rounds, which is at the optimum. Each cell is over 500
 fresh draws, in single precision.
 
 `size`: unrelated clients, local variances 8 and 4. "p ≤ 5 %" is the share of all tests, "any claim"
@@ -33,7 +33,7 @@ from jaxfed.inference import membership
 
 CLIENTS, FEATURES, DRAWS, ROUNDS = 10, 20, 500, 30
 SHARED = (10.0, 6.0)
-MODEL = jf.pca.VarProPerPCA(2, 2, start="common")
+MODEL = jf.pca.PerPCA(2, 2, start="common")
 TAILS = {"Gaussian": None, "t, 5 degrees": 5.0}
 UNEQUAL = (20, 20, 20, 50, 50, 50, 100, 100, 200, 200)
 

@@ -17,7 +17,7 @@ without it, it leaves these problems out.
 
 `subspace`: fifty clients have 60 samples of 30 features, three shared and three local components,
 and noise 0.3. The table contains the error ‖P_U − P‖²/2 of the shared components that
-`VarProPerPCA` finds in the completed moments, and the relative error on the missing entries, as
+`PerPCA` finds in the completed moments, and the relative error on the missing entries, as
 means of five draws.
 """
 
@@ -280,7 +280,7 @@ def subspace() -> None:
             clients = jf.Clients.from_samples(gaps, missing="mask")
             found = jf.fit(Impute(3, 3), clients, rounds=ROUNDS, key=jax.random.key(0)).result
             moments = found.local.moments(clients)
-            solver = jf.pca.VarProPerPCA(3, 3)
+            solver = jf.pca.PerPCA(3, 3)
             shared = jf.fit(solver, moments, rounds=100, key=jax.random.key(0)).result.shared
             distances.append(float(jf.metrics.projector_distance(shared, jnp.asarray(truth))) / 2)
             at = np.isnan(gaps)

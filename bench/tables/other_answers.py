@@ -162,7 +162,7 @@ def networks(seed: int) -> Iterator[Answer]:
         pooled = left(everywhere(jf.fit(long, at_once, rounds=1, key=key).result.shared))
         algorithms = {
             "FedAvg": jf.generative.FedAvg(model, reconstruction_loss, batch_size=6),
-            "AdaptiveAutoencoder": jf.generative.AdaptiveAutoencoder(model),
+            "AdaptiveTraining.autoencoder": jf.generative.AdaptiveTraining.autoencoder(model),
             "AdaptiveTraining": jf.generative.AdaptiveTraining(model, reconstruction_loss),
         }
         for name, algorithm in algorithms.items():

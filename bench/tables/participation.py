@@ -35,8 +35,8 @@ def cases(seed: int):
     def error(run: jf.Solution) -> float:
         return answers.error(run.result.shared, drawn.shared)
 
-    for model in (jf.pca.PerPCA, jf.pca.VarProPerPCA):
-        yield model.__name__, model(*ranks), clients, error
+    yield "PerPCA, gradient", jf.pca.PerPCA(*ranks, solver="gradient"), clients, error
+    yield "PerPCA", jf.pca.PerPCA(*ranks), clients, error
     values, frames = priors.drawn(seed, CLIENTS, 0.25, priors.SPREADS["similar"])
     clients = jf.Clients.from_samples(values)
 

@@ -31,10 +31,16 @@ def variants(seed: int, rounds: int = 1000) -> list[Row]:
     ranks = demo.SHARED_RANK, demo.LOCAL_RANK
     start = jf.fit(jf.pca.OneShot(*ranks), clients, rounds=1, key=key)
     cases = {
-        "tangent": (jf.pca.PerPCA(*ranks), rounds),
-        "polar, step size 1": (jf.pca.PerPCA(*ranks, variant="polar", step_size=1.0), rounds),
-        "polar, step size 10": (jf.pca.PerPCA(*ranks, variant="polar", step_size=10.0), rounds),
-        "variable projection": (jf.pca.VarProPerPCA(*ranks), 60),
+        "tangent": (jf.pca.PerPCA(*ranks, solver="gradient"), rounds),
+        "polar, step size 1": (
+            jf.pca.PerPCA(*ranks, solver="gradient", variant="polar", step_size=1.0),
+            rounds,
+        ),
+        "polar, step size 10": (
+            jf.pca.PerPCA(*ranks, solver="gradient", variant="polar", step_size=10.0),
+            rounds,
+        ),
+        "variable projection": (jf.pca.PerPCA(*ranks), 60),
     }
     return [
         {
@@ -78,7 +84,7 @@ def eigensolvers(seed: int, starts: int = 3) -> list[Row]:
             if name == "BlockLanczos":
                 kkt = jax.vmap(
                     lambda z, pooled=pooled: jf.metrics.scaled_kkt_violation(
-                        jnp.linalg.cholesky(pooled).T[None], z
+                        jf.Personalized(z, None), jnp.linalg.cholesky(pooled).T[None]
                     )
                 )(solution.result.shared)
                 row["its KKT"] = f"{float(kkt.max()):.0e}"
@@ -104,11 +110,14 @@ def shrinkage(seed: int, draws: int = 2) -> list[Row]:
     rows: list[Row] = []
     for name, law in settings.items():
         ranks = law["shared_rank"], law["local_rank"]
-        candidates = [jf.pca.VarProPerPCA(*ranks), jf.pca.PerPCA(*ranks, shrinkage=True)]
+        candidates = [
+            jf.pca.PerPCA(*ranks),
+            jf.pca.PerPCA(*ranks, solver="gradient", shrinkage=True),
+        ]
         errors, apart, chosen = [], [], []
         for draw in range(draws):
             key = jax.random.key(seed + draw)
-            data = perpca_synthetic(key, **law)
+            data = perpca_synthetic(key=key, **law)
             clients = jf.Clients.from_samples(data.samples)
             errors.append(
                 [
@@ -144,7 +153,7 @@ def optimum(seed: int, draws: int = 2, relative: float = 1e-8) -> list[Row]:
             found: dict[str, list[int]] = {"gradient descent": [], "variable projection": []}
             for draw in range(draws):
                 key = jax.random.key(seed + draw)
-                data = perpca_synthetic(key, **law, dtype=jnp.float64)
+                data = perpca_synthetic(key=key, **law, dtype=jnp.float64)
                 clients = jf.Clients.from_samples(data.samples)
                 moments = [y.T @ y / len(y) for y in data.samples]
                 largest = max(float(jnp.linalg.eigvalsh(s)[-1]) for s in moments)
@@ -161,10 +170,10 @@ def optimum(seed: int, draws: int = 2, relative: float = 1e-8) -> list[Row]:
                     return np.asarray(run.history["objective"])
 
                 descents = [
-                    curve(jf.pca.PerPCA(*ranks, step_size=step / largest), 1500)
+                    curve(jf.pca.PerPCA(*ranks, solver="gradient", step_size=step / largest), 1500)
                     for step in (0.5, 1.0, 1.5, 1.9)
                 ]
-                fast = curve(jf.pca.VarProPerPCA(*ranks, local_penalty=0.0), 60)
+                fast = curve(jf.pca.PerPCA(*ranks, local_penalty=0.0), 60)
                 least = min(fast.min(), *(slow.min() for slow in descents))
                 enough = least + relative * abs(least)
                 rounds = [np.flatnonzero(one <= enough) for one in (*descents, fast)]
@@ -180,7 +189,7 @@ def scales(seed: int, rounds: int = 3000) -> list[Row]:
     """Rounds to within 1e-3 of the least objective where one client's data are multiplied."""
     key = jax.random.key(seed)
     law = {"clients": 100, "features": 30, "shared_rank": 3, "local_rank": 5, "samples": 60}
-    data = perpca_synthetic(key, **law, noise_variance=0.09, local="random", rotate=True)
+    data = perpca_synthetic(key=key, **law, noise_variance=0.09, local="random", rotate=True)
     digits = demo.load_digits(key).train
     rows: list[Row] = []
     for name, samples, ranks, truth, factors in (
@@ -191,10 +200,10 @@ def scales(seed: int, rounds: int = 3000) -> list[Row]:
             arrays = [np.asarray(y) * (factor if i == 0 else 1) for i, y in enumerate(samples)]
             clients = jf.Clients.from_samples(arrays)
             runs = {
-                "PerPCA": jf.pca.PerPCA(*ranks),
-                "power": jf.pca.PerPCA(*ranks, variant="power"),
+                "PerPCA, gradient": jf.pca.PerPCA(*ranks, solver="gradient"),
+                "power": jf.pca.PerPCA(*ranks, solver="gradient", variant="power"),
                 # The objective of the others, to whose least value all are compared.
-                "VarProPerPCA": jf.pca.VarProPerPCA(*ranks, local_penalty=0.0),
+                "PerPCA": jf.pca.PerPCA(*ranks, local_penalty=0.0),
             }
             found = {of: jf.fit(a, clients, rounds=rounds, key=key) for of, a in runs.items()}
             curves = {of: np.asarray(s.history["objective"], float) for of, s in found.items()}

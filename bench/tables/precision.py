@@ -105,10 +105,10 @@ def _rounded(x):
     return lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7)
 
 
-def ends(kind: type[jf.Algorithm], rounds: int) -> dict[str, tuple[float, np.ndarray | None]]:
+def ends(name: str, rounds: int) -> dict[str, tuple[float, np.ndarray | None]]:
     """How runs end with each choice: the last objective, and the shared components."""
-    clients, warm = problem(kind)
-    case = CASES[kind]
+    clients, warm = problem(name)
+    case = CASES[name]
     algorithm, start = case.make(), warm if case.warm else None
 
     def run(algorithm, clients):
@@ -137,13 +137,13 @@ def ends(kind: type[jf.Algorithm], rounds: int) -> dict[str, tuple[float, np.nda
     return found
 
 
-def rows(kinds=tuple(CASES), rounds: int = ROUNDS) -> list[dict]:
+def rows(names=tuple(CASES), rounds: int = ROUNDS) -> list[dict]:
     """One row an algorithm, one column a choice."""
     result = []
-    for kind in kinds:
-        found = ends(kind, rounds)
+    for name in names:
+        found = ends(name, rounds)
         exact = found["highest"]
-        row = {"algorithm": kind.__name__}
+        row = {"algorithm": name}
         row |= {name: _cell(given, exact) for name, given in found.items()}
         result.append(row)
         jax.clear_caches()  # compiled programs hold memory maps, of which a process has so many
@@ -177,8 +177,8 @@ def _cell(given, exact) -> str:
 
 def main() -> None:
     print(machine())
-    kinds = [kind for kind in CASES if not sys.argv[1:] or kind.__name__ in sys.argv[1:]]
-    print(table(rows(kinds)))
+    names = [name for name in CASES if not sys.argv[1:] or name in sys.argv[1:]]
+    print(table(rows(names)))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
     python -m bench.tables.preprocess
 
 Fifty clients have a hundred samples of 15 features, with two shared and two local components and
-noise of variance 0.09. `VarProPerPCA(2, 2)` fits them in 60 rounds. A cell contains ‖P_U − P‖²/2,
+noise of variance 0.09. `PerPCA(2, 2)` fits them in 60 rounds. A cell contains ‖P_U − P‖²/2,
 which is at most 2, as the median of three draws. The true subspace is in the units of the samples
 that are fitted.
 """
@@ -58,7 +58,7 @@ def error(choice: Standardize, trouble: str, seed: int) -> float:
     """Of the shared subspace."""
     key = jax.random.key(seed)
     data = jf.data.perpca_synthetic(
-        key,
+        key=key,
         clients=CLIENTS,
         features=FEATURES,
         shared_rank=2,
@@ -69,7 +69,7 @@ def error(choice: Standardize, trouble: str, seed: int) -> float:
     samples, unit = spoiled(trouble, np.stack([np.asarray(y) for y in data.samples]), seed)
     clients = jf.Clients.from_samples(samples.astype("float32"))
     units = jf.fit(choice, clients, rounds=1, key=key).result.local
-    algorithm = jf.pca.VarProPerPCA(2, 2)
+    algorithm = jf.pca.PerPCA(2, 2)
     found = jf.fit(algorithm, units.transform(clients), rounds=ROUNDS, key=key).result.shared
     # Scales that differ between clients move the truth of each elsewhere.
     common = units.scale[0] if choice.scale == "shared" else jnp.ones(FEATURES)

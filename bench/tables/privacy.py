@@ -45,32 +45,32 @@ def rows(rank: int = RANK, rounds: int = ROUNDS) -> list[Row]:
         table.append(Row(name, pca.OneShot(half, half, method=method), 1))
     for local in sorted({rank, max(1, rank // 2), max(1, rank // 5)}, reverse=True):
         # Step sizes are set: an automatic one comes from the first messages.
-        settled = pca.PerPCA(rank, local, step_size=100.0)
-        table.append(Row(f"`PerPCA`, local rank {local}", settled, rounds))
+        settled = pca.PerPCA(rank, local, solver="gradient", step_size=100.0)
+        table.append(Row(f"`PerPCA`, gradient, local rank {local}", settled, rounds))
     fewest = max(1, rank // 5)
     table += [
         Row(
-            f"`PerPCA`, local rank {fewest}, {4 * RESTARTS} restarts",
-            pca.PerPCA(rank, fewest, step_size=100.0),
+            f"`PerPCA`, gradient, local rank {fewest}, {4 * RESTARTS} restarts",
+            pca.PerPCA(rank, fewest, solver="gradient", step_size=100.0),
             rounds,
             restarts=4 * RESTARTS,
         ),
         *[
             Row(
-                f'`PerPCA(start="{start}")`, local rank {rank}',
-                pca.PerPCA(rank, rank, step_size=100.0, start=start),
+                f'`PerPCA(solver="gradient", start="{start}")`, local rank {rank}',
+                pca.PerPCA(rank, rank, solver="gradient", step_size=100.0, start=start),
                 rounds,
             )
             for start in ("local_first", "random")
         ],
-        Row(f"`VarProPerPCA`, local rank {rank}", pca.VarProPerPCA(rank, rank), rounds),
-        Row("`HierarchicalPCA`", hierarchical(rank, NOISE, PRIOR), rounds),
+        Row(f"`PerPCA`, local rank {rank}", pca.PerPCA(rank, rank), rounds),
+        Row("`HierarchicalPCA`, given prior", hierarchical(rank, NOISE, PRIOR), rounds),
         Row(
             '`HierarchicalPCA(solver="eigenvectors")`',
             hierarchical(rank, NOISE, PRIOR, solver="eigenvectors"),
             rounds,
         ),
-        Row("`AdaptivePCA`", pca.AdaptivePCA(rank, NOISE, PRIOR), rounds),
+        Row("`HierarchicalPCA`", pca.HierarchicalPCA(rank, NOISE, initial_variance=PRIOR), rounds),
         Row("`EmpiricalBayesPCA`", pca.EmpiricalBayesPCA(rank, NOISE), rounds),
         Row("`SubspaceIteration`", pca.SubspaceIteration(rank), rounds),
         Row("`LocalPower`, from its last halving on", pca.LocalPower(rank), rounds, skip=3),

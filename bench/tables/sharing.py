@@ -8,8 +8,9 @@ variance 1, ten local ones of variance 100, and noise of variance 0.5. A cell co
 and the largest distance ‖P_U − P‖² over the seeds, which is at most 4, or one number if both round
 to it.
 
-`shrinkage`: what `PerPCA(shrinkage=True)` changes. The variance of the two shared components is 2
-times that of the noise, and 9 times in the last row, which starts from `OneShot`. A cell contains
+`shrinkage`: what `PerPCA(solver="gradient", shrinkage=True)` changes. The variance of the two
+shared components is 2 times that of the noise, and 9 times in the last row, which starts from
+`OneShot`. A cell contains
 the sine of the largest angle to the true components, without / with shrinkage, as means of three
 seeds.
 """
@@ -42,7 +43,7 @@ class Setting(NamedTuple):
 def drawn(key: jax.Array, setting: Setting, samples: int) -> tuple[jf.Clients, jax.Array]:
     """Clients of a setting, and their true shared components."""
     data = jf.data.perpca_synthetic(
-        key,
+        key=key,
         clients=setting.clients,
         features=setting.features,
         shared_rank=SHARED,
@@ -64,16 +65,22 @@ FAR = Setting(100, 15, 10, 1.0, 10.0, 0.5, max(ROUNDS))
 def starts() -> dict[str, tuple[jf.pca.PerPCA, jf.pca.OneShot | None]]:
     """What is run, and the algorithm whose result it starts from."""
     ranks = SHARED, FAR.local_rank
-    perpca = jf.pca.PerPCA(*ranks)
+    perpca = jf.pca.PerPCA(*ranks, solver="gradient")
     once = {method: jf.pca.OneShot(*ranks, method=method) for method in ("projector", "spectrum")}
     return {
-        '`PerPCA(start="common")`, the default': (perpca, None),
-        '`PerPCA(start="local_first")`': (jf.pca.PerPCA(*ranks, start="local_first"), None),
+        '`PerPCA(solver="gradient", start="common")`, the default': (perpca, None),
+        '`PerPCA(solver="gradient", start="local_first")`': (
+            jf.pca.PerPCA(*ranks, solver="gradient", start="local_first"),
+            None,
+        ),
         **{
             f'`warm_start=` of `OneShot(method="{method}")`': (perpca, algorithm)
             for method, algorithm in once.items()
         },
-        '`PerPCA(start="random")`': (jf.pca.PerPCA(*ranks, start="random"), None),
+        '`PerPCA(solver="gradient", start="random")`': (
+            jf.pca.PerPCA(*ranks, solver="gradient", start="random"),
+            None,
+        ),
     }
 
 
@@ -133,7 +140,7 @@ def sine(setting: Setting, samples: int, seed: int, shrinkage: bool) -> float:
     ranks, first = (SHARED, setting.local_rank), None
     if setting.from_one_shot:
         first = jf.fit(jf.pca.OneShot(*ranks), clients, rounds=1, key=key)
-    algorithm = jf.pca.PerPCA(*ranks, shrinkage=shrinkage)
+    algorithm = jf.pca.PerPCA(*ranks, solver="gradient", shrinkage=shrinkage)
     found = jf.fit(algorithm, clients, rounds=setting.rounds, key=key, warm_start=first)
     basis = found.result.shared
     return float(jnp.linalg.norm(shared - basis @ (basis.T @ shared), 2))

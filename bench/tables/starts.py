@@ -30,7 +30,7 @@ Run = Callable[[jf.Clients, jax.Array], jf.Solution]
 
 def single(start: str, ranks: tuple[int, int]) -> Run:
     """A run from one start."""
-    model = jf.pca.VarProPerPCA(*ranks, start=start)
+    model = jf.pca.PerPCA(*ranks, start=start)
 
     def run(clients, key):
         return jf.rollout(model, clients, rounds=ROUNDS, key=key)
@@ -40,7 +40,7 @@ def single(start: str, ranks: tuple[int, int]) -> Run:
 
 def several(count: int, ranks: tuple[int, int]) -> Run:
     """A run from the best of several starts, with as many rounds in all."""
-    model = jf.pca.VarProPerPCA(*ranks)
+    model = jf.pca.PerPCA(*ranks)
 
     def run(clients, key):
         first = jf.rollout(jf.MultiStart(model, count), clients, rounds=FEW_ROUNDS, key=key).result

@@ -167,7 +167,7 @@ def rows(local: int, octave: Path | None) -> Iterator[dict[str, object]]:
     """One row a method."""
     algorithm: jf.Algorithm = jf.pca.SubspaceIteration(SHARED)
     if local:
-        algorithm = jf.pca.PerPCA(SHARED, local, variant="power")
+        algorithm = jf.pca.PerPCA(SHARED, local, solver="gradient", variant="power")
     streams = [stream(seed, local) for seed in range(SEEDS)]
     for name, method in methods(algorithm).items():
         runs = [followed(method, given, seed) for seed, given in enumerate(streams)]

@@ -104,12 +104,12 @@ def personalized(draws: int = 5, rounds: int = 2000) -> Curves:
     law |= {"shared_rank": RANK, "local_rank": RANK, "dtype": jnp.float64}
 
     def drawn(key):
-        return jf.data.perpca_synthetic(key, **law).samples
+        return jf.data.perpca_synthetic(key=key, **law).samples
 
     def one(multiple, samples, key):
         moments = samples.mT @ samples / samples.shape[1]
         step = multiple / jnp.linalg.eigvalsh(moments).max()
-        algorithm = jf.pca.PerPCA(RANK, RANK, step_size=step, start="random")
+        algorithm = jf.pca.PerPCA(RANK, RANK, solver="gradient", step_size=step, start="random")
         path = states(algorithm, jf.Clients.from_samples(samples), rounds, key)
         frames = path.server.shared.mT, path.local.mT
         found = jax.vmap(partial(stationarity.perpca_violation, moments))(*frames)
@@ -130,7 +130,7 @@ def hierarchical_samples(draws: int) -> Float[Array, "draws clients samples d"]:
     """Samples of each draw's clients."""
     law = {"clients": 10, "features": 8, "rank": RANK, "samples": SAMPLES, "noise_variance": NOISE}
     make = partial(jf.data.hierarchical_synthetic, prior_variance=0.1, dtype=jnp.float64, **law)
-    return jnp.stack([make(key).samples for key in keys_of(draws)])
+    return jnp.stack([make(key=key).samples for key in keys_of(draws)])
 
 
 def hierarchical_step(moments: Float[Array, "clients d d"], prior: Any) -> Float[Array, ""]:

@@ -22,8 +22,8 @@ def rows() -> list[dict[str, object]]:
     data = load_digits()
     algorithms = {
         "`PerTucker`, 4 x 4 shared, 2 x 2 local": jf.pca.PerTucker((8, 8), (4, 4), (2, 2)),
-        "`PerPCA`, 16 shared, 4 local": jf.pca.VarProPerPCA(16, 4),
-        "`PerPCA`, 4 shared, 4 local": jf.pca.VarProPerPCA(4, 4),
+        "`PerPCA`, 16 shared, 4 local": jf.pca.PerPCA(16, 4),
+        "`PerPCA`, 4 shared, 4 local": jf.pca.PerPCA(4, 4),
     }
     made: list[dict[str, object]] = []
     for name, algorithm in algorithms.items():

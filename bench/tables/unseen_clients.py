@@ -42,8 +42,8 @@ def once(seed: int) -> dict[str, list[float]]:
         [np.asarray(x) for x in held[TRAINED:]],
     )
 
-    side_by_side = jf.pca.PerPCA(SHARED, LOCAL)
-    around = jf.pca.AdaptivePCA(SHARED + LOCAL, solver="eigenvectors")
+    side_by_side = jf.pca.PerPCA(SHARED, LOCAL, solver="gradient")
+    around = jf.pca.HierarchicalPCA(SHARED + LOCAL, solver="eigenvectors")
     early, adaptive = (jf.fit(a, clients, rounds=100, key=key) for a in (side_by_side, around))
     late = jf.fit(side_by_side, clients, rounds=900, key=key, warm_start=early.result)
 
@@ -59,9 +59,18 @@ def once(seed: int) -> dict[str, list[float]]:
     for n in SAMPLES:
         few = [np.asarray(x[:n]) for x in train[TRAINED:]]
         for name, bases in (
-            (f"`PerPCA({SHARED}, {LOCAL})`, 100 rounds", both(*personal(early, few))),
-            (f"`PerPCA({SHARED}, {LOCAL})`, 1,000 rounds", both(*personal(late, few))),
-            (f"`AdaptivePCA({SHARED + LOCAL})`", list(np.asarray(personal(adaptive, few).local))),
+            (
+                f"`PerPCA({SHARED}, {LOCAL}, solver='gradient')`, 100 rounds",
+                both(*personal(early, few)),
+            ),
+            (
+                f"`PerPCA({SHARED}, {LOCAL}, solver='gradient')`, 1,000 rounds",
+                both(*personal(late, few)),
+            ),
+            (
+                f"`HierarchicalPCA({SHARED + LOCAL})`",
+                list(np.asarray(personal(adaptive, few).local)),
+            ),
             ("its shared components alone", [centre] * len(few)),
             ("PCA of the new client alone", alone(few, SHARED + LOCAL)),
         ):

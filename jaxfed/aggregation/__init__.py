@@ -10,11 +10,11 @@ from jaxfed import _names
 from jaxfed.aggregation.far import far_clients as far_clients
 from jaxfed.aggregation.influence import client_influence as client_influence
 from jaxfed.aggregation.robust import Robust as Robust
-from jaxfed.aggregation.rules import Biweight as Biweight
-from jaxfed.aggregation.rules import CentredClipping as CentredClipping
-from jaxfed.aggregation.rules import CoordinateMedian as CoordinateMedian
-from jaxfed.aggregation.rules import GeometricMedian as GeometricMedian
 from jaxfed.aggregation.rules import Rule as Rule
-from jaxfed.aggregation.rules import TrimmedMean as TrimmedMean
+from jaxfed.aggregation.rules import biweight as biweight
+from jaxfed.aggregation.rules import centred_clipping as centred_clipping
+from jaxfed.aggregation.rules import coordinate_median as coordinate_median
+from jaxfed.aggregation.rules import geometric_median as geometric_median
+from jaxfed.aggregation.rules import trimmed_mean as trimmed_mean
 
 __dir__ = _names.public_names(__name__)

@@ -10,6 +10,7 @@ from jaxtyping import Array, Float, Int, Key
 
 from jaxfed._checks import check_count, check_instance, checked_key, refuse
 from jaxfed.core.clients.clients import Clients
+from jaxfed.core.clients.names import like, without_names
 from jaxfed.core.common.printing import is_known
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
 from jaxfed.core.derivatives.adjoint import implicit
@@ -75,6 +76,7 @@ def client_influence(
     """
     check_run(solution)
     check_instance("clients", clients, Clients, "the clients of the run")
+    solution, clients = without_names((solution, like(clients, solution)))
     number = len(solution.failure.clients)
     if len(clients) != number:
         raise ValueError(f"clients: wanted the run's {number}, got {len(clients)}")

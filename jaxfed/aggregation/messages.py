@@ -20,6 +20,7 @@ from jaxfed.core.contract.reduction import (
     is_part,
     plain,
 )
+from jaxfed.linalg.sums import scaled_norm
 from jaxfed.linalg.triangle import from_triangle
 
 # The largest allowed curvature, as a multiple of the median one; see `Robust`.
@@ -91,7 +92,7 @@ class Sender(NamedTuple):
                 part = part.as_sum() if isinstance(part, Gram) else part
                 self._check_size(part.value)
                 return self._grouped("mean" if part.weighted else "sum", part.value, True)
-            # Such as the fingerprint of `VarProPerPCA`, which only a plain mean preserves.
+            # Such as the fingerprint of `PerPCA`, which only a plain mean preserves.
             if isinstance(part, Mean):
                 return part
             raise ValueError(
@@ -219,7 +220,7 @@ class _Spread(NamedTuple):
 def _spread(rows: GroupRows, shares: Shares) -> _Spread:
     """Return the coordinate-wise median of groups, and their median distance from it."""
     center = weighted_quantile(rows, shares, 0.5)
-    squares = jnp.sum((rows - center) ** 2, axis=1)
-    typical = weighted_quantile(squares[:, None], shares, 0.5)[0]
-    # Before the root, which has no derivative at zero.
-    return _Spread(center, jnp.sqrt(jnp.where(typical > 0, typical, 1)))
+    # Each in its own unit: a group may send numbers of any size.
+    lengths = jax.vmap(scaled_norm)(rows - center)
+    typical = weighted_quantile(lengths[:, None], shares, 0.5)[0]
+    return _Spread(center, jnp.where(typical > 0, typical, 1))

@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Int, PyTree
 
 from jaxfed._checks import check_count, check_flag, check_instance
 from jaxfed.aggregation.messages import GroupMessage, Received, Sender, aggregated
-from jaxfed.aggregation.rules import Biweight, Rule, Shares
+from jaxfed.aggregation.rules import Rule, Shares, biweight
 from jaxfed.core.common.printing import is_known
 from jaxfed.core.contract.algorithm import Algorithm, ClientsLike
 from jaxfed.core.contract.bases import Bases
@@ -21,14 +21,14 @@ from jaxfed.core.contract.wrapper import Wrapper
 FAR = 3.0
 
 
-class Member(NamedTuple):
+class RobustMember(NamedTuple):
     """One client's prepared data."""
 
     data: PyTree
     group: Int[Array, ""]
 
 
-class Server(NamedTuple):
+class RobustServer(NamedTuple):
     """The server's state."""
 
     server: PyTree  # of the algorithm
@@ -58,7 +58,7 @@ class Robust(Wrapper):
     the history is the share of such clients by weight.
 
     Derivatives leave out how the basis of a start rotates with the data. Means do not depend on
-    that, but robust aggregates do: by about 3e-4 of the derivative with `Biweight`, more with the
+    that, but robust aggregates do: by about 3e-4 of the derivative with `biweight`, more with the
     rules that are not `rotation_equivariant`. From a random or a warm start, unrolled derivatives
     are exact.
 
@@ -84,7 +84,7 @@ class Robust(Wrapper):
 
         Args:
             algorithm: algorithm that sends means or sums in its rounds.
-            rule: rule that aggregates the groups' means; by default `Biweight()`.
+            rule: rule that aggregates the groups' means; by default `biweight()`.
             groups: number of groups, at least 3.
             masked: send sums for all groups, all zero except the client's own, so that
                 `jaxfed.channel.secure_sum` can hide which client sent what. Messages are `groups`
@@ -94,8 +94,8 @@ class Robust(Wrapper):
             ValueError: if an argument has another type, or there are fewer than three groups.
         """
         check_instance("algorithm", algorithm, Algorithm, "an algorithm")
-        rule = Biweight() if rule is None else rule
-        check_instance("rule", rule, Rule, "a rule such as Biweight()")
+        rule = biweight() if rule is None else rule
+        check_instance("rule", rule, Rule, "a rule such as biweight()")
         check_count("groups", groups, least=3)
         check_flag("masked", masked)
         self.algorithm, self.rule, self.groups, self.masked = algorithm, rule, groups, masked
@@ -127,33 +127,35 @@ class Robust(Wrapper):
                     f"0 to {len(ids) - 1}"
                 )
 
-    def inner_server(self, server: Server) -> PyTree:
+    def inner_server(self, server: RobustServer) -> PyTree:
         """Return the algorithm's state."""
         return server.server
 
-    def inner_data(self, data: Member) -> PyTree:
+    def inner_data(self, data: RobustMember) -> PyTree:
         """Return the algorithm's data."""
         return data.data
 
-    def prepare(self, data, client_id, rounds) -> Member:
+    def prepare(self, data, client_id, rounds) -> RobustMember:
         """Return what the algorithm prepares, and the client's group."""
-        return Member(self.algorithm.prepare(data, client_id, rounds), client_id % self.groups)
+        return RobustMember(
+            self.algorithm.prepare(data, client_id, rounds), client_id % self.groups
+        )
 
-    def first_message(self, key, data: Member, warm_start) -> PyTree:
+    def first_message(self, key, data: RobustMember, warm_start) -> PyTree:
         """Return the algorithm's message, with means and sums sent to the client's group."""
         message = self.algorithm.first_message(key, data.data, warm_start)
         return self._sent(message, data.group, _all_finite(message), first=True)
 
-    def server_init(self, key, first: PyTree, like: Member, warm_start) -> Server:
+    def server_init(self, key, first: PyTree, like: RobustMember, warm_start) -> RobustServer:
         """Return the algorithm's state, from the aggregate of the first messages."""
         received = Received(first, jnp.zeros(self.groups))
         if isinstance(first, GroupMessage):
             received = aggregated(first, self.rule, self.groups)
         server = self.algorithm.server_init(key, received.message, like.data, warm_start)
         real = [x.dtype for x in jax.tree.leaves(server) if jnp.issubdtype(x.dtype, jnp.floating)]
-        return Server(server, received.distances.astype(jnp.result_type(jnp.float32, *real)))
+        return RobustServer(server, received.distances.astype(jnp.result_type(jnp.float32, *real)))
 
-    def client_step(self, key, downlink, local, data: Member):
+    def client_step(self, key, downlink, local, data: RobustMember):
         """Take the algorithm's step, with means and sums sent to the client's group."""
         uplink, local, diagnostics = self.algorithm.client_step(key, downlink, local, data.data)
         finite = _all_finite((uplink, diagnostics))
@@ -162,7 +164,7 @@ class Robust(Wrapper):
         sent = self._sent(uplink, data.group, finite)
         return sent, local, {**diagnostics, "not_finite": absent}
 
-    def server_step(self, key, server: Server, uplink: GroupMessage):
+    def server_step(self, key, server: RobustServer, uplink: GroupMessage):
         """Take the algorithm's step with the aggregate."""
         # If the rounds send no messages, distances stay those of the first messages.
         received = Received(None, server.distances)
@@ -171,14 +173,14 @@ class Robust(Wrapper):
         after, diagnostics = self.algorithm.server_step(key, server.server, received.message)
         distances = received.distances.astype(server.distances.dtype)
         far = jnp.sum(distances > FAR).astype(distances.dtype)
-        return Server(after, distances), {**diagnostics, "far_groups": far}
+        return RobustServer(after, distances), {**diagnostics, "far_groups": far}
 
-    def for_other_data(self, server: Server) -> Server | None:
+    def for_other_data(self, server: RobustServer) -> RobustServer | None:
         """Return the algorithm's state as a start on other data."""
         inner = self.algorithm.for_other_data(server.server)
-        return None if inner is None else Server(inner, server.distances)
+        return None if inner is None else RobustServer(inner, server.distances)
 
-    def bases(self, server: Server, local) -> Bases:
+    def bases(self, server: RobustServer, local) -> Bases:
         """Return the algorithm's bases.
 
         Raises:
@@ -189,7 +191,7 @@ class Robust(Wrapper):
         turns = any(basis.shape[-1] > 1 for basis in found.shared)
         if turns and not self.rule.rotation_equivariant:
             raise ValueError(
-                "adjoint: wanted a rule that rotates with the components, such as Biweight, for an "
+                "adjoint: wanted a rule that rotates with the components, such as biweight, for an "
                 f"implicit derivative, got {type(self.rule).__name__}"
             )
         return found

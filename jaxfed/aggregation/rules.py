@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxfed._checks import check_count, check_positive
+from jaxfed.core.common.printing import as_call
 from jaxfed.linalg.division import ratio
 from jaxfed.linalg.geometric_median import median_weights
 
@@ -28,6 +29,11 @@ class Rule(eqx.Module):
 
     rotation_equivariant: ClassVar[bool] = True
     """Whether the aggregate rotates with the rows, apart from where its iterations start."""
+    factory: ClassVar[str] = ""
+    """Name of the function that makes it; empty for the class itself."""
+
+    def __repr__(self) -> str:
+        return as_call(self)
 
     @abc.abstractmethod
     def aggregate(self, rows: GroupRows, shares: Shares) -> Float[Array, " numbers"]:
@@ -41,16 +47,8 @@ class Rule(eqx.Module):
 
 
 @final
-class GeometricMedian(Rule):
-    """The point with the smallest sum of distances to the groups' means.
-
-    It tolerates any share of bad groups below one half. The smoothed Weiszfeld iteration runs from
-    the coordinate-wise median until the sum is near its least value: within a share of 1e-5 of it
-    in single precision.
-
-    Source: Pillutla, Kakade & Harchaoui (2022), Robust aggregation for federated learning, IEEE
-    Transactions on Signal Processing, Algorithm 1.
-    """
+class _GeometricMedian(Rule):
+    factory = "geometric_median"
 
     def aggregate(self, rows, shares):
         """Return the geometric median."""
@@ -61,38 +59,16 @@ class GeometricMedian(Rule):
 
 
 @final
-class Biweight(Rule):
-    """A mean whose weights fall with the distance, to zero at a multiple of the median distance.
+class _Biweight(Rule):
+    factory = "biweight"
 
-    It repeats a reweighted mean a fixed number of times, from the geometric median. Groups far from
-    the others do not count at all, whereas they still move a median by a bounded amount. Groups
-    within the usual spread count almost equally, so that little is lost if no group is bad. It
-    tolerates any share of bad groups below one half.
-
-    Lies within the spread of honest groups are not far away. But if the liars agree, groups differ
-    more in the direction of the lie than they would by chance in any direction. In that direction
-    the median replaces the weighted mean, if the two differ by more than that mean's
-    standard error. If honest groups differ most in few directions, this costs some efficiency.
-
-    Source: Beaton & Tukey (1974) for the weights; Maronna, Martin & Yohai (2006), Robust
-    statistics, Section 5.5, for a redescending estimate from a robust start and scale; Lai, Rao &
-    Vempala (2016), Agnostic estimation of mean and covariance, for medians along principal
-    directions and means along the others; Johnstone (2001), On the distribution of the largest
-    eigenvalue in principal components analysis, for its size by chance.
-    """
-
-    cutoff: float = eqx.field(static=True, default=3.0)
-    steps: int = eqx.field(static=True, default=8)
-    directions: int = eqx.field(static=True, default=3)  # maximum number with medians
-
-    def __check_init__(self):
-        check_positive("cutoff", self.cutoff, single=True)
-        check_count("steps", self.steps)
-        check_count("directions", self.directions, least=0)
+    cutoff: float = eqx.field(static=True)
+    steps: int = eqx.field(static=True)
+    directions: int = eqx.field(static=True)
 
     def aggregate(self, rows, shares):
         """Return reweighted means, with medians along principal directions."""
-        start = GeometricMedian().aggregate(rows, shares)
+        start = _GeometricMedian().aggregate(rows, shares)
         typical = weighted_quantile(smoothed_distances(rows, start)[:, None], shares, 0.5)
         # Distances of few numbers vary more around their median.
         reach = self.cutoff * (1 + FEW / rows.shape[1]) ** 0.5 * typical
@@ -126,14 +102,8 @@ class Biweight(Rule):
 
 
 @final
-class CoordinateMedian(Rule):
-    """The weighted median of each number.
-
-    It tolerates any share of bad groups below one half, with an error that grows with the number of
-    coordinates.
-
-    Source: Yin, Chen, Kannan & Bartlett (2018), Byzantine-robust distributed learning, Option I.
-    """
+class _CoordinateMedian(Rule):
+    factory = "coordinate_median"
 
     rotation_equivariant: ClassVar[bool] = False
 
@@ -143,21 +113,12 @@ class CoordinateMedian(Rule):
 
 
 @final
-class TrimmedMean(Rule):
-    """The weighted mean of each number without its largest and smallest values.
-
-    It tolerates a share of bad groups up to the share trimmed at either end.
-
-    Source: Yin, Chen, Kannan & Bartlett (2018), Byzantine-robust distributed learning, Option II.
-    """
+class _TrimmedMean(Rule):
+    factory = "trimmed_mean"
 
     rotation_equivariant: ClassVar[bool] = False
 
-    trimmed: float = eqx.field(static=True, default=0.3)
-
-    def __check_init__(self):
-        if not isinstance(self.trimmed, float) or not 0 <= self.trimmed < 0.5:
-            raise ValueError(f"trimmed: wanted a share below one half, got {self.trimmed!r}")
+    trimmed: float = eqx.field(static=True)
 
     def aggregate(self, rows, shares):
         """Return means of the remaining values."""
@@ -170,20 +131,10 @@ class TrimmedMean(Rule):
 
 
 @final
-class CentredClipping(Rule):
-    """A mean of deviations from the aggregate, each clipped to the median length.
+class _CentredClipping(Rule):
+    factory = "centred_clipping"
 
-    It tolerates a share of bad groups of about a fifth. It starts from the coordinate-wise median,
-    whereas the source starts from the last round's aggregate.
-
-    Source: Karimireddy, He & Jaggi (2021), Learning from history for Byzantine robust
-    optimization, Section 4.
-    """
-
-    steps: int = eqx.field(static=True, default=8)
-
-    def __check_init__(self):
-        check_count("steps", self.steps)
+    steps: int = eqx.field(static=True)
 
     def aggregate(self, rows, shares):
         """Return means of clipped deviations."""
@@ -195,6 +146,100 @@ class CentredClipping(Rule):
             return center + (shares * factors) @ (rows - center), None
 
         return jax.lax.scan(step, weighted_quantile(rows, shares, 0.5), length=self.steps)[0]
+
+
+def geometric_median() -> Rule:
+    """The point with the smallest sum of distances to the groups' means.
+
+    It tolerates any share of bad groups below one half. The smoothed Weiszfeld iteration runs from
+    the coordinate-wise median until the sum is near its least value: within a share of 1e-5 of it
+    in single precision.
+
+    Source: Pillutla, Kakade & Harchaoui (2022), Robust aggregation for federated learning, IEEE
+    Transactions on Signal Processing, Algorithm 1.
+    """
+    return _GeometricMedian()
+
+
+def biweight(cutoff: float = 3.0, *, steps: int = 8, directions: int = 3) -> Rule:
+    """A mean whose weights fall with the distance, to zero at a multiple of the median distance.
+
+    It repeats a reweighted mean a fixed number of times, from the geometric median. Groups far from
+    the others do not count at all, whereas they still move a median by a bounded amount. Groups
+    within the usual spread count almost equally, so that little is lost if no group is bad. It
+    tolerates any share of bad groups below one half.
+
+    Lies within the spread of honest groups are not far away. But if the liars agree, groups differ
+    more in the direction of the lie than they would by chance in any direction. In that direction
+    the median replaces the weighted mean, if the two differ by more than that mean's
+    standard error. If honest groups differ most in few directions, this costs some efficiency.
+
+    Source: Beaton & Tukey (1974) for the weights; Maronna, Martin & Yohai (2006), Robust
+    statistics, Section 5.5, for a redescending estimate from a robust start and scale; Lai, Rao &
+    Vempala (2016), Agnostic estimation of mean and covariance, for medians along principal
+    directions and means along the others; Johnstone (2001), On the distribution of the largest
+    eigenvalue in principal components analysis, for its size by chance.
+
+    Args:
+        cutoff: the multiple of the median distance at which weights are zero.
+        steps: number of reweighted means.
+        directions: largest number of directions in which the median may replace the mean.
+
+    Raises:
+        ValueError: if the cutoff is not positive, or a number is not a whole one in range.
+    """
+    check_positive("cutoff", cutoff, single=True)
+    check_count("steps", steps)
+    check_count("directions", directions, least=0)
+    return _Biweight(cutoff, steps, directions)
+
+
+def coordinate_median() -> Rule:
+    """The weighted median of each number.
+
+    It tolerates any share of bad groups below one half, with an error that grows with the number of
+    coordinates.
+
+    Source: Yin, Chen, Kannan & Bartlett (2018), Byzantine-robust distributed learning, Option I.
+    """
+    return _CoordinateMedian()
+
+
+def trimmed_mean(trimmed: float = 0.3) -> Rule:
+    """The weighted mean of each number without its largest and smallest values.
+
+    It tolerates a share of bad groups up to the share trimmed at either end.
+
+    Source: Yin, Chen, Kannan & Bartlett (2018), Byzantine-robust distributed learning, Option II.
+
+    Args:
+        trimmed: the share trimmed at either end, below one half.
+
+    Raises:
+        ValueError: if the share is not from 0 to below one half.
+    """
+    if not isinstance(trimmed, float) or not 0 <= trimmed < 0.5:
+        raise ValueError(f"trimmed: wanted a share below one half, got {trimmed!r}")
+    return _TrimmedMean(trimmed)
+
+
+def centred_clipping(steps: int = 8) -> Rule:
+    """A mean of deviations from the aggregate, each clipped to the median length.
+
+    It tolerates a share of bad groups of about a fifth. It starts from the coordinate-wise median,
+    whereas the source starts from the last round's aggregate.
+
+    Source: Karimireddy, He & Jaggi (2021), Learning from history for Byzantine robust
+    optimization, Section 4.
+
+    Args:
+        steps: number of clipped means.
+
+    Raises:
+        ValueError: if the number is not a positive whole one.
+    """
+    check_count("steps", steps)
+    return _CentredClipping(steps)
 
 
 def _gram(rows: GroupRows, weights: Shares) -> Float[Array, "groups groups"]:

@@ -1,34 +1,46 @@
 """Options that several commands share, and functions that read their values."""
 
-import argparse
+import inspect
+from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 
 from jaxfed import backend, channel, data
 from jaxfed._checks import check_whole
-from jaxfed.cli._options import Option, option
+from jaxfed._numbers import precision_of
+from jaxfed.cli._options import option
 from jaxfed.data.readers import MAX_BYTES
 
 EARLIER_RESULT = option(
     "result", Path, "folder with a result, or its file result.npz", metavar="RESULT"
 )
-FORCE = option("--force", bool, "overwrite earlier results", False)
+FORCE = option("--force", bool, "replace earlier results", False)
 OUTPUT = [option("--out", Path, "folder for the results"), FORCE]
 SAMPLES = (
     "folder with one file for each client (.npy, .csv, .parquet, or images whose rows are "
     "samples), or one file with the samples of all clients"
 )
 COLUMN = option("--client-column", str, "column of one table that names the client", None)
+TABLE = [
+    COLUMN,
+    option("--sep", str, "character between cells of a .csv file, or tab; default: found", None),
+    option("--decimal", (".", ","), "decimal sign of a .csv file; default: found", None),
+    option("--comment", str, "character with which comments in .csv files begin; default: #", None),
+    option(
+        "--header", ("yes", "no"), "whether the first row names the columns; default: found", None
+    ),
+    option("--columns", tuple[str, ...], "columns of features; default: all others", ()),
+    option("--drop", tuple[str, ...], "columns that are no features", ()),
+    option("--id-column", str, "column that names the rows, no feature", None),
+]
 UNITS = [
     option(
         "--center",
         ("none", "local", "shared"),
-        "subtract each client's own mean (also without a value), or the mean of all training "
-        "samples",
+        "subtract each client's own mean (local), or the mean of all training samples (shared)",
         "none",
-        nargs="?",
-        const="local",
     ),
     option(
         "--scale",
@@ -40,16 +52,13 @@ UNITS = [
 ]
 IMPUTE = option(
     "--impute",
-    [int],
+    tuple[int, int],
     "impute missing entries (NaN, empty cells, NA) by a model with this many shared and local "
     "components; if in doubt, give more than needed; default: refuse them",
     None,
-    nargs=2,
-    metavar=("SHARED", "LOCAL"),
+    metavar="SHARED LOCAL",
 )
-BITS = option(
-    "--bits", int, "bits for each entry of a message, 2 to 8; default: all", None, metavar="B"
-)
+BITS = option("--bits", int, "bits for each entry of a message, 2 to 8; default: all", None)
 BACKEND = [
     option(
         "--backend",
@@ -58,27 +67,27 @@ BACKEND = [
         "blocks if the CPU cache is too small for all (auto)",
         "vmap",
     ),
-    option("--chunk-size", int, "clients in a block; not for vmap and auto", None, metavar="K"),
+    option("--clients-per-block", int, "clients in a block; not for vmap and auto", None),
 ]
 
 
-def files(about: str, *default: None) -> list[Option]:
+def files(about: str, *default: None) -> list[inspect.Parameter]:
     """Describe the options of data files; `about` is their help."""
     limit = "memory limit of a compressed file or an image, in bytes"
     return [option("--data", Path, about, *default), option("--max-bytes", int, limit, MAX_BYTES)]
 
 
-def rounds(default: int) -> Option:
+def rounds(default: int) -> inspect.Parameter:
     """Describe the option for the number of rounds."""
     return option("--rounds", int, "number of rounds", default)
 
 
-def held_out(about: str, default: float) -> Option:
+def held_out(about: str, default: float) -> inspect.Parameter:
     """Describe the option for the held-out share."""
     return option("--held-out", float, about, default, metavar="SHARE")
 
 
-def share_of(arguments: argparse.Namespace) -> float:
+def share_of(arguments: SimpleNamespace) -> float:
     """Return the held-out share of the data.
 
     Raises:
@@ -90,11 +99,14 @@ def share_of(arguments: argparse.Namespace) -> float:
     return share
 
 
-def read_samples(arguments: argparse.Namespace, *, incomplete: bool = False) -> data.ClientTables:
+def read_samples(
+    arguments: SimpleNamespace, precision: ExitStack, *, incomplete: bool = False
+) -> data.ClientTables:
     """Read the samples of each client, and the names of clients and features.
 
     Args:
         arguments: values of the options.
+        precision: what enters the precision of the tables, in which the command then computes.
         incomplete: whether entries may be missing (NaN).
 
     Raises:
@@ -105,6 +117,13 @@ def read_samples(arguments: argparse.Namespace, *, incomplete: bool = False) -> 
         client_column=arguments.client_column,
         missing="mask" if incomplete else "refuse",
         max_bytes=arguments.max_bytes,
+        sep={"tab": "\t", "\\t": "\t"}.get(arguments.sep, arguments.sep),
+        decimal=arguments.decimal,
+        comment=arguments.comment,
+        header=None if arguments.header is None else arguments.header == "yes",
+        columns=arguments.columns or None,
+        drop=arguments.drop,
+        id_column=arguments.id_column,
     )
     for name, table in zip(found.names, found.samples, strict=True):
         empty = np.isnan(table).all(axis=1)
@@ -113,27 +132,30 @@ def read_samples(arguments: argparse.Namespace, *, incomplete: bool = False) -> 
                 f"--data: wanted some entry of each sample, {name} has none in row "
                 f"{np.argmax(empty)} (from 0)"
             )
+    precision.enter_context(precision_of(found.samples[0].dtype))
     return found
 
 
-def channel_of(arguments: argparse.Namespace) -> channel.Channel:
+def channel_of(arguments: SimpleNamespace) -> channel.Channel:
     """Make the channel for `--bits`: quantized differences."""
     if arguments.bits is None:
         return channel.lossless()
     return channel.difference(channel.quantize(arguments.bits))
 
 
-def backend_of(arguments: argparse.Namespace) -> backend.Backend:
-    """Make the backend for `--backend` and `--chunk-size`.
+def backend_of(arguments: SimpleNamespace) -> backend.Backend:
+    """Make the backend for `--backend` and `--clients-per-block`.
 
     Raises:
-        ValueError: if a chunk size is given for a backend without chunks.
+        ValueError: if a size is given for a backend without blocks.
     """
-    name, size = arguments.backend, arguments.chunk_size
+    name, size = arguments.backend, arguments.clients_per_block
     if name in ("auto", "vmap") and size is not None:
-        raise ValueError(f"--chunk-size: is for --backend chunked, pmap and shard, got {name}")
+        raise ValueError(
+            f"--clients-per-block: is for --backend chunked, pmap and shard, got {name}"
+        )
     if size is not None:
-        check_whole("--chunk-size", size)
+        check_whole("--clients-per-block", size)
     if name == "chunked":
         return backend.chunked(256 if size is None else size)
     blocks = {} if size is None else {"inner": backend.chunked(size)}

@@ -14,13 +14,12 @@ def shares(
     result: Personalized, data: Samples, *, per_client: bool = False
 ) -> metrics.EnergyShares:
     """Return the shares of the samples' energy in shared components, local ones, and neither."""
-    shared, local = result
-    return metrics.separation(data.values, shared, local, data.count, per_client=per_client)
+    return metrics.separation(result, data.values, counts=data.count, per_client=per_client)
 
 
 def objective(result: Personalized, data: Samples) -> float:
     """Return the squared reconstruction error of a sample, averaged over clients."""
-    return float(metrics.reconstruction_error(data.values, *result, data.count))
+    return float(metrics.reconstruction_error(result, data.values, counts=data.count))
 
 
 def theta(result: Personalized) -> float | None:

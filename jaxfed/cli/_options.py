@@ -1,68 +1,60 @@
 """Options of commands, written by hand or derived from the signature of an algorithm's class."""
 
-import argparse
 import inspect
 import re
 import types
-from collections.abc import Callable, Collection, Mapping
-from pathlib import Path
-from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
+from collections.abc import Callable, Collection, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-METAVARS = {int: "N", float: "X", str: "NAME", Path: "DIR"}
-_REQUIRED = object()
-
-
-class Option(NamedTuple):
-    """An option of a command."""
-
-    flag: str  # `--shared-rank`, or a name without dashes for a positional argument
-    keywords: dict[str, Any]  # keyword arguments of `argparse.ArgumentParser.add_argument`
+from cyclopts import Group, Parameter
 
 
-def option(flag: str, kind: Any, about: str, default: Any = _REQUIRED, **keywords: Any) -> Option:
+def option(flag: str, kind: Any, about: str, default: Any = ..., **more: Any) -> inspect.Parameter:
     """Describe an option.
 
     Args:
-        flag: see `Option`.
-        kind: a function that converts a word to a value, a tuple of allowed words, a list of one
-            function for several values, or `bool` for a flag without a value.
-        about: its help, to which the default is appended.
+        flag: `--shared-rank`, or a name without dashes for an argument without a flag.
+        kind: the type of its value, or a tuple of allowed words.
+        about: its help.
         default: its default value; an option without one is required.
-        keywords: further keyword arguments of `add_argument`.
+        more: further arguments of `cyclopts.Parameter`.
     """
-    if default is not _REQUIRED:
-        keywords["default"] = default
-        if default is not None and default != () and kind is not bool:
-            shown = " ".join(map(str, default)) if isinstance(default, tuple) else "%(default)s"
-            about += f"; default: {shown}"
-    elif flag.startswith("-"):
-        keywords["required"] = True
-    if kind is bool:
-        keywords["action"] = argparse.BooleanOptionalAction if default else "store_true"
-    elif isinstance(kind, tuple):
-        keywords["choices"] = kind
-    else:
-        if isinstance(kind, list):
-            keywords = {"nargs": "+"} | keywords
-            (kind,) = kind
-        keywords = {"type": kind, "metavar": METAVARS.get(kind)} | keywords
-    return Option(flag, {"help": about, **keywords})
+    if default is ...:
+        default = inspect.Parameter.empty
+    if isinstance(kind, tuple):
+        kind = Literal[kind]
+    if default is None:
+        kind = kind | None
+    if default is None or default is False or default == ():
+        more["show_default"] = False
+    if default is False:
+        more["negative"] = ""
+    is_named = flag.startswith("--")
+    name = flag.removeprefix("--").replace("-", "_")
+    place = inspect.Parameter.KEYWORD_ONLY if is_named else inspect.Parameter.POSITIONAL_ONLY
+    annotation = Annotated[kind, Parameter(help=about, **more)]
+    return inspect.Parameter(name, place, default=default, annotation=annotation)
 
 
-def options_of(algorithm: Callable[..., Any], *, without: Collection[str] = ()) -> list[Option]:
+def options_of(
+    algorithm: Callable[..., Any], *, without: Collection[str] = ()
+) -> list[inspect.Parameter]:
     """Describe an option for each parameter of a class, except those in `without`.
 
     The annotation determines the type, and the docstring of the constructor the help.
     """
     about = descriptions(algorithm)
     return [
-        option(flag_of(name), _kind(parameter.annotation), about.get(name, ""), _default(parameter))
+        option(flag_of(name), _kind(parameter.annotation), about.get(name, ""), parameter.default)
         for name, parameter in inspect.signature(algorithm).parameters.items()
         if name not in without
     ]
 
 
-def optional_of(algorithm: Callable[..., Any], defaults: Mapping[str, str]) -> list[Option]:
+def optional_of(
+    algorithm: Callable[..., Any], defaults: Mapping[str, str]
+) -> list[inspect.Parameter]:
     """Describe options for some parameters of a class whose defaults the command chooses.
 
     Args:
@@ -76,7 +68,46 @@ def optional_of(algorithm: Callable[..., Any], defaults: Mapping[str, str]) -> l
     ]
 
 
-def call(arguments: argparse.Namespace, algorithm: Callable[..., Any], **others: Any) -> Any:
+def define(
+    run: Callable[[SimpleNamespace], bool | None],
+    options: Mapping[str, Sequence[inspect.Parameter]],
+    about: str = "",
+    **fixed: Any,
+) -> Callable[..., bool | None]:
+    """Make the function that cyclopts calls for a command.
+
+    Args:
+        run: runs the command, given the values of the options. A `ValueError`, `OSError`,
+            `ImportError` or `FloatingPointError` that it raises is printed in one line. It returns
+            True if it wrote results of a run that did not converge.
+        options: the options by the title of their group in the help; `""` for no title.
+        about: its line in a list of commands, and further paragraphs of its own help.
+        fixed: values for options that it does not have.
+    """
+    parameters = []
+    for number, (title, group) in enumerate(options.items()):
+        shown = Parameter(group=Group(title or "Options", sort_key=number))
+        parameters += [each.replace(annotation=Annotated[each.annotation, shown]) for each in group]
+    # Those without a flag come first.
+    signature = inspect.Signature(sorted(parameters, key=lambda each: each.kind))
+
+    def called(*positional: Any, **named: Any) -> bool | None:
+        bound = signature.bind(*positional, **named)
+        bound.apply_defaults()
+        return run(SimpleNamespace(**fixed, **bound.arguments))
+
+    called.__doc__ = paragraphs(about)
+    called.__signature__ = signature  # pyright: ignore[reportFunctionMemberAccess]
+    called.__annotations__ = {each.name: each.annotation for each in parameters}
+    return called
+
+
+def paragraphs(about: str) -> str:
+    """Return a text without the line breaks within its paragraphs."""
+    return "\n\n".join(" ".join(part.split()) for part in about.split("\n\n"))
+
+
+def call(arguments: SimpleNamespace, algorithm: Callable[..., Any], **others: Any) -> Any:
     """Call a class with the values of its options; `others` replace them or are added."""
     names = inspect.signature(algorithm).parameters
     values = {name: getattr(arguments, name) for name in names if hasattr(arguments, name)}
@@ -96,7 +127,7 @@ def descriptions(algorithm: Callable[..., Any]) -> dict[str, str]:
     # A command leaves an option out instead of passing None, and has no mathematics.
     plain = re.compile(r"(; |(?<=\.) )None [^.;]*\.?|\\[()]|\\(?=\w)")
     return {
-        name: plain.sub("", " ".join(about.split())).replace("`", "").rstrip(".").replace("%", "%%")
+        name: plain.sub("", " ".join(about.split())).replace("`", "").rstrip(".")
         for name, about in zip(parts[::2], parts[1::2], strict=True)
     }
 
@@ -106,17 +137,10 @@ def first_line(algorithm: Callable[..., Any]) -> str:
     return (inspect.getdoc(algorithm) or "").split("\n")[0].rstrip(".").replace("`", "")
 
 
-def _default(parameter: inspect.Parameter) -> Any:
-    return _REQUIRED if parameter.default is inspect.Parameter.empty else parameter.default
-
-
 def _kind(annotation: Any) -> Any:
     """Return the type of an option: of several types, one that a word can be converted to."""
-    if get_origin(annotation) is Literal:
-        return get_args(annotation)
     if get_origin(annotation) in (Union, types.UnionType):
         kinds = [kind for part in get_args(annotation) if (kind := _kind(part)) is not None]
         return float if float in kinds else kinds[0]
-    if get_origin(annotation) is tuple:
-        return [_kind(get_args(annotation)[0])]
-    return annotation if annotation in (int, float, bool) else None
+    known = annotation in (int, float, bool) or get_origin(annotation) in (Literal, tuple)
+    return annotation if known else None

@@ -1,11 +1,11 @@
 """What commands print and write: tables and result files."""
 
-import argparse
 import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,7 @@ def write(folder: Folder, arrays: Mapping[str, Any], summary: Mapping[str, Any])
 
 def finish(
     folder: Folder,
-    arguments: argparse.Namespace,
+    arguments: SimpleNamespace,
     arrays: Mapping[str, Any],
     summary: Mapping[str, Any],
     others: Mapping[str, Any] | None = None,
@@ -54,8 +54,7 @@ def finish(
                 part.write_text(content, encoding="utf-8")
             else:
                 content.savefig(part, dpi=150)
-    settings = {name: value for name, value in vars(arguments).items() if name != "run"}
-    write(folder, arrays, {"settings": settings, **summary})
+    write(folder, arrays, {"settings": vars(arguments), **summary})
     print(f"Written to {folder.path}: {', '.join((*RESULT, *others))}.")
 
 

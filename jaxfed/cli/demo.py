@@ -1,8 +1,8 @@
 """`jaxfed demo`: shared and local components of clients with different handwritten digits."""
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import jax
@@ -12,10 +12,9 @@ from jaxtyping import Float
 from jaxfed import data, pca, plot
 from jaxfed._optional import require
 from jaxfed.cli import _evaluate, _report
-from jaxfed.cli._command import Command
 from jaxfed.cli._common import FORCE
 from jaxfed.cli._folder import Folder
-from jaxfed.cli._options import option
+from jaxfed.cli._options import define, option
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.run.fit import fit
 from jaxfed.core.run.solution import Solution
@@ -34,29 +33,13 @@ class Digits(NamedTuple):
     mean: Float[np.ndarray, " 64"]
 
 
-def command() -> Command:
-    """Describe the command."""
-    about = (
-        "Split scikit-learn's 1,797 images of handwritten digits over 50 clients with one or two "
-        "digits each, fit shared and local components, compare them with PCA of each client "
-        "alone, of all data pooled, and in one shot, and draw what was learned."
-    )
-    options = [
-        option("--out", Path, "folder for the results", Path("jaxfed-demo")),
-        FORCE,
-        option("--seed", int, "seed of the split", 0, metavar="SEED"),
-        option("--rounds", int, "number of rounds of VarProPerPCA", 60),
-    ]
-    return Command(about, run, {"": options})
-
-
-def run(arguments: argparse.Namespace) -> None:
+def run(arguments: SimpleNamespace) -> None:
     """Run the command."""
     # Fail before anything is computed.
     require("sklearn.datasets", extra="data")
     require("matplotlib.figure", extra="plot")
     folder = Folder(arguments.out)
-    folder.check([PICTURE], force=arguments.force)
+    folder.check(force=arguments.force)
     key = jax.random.key(arguments.seed)
     digits = load_digits(key)
     sizes = [len(samples) for samples in digits.train]
@@ -69,9 +52,9 @@ def run(arguments: argparse.Namespace) -> None:
     rows = compare(solutions, Clients.from_samples(digits.train), held_out)
     best = min(rows, key=lambda row: row["residual, held out"])["method"]
     _report.show(rows)
-    personalized = solutions["VarProPerPCA"]
+    personalized = solutions["PerPCA"]
     for remark in personalized.remarks():
-        print(f"\nVarProPerPCA: {remark}")
+        print(f"\nPerPCA: {remark}")
     print(
         "\nresidual, in shared, in local: percent of the energy, the squared deviation from the "
         "mean image.\nmisalignment: 0 if some direction is in every client's local part, where it "
@@ -121,15 +104,15 @@ def fit_all(digits: Digits, key, rounds: int) -> tuple[dict[str, Solution], Clie
         "Pooled": fit(pca.Pooled(rank), clients, rounds=1, key=key),
         "OneShot": fit(pca.OneShot(SHARED_RANK, LOCAL_RANK), clients, rounds=1, key=key),
     }
-    solutions["VarProPerPCA"] = fit(
-        pca.VarProPerPCA(SHARED_RANK, LOCAL_RANK),
+    solutions["PerPCA"] = fit(
+        pca.PerPCA(SHARED_RANK, LOCAL_RANK),
         clients,
         rounds=rounds,
         key=key,
         warm_start=solutions["OneShot"],
         metrics=lambda result: {"held out": 100 * _evaluate.shares(result, held_out.data).residual},
         progress=_report.on_terminal(),
-        chunk_rounds=max(1, rounds // 20),
+        rounds_per_chunk=max(1, rounds // 20),
     )
     return solutions, held_out
 
@@ -153,7 +136,7 @@ def compare(
                 "kB sent": solution.history["bits_up"][-1] / 8e3,
             }
         )
-    # VarProPerPCA started from the solution of OneShot, which was sent first.
+    # PerPCA started from the solution of OneShot, which was sent first.
     rows[-1]["kB sent"] += rows[-2]["kB sent"]
     return rows
 
@@ -192,10 +175,19 @@ def picture(digits: Digits, solution: Solution, rows: Sequence[dict[str, Any]]) 
     left.suptitle("held-out images split into parts", fontsize=10, x=0.01, ha="left")
     levels = {row["method"]: row["residual, held out"] for row in rows[:-1]}
     plot.convergence(
-        {"VarProPerPCA": solution.history["held out"]},
-        ["VarProPerPCA"],
+        {"PerPCA": solution.history["held out"]},
+        ["PerPCA"],
         levels=levels,
         label="held-out error (% of energy)",
         figure=right,
     )
     return figure
+
+
+OPTIONS = [
+    option("--out", Path, "folder for the results", Path("jaxfed-demo")),
+    FORCE,
+    option("--seed", int, "seed of the split", 0),
+    option("--rounds", int, "number of rounds of personalized PCA", 60),
+]
+command = define(run, {"": OPTIONS})

@@ -1,6 +1,5 @@
 """`jaxfed deploy`: write a Flower app, try it on this machine, or manage a node's worker."""
 
-import argparse
 import ast
 import pkgutil
 import sys
@@ -8,16 +7,17 @@ import time
 import tomllib
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+from cyclopts import App
 
 from jaxfed._checks import refuse
 from jaxfed._names import natural
 from jaxfed._optional import require
-from jaxfed.cli._command import Command
 from jaxfed.cli._common import rounds
-from jaxfed.cli._options import option
+from jaxfed.cli._options import define, option
 from jaxfed.core.store.saved import load
 from jaxfed.deploy import worker
 from jaxfed.deploy.store import states
@@ -26,76 +26,7 @@ from jaxfed.deploy.worker import IDLE
 TABLES = (".npy", ".csv", ".parquet")  # suffixes of the files in a site's folder
 
 
-def command() -> Command:
-    """Describe the command."""
-    nodes = option("--nodes", int, "number of machines", 3)
-    algorithm = "name of the algorithm, such as perpca"
-    new = [
-        option("folder", Path, "folder to write, empty or new", metavar="DIR"),
-        option("--algorithm", str, algorithm),
-        option("--set", [str], "settings of the algorithm", (), metavar="NAME=VALUE"),
-        nodes,
-        rounds(20),
-        option("--seed", int, "seed of the run", 0),
-        option(
-            "--masks",
-            float,
-            "hide messages under masks that cancel in their sum; the largest magnitude of a number "
-            "in a message, for a mean after multiplication by the client's weight; default: no "
-            "masks",
-            None,
-            metavar="BOUND",
-        ),
-    ]
-    trial = [
-        option("--app", Path, "the app folder; default: the current one", None),
-        option("--data", Path, "folder with a .npy file, or a folder of tables, for each node"),
-        nodes,
-        option("--out", Path, "folder for the results; default: out in the app folder", None),
-        option("--timeout", float, "seconds after which to give up the run", 1800, metavar="S"),
-    ]
-    resident = [
-        option(
-            "--node-config",
-            str,
-            "node configuration of the SuperNode, in the same form as given to it",
-            metavar="'NAME=VALUE ...'",
-        ),
-        option("--idle", float, "seconds without a message until it exits", IDLE, metavar="S"),
-        option("--end", bool, "end the running worker instead", False),
-    ]
-    return Command(
-        "Write an app folder for Flower, try it on this machine, and start or end a node's worker.",
-        commands={
-            "new": Command(
-                "Write a folder for `flwr run`: an algorithm, where each machine finds its data, "
-                "and the settings of a run, in a few lines for you to change.",
-                run_new,
-                {"": new},
-                summary="write an app folder",
-            ),
-            "try": Command(
-                "Start a SuperLink and SuperNodes on this machine's loopback, without TLS or "
-                "authentication, run the app, show the result and stop all of them. Each message "
-                "starts a process, so a round takes seconds.",
-                run_try,
-                {"": trial},
-                summary="run an app folder on this machine alone",
-            ),
-            "worker": Command(
-                "Run the worker of a SuperNode on this machine. A worker keeps JAX, programs and "
-                "data between the messages of a run. The first message of a run starts a worker if "
-                "there is none; this command starts one earlier, or ends it.",
-                run_worker,
-                {"": resident},
-                summary="start or end a node's worker",
-            ),
-        },
-        metavar="new | try | worker",
-    )
-
-
-def run_new(arguments: argparse.Namespace) -> None:
+def run_new(arguments: SimpleNamespace) -> None:
     """Write an app folder."""
     from jaxfed.deploy.app import write_app
 
@@ -122,7 +53,7 @@ def _setting(text: str) -> tuple[str, Any]:
         return name, value
 
 
-def run_try(arguments: argparse.Namespace) -> None:
+def run_try(arguments: SimpleNamespace) -> None:
     """Run an app folder on this machine."""
     from jaxfed.deploy.local import LocalFederation
 
@@ -185,7 +116,7 @@ def _last_clipping(log: Path) -> str | None:
     return found[-1][found[-1].index("masks: client") :] if found else None
 
 
-def run_worker(arguments: argparse.Namespace) -> None:
+def run_worker(arguments: SimpleNamespace) -> None:
     """Run a node's worker, or end it."""
     flwr = require("flwr.common.config", extra="flower")
     try:
@@ -245,3 +176,59 @@ class _Rounds:
             if done < rounds:
                 words.append(f"about {seconds * (rounds - done):.0f} s left")
         print(", ".join(words), flush=True)
+
+
+NODES = option("--nodes", int, "number of machines", 3)
+NEW = [
+    option("folder", Path, "folder to write, empty or new"),
+    option("--algorithm", str, "name of the algorithm, such as perpca"),
+    option("--set", tuple[str, ...], "settings of the algorithm", (), metavar="NAME=VALUE..."),
+    NODES,
+    rounds(20),
+    option("--seed", int, "seed of the run", 0),
+    option(
+        "--masks",
+        float,
+        "hide messages under masks that cancel in their sum; the largest magnitude of a number in "
+        "a message, for a mean after multiplication by the client's weight; default: no masks",
+        None,
+        metavar="BOUND",
+    ),
+]
+TRY = [
+    option("--app", Path, "the app folder; default: the current one", None),
+    option("--data", Path, "folder with a .npy file, or a folder of tables, for each node"),
+    NODES,
+    option("--out", Path, "folder for the results; default: out in the app folder", None),
+    option("--timeout", float, "seconds after which to give up the run", 1800.0),
+]
+WORKER = [
+    option(
+        "--node-config",
+        str,
+        "node configuration of the SuperNode, in the same form as given to it",
+        metavar="'NAME=VALUE ...'",
+    ),
+    option("--idle", float, "seconds without a message until it exits", IDLE),
+    option("--end", bool, "end the running worker instead", False),
+]
+ABOUT = {
+    "new": """write an app folder
+
+    Write a folder for flwr run: an algorithm, where each machine finds its data, and the settings
+    of a run, in a few lines for you to change.""",
+    "try": """run an app folder on this machine alone
+
+    Start a SuperLink and SuperNodes on this machine's loopback, without TLS or authentication, run
+    the app, show the result and stop all of them. Each message starts a process, so a round takes
+    seconds.""",
+    "worker": """start or end a node's worker
+
+    Run the worker of a SuperNode on this machine. A worker keeps JAX, programs and data between the
+    messages of a run. The first message of a run starts a worker if there is none; this command
+    starts one earlier, or ends it.""",
+}
+command = App("deploy")
+command.command(define(run_new, {"": NEW}, ABOUT["new"]), name="new")
+command.command(define(run_try, {"": TRY}, ABOUT["try"]), name="try")
+command.command(define(run_worker, {"": WORKER}, ABOUT["worker"]), name="worker")

@@ -1,23 +1,17 @@
 """`jaxfed info`: print what a file or a folder of results holds."""
 
-import argparse
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 from jaxfed.cli import _report
-from jaxfed.cli._command import Command
 from jaxfed.cli._common import EARLIER_RESULT
 from jaxfed.cli._folder import RESULT
+from jaxfed.cli._options import define
 from jaxfed.core.store.saved import load
 
 
-def command() -> Command:
-    """Describe the command."""
-    about = "Print which algorithm ran, how it ended, what it communicated and what it found."
-    return Command(about, run, {"": [EARLIER_RESULT]})
-
-
-def run(arguments: argparse.Namespace) -> None:
+def run(arguments: SimpleNamespace) -> None:
     """Run the command."""
     path = file_of(arguments.result)
     print(load(path).summary())
@@ -40,3 +34,6 @@ def _rows(path: Path) -> list[dict]:
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return []
     return rows if all(row.keys() == rows[0].keys() for row in rows) else []
+
+
+command = define(run, {"": [EARLIER_RESULT]})

@@ -1,45 +1,37 @@
 """`jaxfed personalize`: learn local components of new clients; the shared ones stay."""
 
-import argparse
+from contextlib import ExitStack
+from types import SimpleNamespace
 
 import jax
 import numpy as np
 
 from jaxfed import pca
 from jaxfed.cli import _evaluate, _report
-from jaxfed.cli._command import Command
-from jaxfed.cli._common import COLUMN, EARLIER_RESULT, OUTPUT, SAMPLES, files, read_samples
+from jaxfed.cli._common import EARLIER_RESULT, OUTPUT, SAMPLES, TABLE, files, read_samples
 from jaxfed.cli._folder import Folder
-from jaxfed.cli._options import option
+from jaxfed.cli._options import define, option
 from jaxfed.cli.transform import FitResult
 from jaxfed.core.clients.clients import Clients
+from jaxfed.core.clients.names import Names
 from jaxfed.core.contract.algorithm import Personalized
 from jaxfed.core.store.saved import Saved, entries
 from jaxfed.pca.fitted import side_by_side
 
 
-def command() -> Command:
-    """Describe the command."""
-    about = (
-        "Learn local components for clients that took no part in the fit, each from its own "
-        "samples. The shared components do not change, and nothing is sent. RESULT is the output "
-        "of jaxfed fit perpca, perpca-gradient, oneshot or a method with shared components only. "
-        "Pass the new result to jaxfed info or jaxfed transform."
-    )
-    number = "number of local components of each new client; default: as in RESULT"
-    rank = option("--local-rank", int, number, None)
-    options = [EARLIER_RESULT, *files(SAMPLES), COLUMN, *OUTPUT, rank]
-    return Command(about, run, {"": options})
-
-
-def run(arguments: argparse.Namespace) -> None:
+def run(arguments: SimpleNamespace) -> None:
     """Run the command."""
+    with ExitStack() as precision:
+        _run(arguments, precision)
+
+
+def _run(arguments: SimpleNamespace, precision: ExitStack) -> None:
     folder = Folder(arguments.out)
-    folder.check([], force=arguments.force)
+    folder.check(force=arguments.force)
     fitted = FitResult.read(arguments.result)
     saved = fitted.saved
     rank = _rank(arguments.local_rank, saved)
-    tables, names, _ = read_samples(arguments)
+    tables, names, features = fitted.in_order(read_samples(arguments, precision))
     own = [fitted.units_of(name, table) for name, table in zip(names, tables, strict=True)]
     units = jax.tree.map(lambda *rows: np.stack(rows), *own)
     samples = [np.asarray(each.transform(y)) for each, y in zip(own, tables, strict=True)]
@@ -47,7 +39,8 @@ def run(arguments: argparse.Namespace) -> None:
     rows = _table(result, names, samples)
     folder.begin()
     new = Saved(result, {}, 0, saved.status, saved.algorithm, len(names), saved.versions)
-    arrays = {**entries(new._replace(preprocessing=units)), "names": names, "units": fitted.choices}
+    new = new._replace(preprocessing=units, names=Names.of_lists(names, features))
+    arrays = {**entries(new), "names": names, "units": fitted.choices, "features": features}
     counts = dict(zip(names, map(len, tables), strict=True))
     _report.show(rows)
     print()
@@ -91,3 +84,12 @@ def _table(result: Personalized, names: list[str], samples: list[np.ndarray]) ->
         }
         for i, (name, table) in enumerate(zip(names, samples, strict=True))
     ]
+
+
+RANK = option(
+    "--local-rank",
+    int,
+    "number of local components of each new client; default: as in RESULT",
+    None,
+)
+command = define(run, {"": [EARLIER_RESULT, *files(SAMPLES), *TABLE, *OUTPUT, RANK]})

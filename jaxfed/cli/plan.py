@@ -1,12 +1,13 @@
 """`jaxfed plan ALGORITHM`: predict the cost of a run on TPUs or GPUs you need not have."""
 
-import argparse
 from functools import partial
+from types import SimpleNamespace
+
+from cyclopts import App
 
 from jaxfed import nmf
-from jaxfed.cli._command import Command
 from jaxfed.cli._common import BITS, channel_of, rounds
-from jaxfed.cli._options import call, first_line, option, options_of
+from jaxfed.cli._options import call, define, first_line, option, options_of
 from jaxfed.cli.fit.pca import ALGORITHMS, Entry
 from jaxfed.planning.plan import plan, shapes_of
 
@@ -23,30 +24,12 @@ PLANNED = {**ALGORITHMS, "inmf": Entry(nmf.INMF)}
 MACHINE = [
     option("--topology", str, TOPOLOGY, "v5e", metavar="TOPOLOGY"),
     rounds(100),
-    option("--chunk-size", int, "clients in a block; default: what fits", None, metavar="K"),
+    option("--clients-per-block", int, "clients in a block; default: what fits", None),
     BITS,
 ]
 
 
-def command() -> Command:
-    """Describe the command."""
-    about = (
-        "Compile a run for machines you need not have, and print its memory and messages, and "
-        "whether it fits, or in blocks of how many clients it would. Nothing is run."
-    )
-    return Command(about, commands={name: _command(entry) for name, entry in PLANNED.items()})
-
-
-def _command(entry: Entry) -> Command:
-    options = {
-        "clients": SHAPES,
-        "algorithm": options_of(entry.algorithm),
-        "where and how": MACHINE,
-    }
-    return Command(first_line(entry.algorithm), partial(run, entry=entry), options)
-
-
-def run(arguments: argparse.Namespace, *, entry: Entry) -> None:
+def run(arguments: SimpleNamespace, *, entry: Entry) -> None:
     """Run the command."""
     prediction = plan(
         call(arguments, entry.algorithm),
@@ -54,6 +37,17 @@ def run(arguments: argparse.Namespace, *, entry: Entry) -> None:
         topology=arguments.topology,
         rounds=arguments.rounds if entry.has_rounds else 1,
         channel=channel_of(arguments),
-        chunk_size=arguments.chunk_size,
+        clients_per_block=arguments.clients_per_block,
     )
     print(prediction)
+
+
+command = App("plan")
+for name, entry in PLANNED.items():
+    options = {
+        "Clients": SHAPES,
+        "Algorithm": options_of(entry.algorithm),
+        "Where and how": MACHINE,
+    }
+    about = first_line(entry.algorithm)
+    command.command(define(partial(run, entry=entry), options, about), name=name)

@@ -1,25 +1,27 @@
 """`jaxfed sweep ALGORITHM`: errors on a grid of settings, samples, clients and seeds."""
 
-import argparse
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from cyclopts import App
 from jax.tree_util import Partial
 
 from jaxfed import data, metrics, pca, plot
 from jaxfed._optional import require
 from jaxfed.cli import _report
-from jaxfed.cli._command import Command
-from jaxfed.cli._common import COLUMN, OUTPUT, SAMPLES, UNITS, files, held_out, rounds
-from jaxfed.cli._folder import CHECKPOINT, Folder
-from jaxfed.cli._options import option
+from jaxfed.cli._common import OUTPUT, SAMPLES, TABLE, UNITS, files, held_out, rounds
+from jaxfed.cli._folder import Folder
+from jaxfed.cli._options import define, option
 from jaxfed.cli.fit.pca import read
 from jaxfed.core.clients.clients import Clients
+from jaxfed.core.contract.algorithm import Personalized
 from jaxfed.core.run.rollout import rollout
 from jaxfed.core.sweeps.grid import grid
 from jaxfed.core.sweeps.sweep import stack
@@ -42,10 +44,10 @@ class SweepSource(NamedTuple):
 NOISE = 0.5  # of simulated clients
 VARIANCE = "prior variances of the components, also used to simulate clients"
 AXES = [
-    option("--prior-variance", [float], VARIANCE, metavar="V"),
-    option("--samples", [int], "numbers of samples of each client; default: all, or 20", None),
-    option("--clients", [int], "numbers of clients; default: all, or 100", None, metavar="M"),
-    option("--seeds", int, "number of draws or splits", 3, metavar="K"),
+    option("--prior-variance", list[float], VARIANCE),
+    option("--samples", list[int], "numbers of samples of each client; default: all, or 20", None),
+    option("--clients", list[int], "numbers of clients; default: all, or 100", None),
+    option("--seeds", int, "number of draws or splits", 3),
 ]
 MODEL = [
     option("--rank", int, "number of components", 10),
@@ -55,49 +57,32 @@ MODEL = [
         "variance of the noise in each entry of a sample, if scores have variance one; default: "
         f"estimated, or {NOISE} for simulated clients, whose noise it is",
         None,
-        metavar="V",
     ),
     rounds(30),
 ]
 SOURCE = [
     option("--features", int, "number of features of simulated clients", 30),
     *files(f"{SAMPLES}; default: simulated clients", None),
-    COLUMN,
+    *TABLE,
     held_out("share of each client's samples on which errors are measured", 0.2),
     *UNITS,
 ]
 
 
-def command() -> Command:
-    """Describe the command."""
-    chunk_size = "number of runs side by side; 1 is the fastest on a CPU"
-    hierarchical = Command(
-        "how much clients should share: HierarchicalPCA between Local and Pooled",
-        run,
-        {
-            "": [*OUTPUT, option("--chunk-size", int, chunk_size, 1, metavar="RUNS")],
-            "axes": AXES,
-            "model": MODEL,
-            "clients, simulated unless files are given": SOURCE,
-        },
-    )
-    return Command(
-        "Sweep settings, numbers of samples and clients, and seeds. The same command resumes an "
-        "interrupted sweep. For algorithms without a command here, write a function for jf.grid in "
-        "Python.",
-        commands={"hierarchical": hierarchical},
-    )
-
-
 # --- the command ---------------------------------------------------------------------------------
 
 
-def run(arguments: argparse.Namespace) -> None:
+def run(arguments: SimpleNamespace) -> None:
     """Run the command."""
+    with ExitStack() as precision:
+        _run(arguments, precision)
+
+
+def _run(arguments: SimpleNamespace, precision: ExitStack) -> None:
     require("matplotlib.figure", extra="plot")
     require("xarray", extra="sweep")
     folder = Folder(arguments.out)
-    folder.check([PICTURE, CHECKPOINT], force=arguments.force, resumable=True)
+    folder.check(force=arguments.force, resumable=True)
     if arguments.seeds < 1:
         raise ValueError(f"--seeds: wanted a positive number, got {arguments.seeds}")
     if arguments.data is None and arguments.noise_variance is None:
@@ -105,7 +90,10 @@ def run(arguments: argparse.Namespace) -> None:
     learn = Partial(
         _learn, rank=arguments.rank, noise=arguments.noise_variance, rounds=arguments.rounds
     )
-    source = (_simulated if arguments.data is None else _read)(arguments, learn)
+    if arguments.data is None:
+        source = _simulated(arguments, learn)
+    else:
+        source = _read(arguments, learn, precision)
     axes = _axes(arguments, source)
     attempt = folder.resume_or_begin("sweep", force=arguments.force)
     sizes = " x ".join(f"{len(values)} {name.replace('_', ' ')}" for name, values in axes.items())
@@ -116,7 +104,7 @@ def run(arguments: argparse.Namespace) -> None:
             grid,
             source.errors,
             axes,
-            chunk_size=arguments.chunk_size,
+            runs_at_once=arguments.runs_at_once,
             progress=_report.on_terminal(),
             folder=folder.checkpoint,
         )
@@ -135,7 +123,7 @@ def run(arguments: argparse.Namespace) -> None:
     _report.finish(folder, arguments, arrays, summary, {PICTURE: picture})
 
 
-def _axes(arguments: argparse.Namespace, source: SweepSource) -> dict[str, Sequence[float]]:
+def _axes(arguments: SimpleNamespace, source: SweepSource) -> dict[str, Sequence[float]]:
     for variance in arguments.prior_variance:
         # Refuses values that are not positive, which the compiled function cannot do.
         pca.HierarchicalPCA(arguments.rank, arguments.noise_variance, variance)
@@ -195,7 +183,7 @@ def _learn(clients: Clients, key, prior_variance, *, rank, noise, rounds) -> Map
     return frames
 
 
-def _simulated(arguments: argparse.Namespace, learn: Callable) -> SweepSource:
+def _simulated(arguments: SimpleNamespace, learn: Callable) -> SweepSource:
     # The largest sizes that are asked for. Smaller ones take the first samples and clients of the
     # same draw, so settings differ in nothing else.
     law = {
@@ -213,7 +201,7 @@ def _simulated(arguments: argparse.Namespace, learn: Callable) -> SweepSource:
 def _simulated_errors(learn, *, prior_variance, samples, clients, seed, law):
     """Return the expected errors on new samples, relative to those of the true components."""
     key = jax.random.key(seed)
-    truth = data.hierarchical_synthetic(key, prior_variance=prior_variance, **law)
+    truth = data.hierarchical_synthetic(key=key, prior_variance=prior_variance, **law)
     subset = Clients.from_samples(truth.samples).restrict(clients=clients, samples=samples)
 
     def error(frames):
@@ -225,14 +213,14 @@ def _simulated_errors(learn, *, prior_variance, samples, clients, seed, law):
     return {name: error(frames) for name, frames in learn(subset, key, prior_variance).items()}
 
 
-def _read(arguments: argparse.Namespace, learn: Callable) -> SweepSource:
+def _read(arguments: SimpleNamespace, learn: Callable, precision: ExitStack) -> SweepSource:
     """Split the samples in the files as `jaxfed fit` does, once for each seed."""
     if arguments.held_out == 0:
         raise ValueError(
             "--held-out: wanted a share above 0, on which the error is measured, got 0"
         )
     keys = [jax.random.split(jax.random.key(seed))[0] for seed in range(arguments.seeds)]
-    splits = [read(arguments, key) for key in keys]
+    splits = [read(arguments, key, precision) for key in keys]
     train, held_out = (
         stack([Clients.from_samples(getattr(split, part)) for split in splits])
         for part in ("train", "held_out")
@@ -250,8 +238,27 @@ def _held_out_errors(learn, train, held_out, *, prior_variance, samples, clients
     energies = jnp.sum(values**2, axis=(1, 2)) / counts
 
     def error(frames):
-        left = metrics.reconstruction_error(values, None, frames, counts, per_client=True)
+        left = metrics.reconstruction_error(
+            Personalized(None, frames), values, counts=counts, per_client=True
+        )
         return 100 * jnp.vdot(subset.weights, left) / jnp.vdot(subset.weights, energies)
 
     all_frames = learn(subset, jax.random.key(seed), prior_variance)
     return {name: error(frames) for name, frames in all_frames.items()}
+
+
+CHUNK = option("--runs-at-once", int, "number of runs side by side; 1 is the fastest on a CPU", 1)
+command = App("sweep")
+command.command(
+    define(
+        run,
+        {
+            "": [*OUTPUT, CHUNK],
+            "Axes": AXES,
+            "Model": MODEL,
+            "Clients, simulated unless files are given": SOURCE,
+        },
+        "how much clients should share: HierarchicalPCA between Local and Pooled",
+    ),
+    name="hierarchicalpca",
+)

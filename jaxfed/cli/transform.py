@@ -1,10 +1,11 @@
 """`jaxfed transform`: compute scores of samples in the components of an earlier fit."""
 
-import argparse
 import csv
 import io
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -12,41 +13,35 @@ import numpy as np
 
 from jaxfed import pca
 from jaxfed.cli import _report
-from jaxfed.cli._command import Command
-from jaxfed.cli._common import COLUMN, EARLIER_RESULT, OUTPUT, SAMPLES, files, read_samples
+from jaxfed.cli._common import EARLIER_RESULT, OUTPUT, SAMPLES, TABLE, files, read_samples
 from jaxfed.cli._folder import Folder
-from jaxfed.cli._options import option
+from jaxfed.cli._options import define, option
 from jaxfed.cli.info import file_of
 from jaxfed.core.clients.clients import Clients
+from jaxfed.core.clients.names import order_of
 from jaxfed.core.contract.algorithm import Personalized
 from jaxfed.core.run.fit import fit
 from jaxfed.core.store.arrays import opened
 from jaxfed.core.store.saved import Saved, load
+from jaxfed.data import ClientTables
 from jaxfed.preprocess import Standardization, Standardize
 
 SCORES = "scores.csv"
 
 
-def command() -> Command:
-    """Describe the command."""
-    about = (
-        "Compute the scores of samples in the components of their client, and their squared "
-        "distances from the span of these components. result.npz holds the `names` of the clients, "
-        f"and for each sample `client`, `scores` and `anomaly`; for tables, {SCORES} has the same."
-    )
-    new = "learn local components of clients that took no part in the fit from their samples"
-    personalize = option("--personalize", bool, new, False)
-    options = [EARLIER_RESULT, *files(SAMPLES), COLUMN, *OUTPUT, personalize]
-    return Command(about, run, {"": options})
-
-
-def run(arguments: argparse.Namespace) -> None:
+def run(arguments: SimpleNamespace) -> None:
     """Run the command."""
+    with ExitStack() as precision:
+        _run(arguments, precision)
+
+
+def _run(arguments: SimpleNamespace, precision: ExitStack) -> None:
     folder = Folder(arguments.out)
-    folder.check([SCORES], force=arguments.force)
+    folder.check(force=arguments.force)
     fitted = FitResult.read(arguments.result)
     incomplete = fitted.saved.imputation is not None
-    tables, names, features = read_samples(arguments, incomplete=incomplete)
+    found = read_samples(arguments, precision, incomplete=incomplete)
+    tables, names, features = fitted.in_order(found)
     rows, scores, anomalies = [], [], []
     for name, table in zip(names, tables, strict=True):
         is_new = name not in fitted.names
@@ -103,6 +98,7 @@ class FitResult:
     names: list[str]  # of the clients
     units: Standardization  # how each client's samples were standardized
     choices: list[str]  # `--center` and `--scale` of the fit
+    features: list[str] | None  # their names
 
     @classmethod
     def read(cls, path: Path) -> "FitResult":
@@ -120,6 +116,7 @@ class FitResult:
                     f"{path}: wanted what jaxfed fit wrote of the PCA family, got {saved.algorithm}"
                 )
             names, choices = stored["names"].tolist(), stored["units"].tolist()
+            own = stored["features"].tolist() if "features" in stored else None
         shared, local = saved.result
         features = (local if shared is None else shared).shape[-2]
         # In a run of several processes, each process writes its own clients' local components.
@@ -130,7 +127,19 @@ class FitResult:
         if np.shape(names) != (clients,) or shapes != {(clients, features)}:
             raise ValueError(f"{path}: its names and means are not those of its clients")
         Standardize(*choices)  # refuses invalid choices
-        return cls(saved, names, units, choices)
+        return cls(saved, names, units, choices, own)
+
+    def in_order(self, found: ClientTables) -> ClientTables:
+        """Return tables with the features of the fit in its order, by the names of columns.
+
+        Raises:
+            ValueError: if tables and fit have names of features, and these differ.
+        """
+        if self.features is None or found.features is None or self.features == found.features:
+            return found
+        order = order_of(self.features, found.features, "--data, columns")
+        samples = [table[:, order] for table in found.samples]
+        return found._replace(samples=samples, features=self.features)
 
     def completed(self, name: str, table: np.ndarray) -> np.ndarray:
         """Return a client's samples, standardized and imputed as in the fit."""
@@ -170,3 +179,12 @@ def _components(fitted: FitResult, name: str, table: np.ndarray) -> tuple[Any, i
         place, ids = fitted.names.index(name), fitted.saved.ids
         return fitted.saved, place if ids is None else int(ids[place])
     return Personalized(*pca.fit_local(fitted.saved, [table], local.shape[-1])), 0
+
+
+PERSONALIZE = option(
+    "--personalize",
+    bool,
+    "learn local components of clients that took no part in the fit from their samples",
+    False,
+)
+command = define(run, {"": [EARLIER_RESULT, *files(SAMPLES), *TABLE, *OUTPUT, PERSONALIZE]})

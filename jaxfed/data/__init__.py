@@ -29,9 +29,6 @@ from jaxfed.data.synthetic.video import ImageSequence as ImageSequence
 from jaxfed.data.synthetic.video import image_sequence_synthetic as image_sequence_synthetic
 from jaxfed.data.synthetic.views import NonlinearViews as NonlinearViews
 from jaxfed.data.synthetic.views import nonlinear_views_synthetic as nonlinear_views_synthetic
-from jaxfed.data.text import bag_of_words as bag_of_words
-from jaxfed.data.text import english_stop_words as english_stop_words
-from jaxfed.data.text import read_text as read_text
 from jaxfed.data.views import read_views as read_views
 
 __dir__ = _names.public_names(__name__)

@@ -9,9 +9,11 @@ import numpy as np
 from jaxtyping import Float
 
 from jaxfed._names import natural
+from jaxfed._numbers import exact
 from jaxfed.data._files import check_archive, existing, listing, reading
 
 ARRAYS = (".npy", ".npz")
+LARGEST_IN_SINGLE = 2**24
 
 
 def load_numpy(path: Path, names: Sequence[str] | None, max_bytes: int) -> dict[str, np.ndarray]:
@@ -71,7 +73,11 @@ def as_samples(
         raise ValueError(f"{where}: wanted shape (samples, features), got {array.shape}")
     if 0 in array.shape:
         raise ValueError(f"{where}: is empty, shape {array.shape}")
-    wide = array.dtype.kind == "f" and array.dtype.itemsize >= 8
+    if array.dtype.kind == "f":
+        wide = array.dtype.itemsize >= 8
+    else:  # whole numbers, as long as single precision holds them
+        array = exact(array, where)
+        wide = array.dtype == np.float64 and np.abs(array).max() > LARGEST_IN_SINGLE
     array = array.astype(np.float64 if wide else np.float32)
     wrong = np.isinf(array) if missing else ~np.isfinite(array)
     if wrong.any():

@@ -1,6 +1,5 @@
 """Loads tables from `.csv` and `.parquet` files."""
 
-import csv
 import re
 import warnings
 from collections.abc import Collection, Sequence
@@ -13,6 +12,17 @@ import numpy as np
 from jaxfed._names import caller
 from jaxfed._optional import require
 from jaxfed.data._arrays import instead
+from jaxfed.data._dialect import (
+    LINES,
+    Dialect,
+    chosen,
+    doubt,
+    is_number,
+    is_rising,
+    looks_like_header,
+    number,
+    read_rows,
+)
 from jaxfed.data._files import allowed, check_size, existing, listing, reading
 
 TABLES = (".csv", ".parquet")
@@ -26,18 +36,25 @@ _NAMELESS = re.compile(r"(Unnamed: \d+(\.\d+)?)?")
 
 
 def load_table(
-    path: Path, max_bytes: int, client_column: str | None = None, missing: bool | None = None
+    path: Path,
+    max_bytes: int,
+    client_column: str | None = None,
+    missing: bool | None = None,
+    dialect: Dialect | None = None,
 ) -> tuple[list[str], list[Column]]:
     """Column names and columns of one table, with values as in the file.
 
     The index of a data frame is dropped with a warning, because it is not a feature.
     """
+    how = Dialect() if dialect is None else dialect
     match path.suffix.lower():
         case ".csv":
-            return _load_csv(path, client_column)
+            found = _load_csv(path, client_column, how)
         case ".parquet":
-            return _load_parquet(path, max_bytes, client_column, missing)
-    raise ValueError(f"{path}: wanted a .csv or .parquet file")
+            found = _load_parquet(path, max_bytes, client_column, missing)
+        case _:
+            raise ValueError(f"{path}: wanted a .csv or .parquet file")
+    return found if dialect is None else chosen(path, *found, client_column, dialect)
 
 
 def _places(
@@ -71,14 +88,10 @@ def places_in(path: Path, schema: Any, client_column: str | None = None) -> list
     return _places(path, schema.names, client_column, index)
 
 
-def _load_csv(path: Path, client_column: str | None) -> tuple[list[str], list[Column]]:
-    existing(path)
-    with (
-        reading(path, "not a CSV file in UTF-8"),
-        path.open(newline="", encoding="utf-8-sig") as file,
-    ):
-        reader = csv.reader(file, strict=True)
-        rows = [(reader.line_num, row) for row in reader if row]
+def _load_csv(
+    path: Path, client_column: str | None, dialect: Dialect
+) -> tuple[list[str], list[Column]]:
+    rows, decimal = read_rows(existing(path), dialect)
     if not rows:
         raise ValueError(f"{path}: is empty")
     width = len(rows[0][1])
@@ -88,23 +101,54 @@ def _load_csv(path: Path, client_column: str | None) -> tuple[list[str], list[Co
                 f"{path}: ragged, line {line} has {len(row)} cells and line {rows[0][0]} "
                 f"has {width}"
             )
-    table = [[cell.strip() for cell in row] for _, row in rows]
+    table = [row for _, row in rows]
     names = [str(k) for k in range(width)]
-    # A data frame without column names numbers its columns, but not its index.
-    counted = [cell for cell in table[0] if not _NAMELESS.fullmatch(cell)]
-    # A row of missing values could be header or data; without any column name, it is data.
-    is_header = (
-        client_column in table[0]
-        or not (any(map(_is_number, table[0])) or _MISSING.issuperset(table[0]))
-        or (len(counted) > 2 and counted == names[: len(counted)])
-    )
+    is_header = dialect.header
+    if is_header is None:
+        is_header = client_column in table[0] or _is_header(path, rows, decimal)
     if is_header:
         names = table.pop(0)
     if not table:
         raise ValueError(f"{path}: has a header and no rows")
-    columns = list(zip(*table, strict=True))
+    columns: list[Column] = list(zip(*table, strict=True))
+    if decimal != ".":
+        columns = [_with_points(column, decimal) for column in columns]
     places = _places(path, names, client_column)
     return [names[place] for place in places], [columns[place] for place in places]
+
+
+def _is_header(path: Path, rows: list[tuple[int, list[str]]], decimal: str) -> bool:
+    """Whether the first line names columns."""
+    first = rows[0][1]
+    # A data frame without column names numbers its columns, but not its index.
+    counted = [cell for cell in first if not _NAMELESS.fullmatch(cell)]
+    if len(counted) > 2 and counted == [str(k) for k in range(len(counted))]:
+        return True
+    numbers = [is_number(number(cell, decimal)) for cell in first]
+    if all(numbers):
+        return looks_like_header(path, rows, decimal)
+    if not any(numbers):
+        # A row of missing values could be header or data; without any column name, it is data.
+        return not _MISSING.issuperset(first)
+    # Numbers and names: a header if a name is above a number, unless it is a misspelt sample.
+    if len(rows) < 2 or not any(
+        not own and cell not in _MISSING and is_number(number(below, decimal))
+        for own, cell, below in zip(numbers, first, rows[1][1], strict=False)
+    ):
+        # Columns of text, such as ids, beside those of numbers.
+        kept = [place for place, own in enumerate(numbers) if own]
+        some = [(line, [row[place] for place in kept]) for line, row in rows[:LINES]]
+        return looks_like_header(path, some, decimal)
+    values = [float(number(x, decimal)) for x in first if is_number(number(x, decimal))]
+    if len(values) < 3 or not is_rising(values):
+        raise doubt(path, rows[0], "it has names and numbers")
+    return True
+
+
+def _with_points(column: Column, decimal: str) -> Column:
+    """A column whose numbers are written with points; text stays as it is."""
+    points = [number(cell, decimal) for cell in column]
+    return [new if is_number(new) else old for new, old in zip(points, column, strict=True)]
 
 
 def _load_parquet(
@@ -131,14 +175,6 @@ def _load_parquet(
     return table.column_names, columns
 
 
-def _is_number(cell: str) -> bool:
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return True
-
-
 def as_numbers(
     columns: list[Column], names: list[str], path: Path, missing: bool | None = None
 ) -> np.ndarray:
@@ -155,9 +191,9 @@ def as_numbers(
         values = np.asarray(column)
         if values.dtype.kind == "U":
             cells = ["nan" if missing and cell in _MISSING else cell for cell in column]
-            bad = next((k for k, cell in enumerate(cells) if not _is_number(cell)), None)
+            bad = next((k for k, cell in enumerate(cells) if not is_number(cell)), None)
             if bad is not None:
-                found = f"is {cells[bad]!r}, not a number"
+                found = f"is {cells[bad]!r}, not a number{_todo(name, cells[bad])}"
                 if cells[bad] in _MISSING:
                     found = f"is {cells[bad]!r}, a missing value{instead(missing)}"
                 raise ValueError(
@@ -165,6 +201,18 @@ def as_numbers(
                 )
             values = np.asarray(cells).astype(np.float64)
         if values.dtype.kind not in "biuf":
-            raise ValueError(f"{path}: column {name!r} holds {values.dtype}, not numbers")
+            raise ValueError(
+                f"{path}: column {name!r} holds {values.dtype}, not numbers{_todo(name, '')}"
+            )
         converted.append(values)
     return np.stack(converted, axis=1)
+
+
+def _todo(name: str, cell: str) -> str:
+    """What helps where a column does not hold numbers."""
+    for sep, word in ((";", ";"), ("\t", "tabs"), ("|", "|")):
+        if len(parts := cell.split(sep)) > 1 and is_number(parts[0].replace(",", ".")):
+            return f"; cells seem to be separated by {word}: leave sep (--sep) to be found"
+    if is_number(cell.replace(",", ".")):
+        return "; its decimal sign seems to be a comma: decimal=',' (--decimal ,)"
+    return f"; leave the column out by drop=[{name!r}] (--drop {name})"

@@ -211,11 +211,11 @@ def partition_dirichlet(
 
 
 def partition_sizes(
-    key: PRNGKeyArray,
     total: int,
     clients: int,
     skew: float = 0.0,
     *,
+    key: PRNGKeyArray,
     min_samples: int = 1,
 ) -> Int[np.ndarray, " m"]:
     """Draw unequal numbers of samples, proportional to log-normal weights exp(skew z).

@@ -1,24 +1,27 @@
 """Read clients' samples from files: arrays, tables, images, and the IDX format of MNIST.
 
 Readers of clients return `(arrays, names)`: one `(n_i, d)` array per client and its name, in
-natural order (`client2` before `client10`). Integers and booleans become float32; if any file
-holds float64, all arrays become float64. Malformed input is never repaired silently. It is refused
-with the file's name and the reason: missing entries (unless `missing="mask"`), text instead of a
-number, pickled objects, files with different features.
+natural order (`client2` before `client10`). Booleans and whole numbers up to 2**24 become float32,
+larger ones float64, so that nothing is lost; if any file holds float64, all arrays become float64.
+Malformed input is never repaired silently. It is refused with the file's name and the reason:
+missing entries (unless `missing="mask"`), text instead of a number, pickled objects, files with
+different features.
 """
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Shaped
 
-from jaxfed._checks import check_name, check_texts
+from jaxfed._checks import check_name, check_options, check_texts
 from jaxfed._names import natural
 from jaxfed._refusals import closest
 from jaxfed.data._arrays import ARRAYS, as_samples, load_numpy, load_one, of_one_type
+from jaxfed.data._dialect import Dialect
 from jaxfed.data._files import (
     MAX_BYTES,
     StrPath,
@@ -56,6 +59,7 @@ def read_folder(
     client_column: str | None = None,
     missing: Missing = "refuse",
     max_bytes: int = MAX_BYTES,
+    **options: Any,
 ) -> ClientTables:
     """Read the clients of a folder or a file in any supported format.
 
@@ -70,6 +74,7 @@ def read_folder(
             `jaxfed.Clients.from_samples` accepts as missing entries; `"refuse"` refuses them.
         max_bytes: memory limit of a compressed file or an image after decompression; never less
             than the file's own size.
+        options: how tables are written and which columns are features, as for `read_table`.
 
     Returns:
         Samples and name of each client.
@@ -78,6 +83,7 @@ def read_folder(
         FileNotFoundError: if `path` does not exist.
         ValueError: if no format or several formats are found, or a file is malformed.
     """
+    check_options(options, read_table, without=("path", "client_column", "missing", "max_bytes"))
     path = checked_source("path", path, max_bytes)
     files = files_of(path)
     formats = {"arrays": ARRAYS, "csv": (".csv",), "parquet": (".parquet",), "images": PICTURES}
@@ -96,7 +102,11 @@ def read_folder(
         raise ValueError(f"{path}: formats are mixed, e.g. {examples}; keep one format a folder")
     (format_name,) = present
     if format_name in ("csv", "parquet"):
-        return read_table(path, client_column=client_column, missing=missing, max_bytes=max_bytes)
+        common: dict[str, Any] = {"client_column": client_column, "missing": missing}
+        return read_table(path, max_bytes=max_bytes, **common, **options)
+    for name, given in options.items():
+        if given is not None and given != () and given != []:
+            raise ValueError(f"{path}: {name}={given!r} is for tables")
     if client_column is not None:
         raise ValueError(f"{path}: client_column={client_column!r} is for tables")
     if format_name == "arrays":
@@ -168,22 +178,40 @@ def read_table(
     client_column: str | None = None,
     missing: Missing = "refuse",
     max_bytes: int = MAX_BYTES,
+    sep: str | None = None,
+    decimal: str | None = None,
+    comment: str | None = None,
+    header: bool | None = None,
+    columns: Sequence[str] | None = None,
+    drop: Sequence[str] = (),
+    id_column: str | None = None,
 ) -> ClientTables:
     """Read clients from `.csv` or `.parquet` tables, with features as columns.
 
     A folder holds one table per client; in a single table, `client_column` names each row's client.
-    The first row of a `.csv` file is its header if it holds `client_column`; if none of its cells
-    is a number and not all are missing values (`NA`, empty and the like); or if it counts 0, 1,
-    2, ... over three columns or more, like the unnamed columns of a data frame. Tables with column
-    names must all have the same ones. The index of a data frame is not a feature and is dropped
-    with a warning: in `.parquet` the columns that pandas marks as index, in `.csv` leading columns
-    without a name.
+    Tables with column names must all have the same ones. Columns that only count rows are refused.
+    The index of a data frame is not a feature and is dropped with a warning: in `.parquet` the
+    columns that pandas marks as index, in `.csv` leading columns without a name.
+
+    By itself, a `.csv` file tells how it is written: in UTF-8, or UTF-16 with its mark; lines that
+    begin with `#` are comments. The first row is its header if it holds `client_column`; if it has
+    a name above a number; if none of its cells is a number and not all are missing values (`NA`,
+    empty and the like); if it counts 0, 1, 2, ... over three columns or more, like the unnamed
+    columns of a data frame; or if it alone is evenly spaced, as wavelengths are.
 
     Args:
         path: a folder of tables or one table.
         client_column: the column that names each row's client.
         missing: whether missing entries are refused or kept as NaN, as in `read_folder`.
         max_bytes: memory limit of a `.parquet` file after decompression; never less than its size.
+        sep: the character between cells of `.csv` files; by default found, of `,`, `;`, tab, `|`
+            and blanks.
+        decimal: their decimal sign, `"."` or `","`; found by default.
+        comment: the character with which comments begin; `#` by default.
+        header: whether the first row names the columns; found by default.
+        columns: the columns of features; all others by default.
+        drop: columns that are no features.
+        id_column: the column that names the rows, no feature.
 
     Returns:
         Samples (float64 from `.csv`) and name of each client, and the features' names.
@@ -194,6 +222,8 @@ def read_table(
         ValueError: if a table is ragged, not numeric, incomplete, or does not match the others.
     """
     path, masked = checked_source("path", path, max_bytes), _masked(missing)
+    dialect = Dialect(sep, decimal, comment, header, columns, drop, id_column)
+    dialect.check()
     files = files_of(path, TABLES)
     if len({file.suffix.lower() for file in files}) > 1:
         raise ValueError(f"{path}: holds .csv and .parquet files; keep one format a folder")
@@ -203,21 +233,22 @@ def read_table(
                 f"{path}: client_column={client_column!r} is for one table, "
                 f"but the folder holds {len(files)}"
             )
-        return _by_client(files[0], client_column, max_bytes, masked)
+        return _by_client(files[0], client_column, max_bytes, masked, dialect)
     if not path.is_dir():
         raise ValueError(f"{path}: one table holds all clients, name their client_column")
-    tables = {file.name: (file, *load_table(file, max_bytes, missing=masked)) for file in files}
-    first, columns, _ = next(iter(tables.values()))
+    load = partial(load_table, max_bytes=max_bytes, missing=masked, dialect=dialect)
+    tables = {file.name: (file, *load(file)) for file in files}
+    first, known, _ = next(iter(tables.values()))
     arrays = {}
     # Different numbers of columns are found below, with the numbers in the message.
     for name, (file, other, cells) in tables.items():
-        if len(other) == len(columns) and other != columns:
+        if len(other) == len(known) and other != known:
             raise ValueError(
                 f"{path}: {first.name} and {name} have different columns, "
-                f"{listing(columns)} against {listing(other)}"
+                f"{listing(known)} against {listing(other)}"
             )
         arrays[name] = as_samples(as_numbers(cells, other, file, masked), str(file), masked)
-    return ClientTables(_alike(arrays, path), stems(files), _named(columns))
+    return ClientTables(_alike(arrays, path), stems(files), _named(known))
 
 
 def read_images(
@@ -307,9 +338,11 @@ def _masked(missing: str) -> bool:
     return missing == "mask"
 
 
-def _by_client(path: Path, client_column: str, max_bytes: int, masked: bool) -> ClientTables:
+def _by_client(
+    path: Path, client_column: str, max_bytes: int, masked: bool, dialect: Dialect
+) -> ClientTables:
     """Group the rows of one table by client."""
-    names, columns = load_table(path, max_bytes, client_column, masked)
+    names, columns = load_table(path, max_bytes, client_column, masked, dialect)
     if names.count(client_column) != 1:
         raise ValueError(
             f"{path}: wanted one column {client_column!r}, the columns are {listing(names, 20)}"

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 
 from jaxfed._checks import checked_path
 from jaxfed._optional import require
-from jaxfed.data._files import StrPath, existing, files_in, reading
+from jaxfed.data._files import StrPath, existing, files_in, reading, stems
 from jaxfed.data._tables import places_in
 
 Table = Float[np.ndarray, "samples features"]
@@ -23,6 +23,7 @@ class NpyFolder(Sequence[Table]):
 
     Attributes:
         files: the paths.
+        names: the clients' names, as `read_folder` gives them.
     """
 
     def __init__(self, folder: StrPath):
@@ -36,6 +37,7 @@ class NpyFolder(Sequence[Table]):
             ValueError: if it is a file, or holds no `.npy` file.
         """
         self.files = files_in(checked_path("folder", folder), (".npy",))
+        self.names = stems(self.files)
 
     def __len__(self) -> int:
         return len(self.files)
@@ -57,6 +59,7 @@ class ParquetGroups(Sequence[Table]):
     Attributes:
         counts: number of rows of each group, known without reading it.
         files: the path, repeated for each group.
+        features: the columns' names.
     """
 
     def __init__(self, path: StrPath):
@@ -76,6 +79,7 @@ class ParquetGroups(Sequence[Table]):
             contents = parquet.ParquetFile(path)
         schema = contents.schema_arrow
         self._places = places_in(path, schema)
+        self.features = [schema.names[place] for place in self._places]
         types = {str(schema.types[place]) for place in self._places}
         if len(types) != 1 or not types <= {"float", "double"}:
             raise ValueError(

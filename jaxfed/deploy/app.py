@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from jaxfed import gcca, generative, pca, preprocess
-from jaxfed._checks import refuse
+from jaxfed._checks import check_count, refuse
 from jaxfed.core.common.files import replacing
 from jaxfed.core.contract.algorithm import Algorithm
+from jaxfed.core.run.arguments import check_rounds
 from jaxfed.core.wire.secure import secure_sum
 
 PROJECT = """\
@@ -100,13 +101,16 @@ def write_app(
         settings: its arguments, by name.
         clients: number of clients.
         rounds: number of rounds.
-        key: the seed of the run's key.
+        key: the seed of the run's key, from 0 to 2**32 - 1.
         masks: bound of masked messages, see `jaxfed.channel.secure_sum`; None for no masks.
 
     Raises:
         ValueError: if the name or settings are unsuitable, or the folder is not empty.
         OSError: if the folder cannot be written.
     """
+    check_count("clients", clients)
+    check_rounds(rounds)
+    check_count("key", key, least=0, most=2**32 - 1)
     known = {
         name.lower(): (family, kind)
         for family, module in FAMILIES.items()

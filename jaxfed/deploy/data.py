@@ -1,6 +1,8 @@
 """Describes the shapes of clients' data in messages, since the data stay with the clients."""
 
+import math
 import operator
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
@@ -14,11 +16,16 @@ from jaxtyping import Array, Float, Int, PyTree
 from jaxfed._checks import check_count, refuse
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.samples import IncompleteSamples, Ragged, SampleRows, Samples
+from jaxfed.core.common.printing import in_bytes
 from jaxfed.core.contract.calls import alike
 from jaxfed.deploy.exchange import RefusedError
 from jaxfed.gcca.views import SparseView, View
 from jaxfed.linalg import Moment
 
+# This machine's memory in bytes; unknown on Windows.
+MEMORY = (
+    os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else math.inf
+)
 KINDS = {kind.__name__: kind for kind in (Samples, IncompleteSamples, View, SparseView, Moment)}
 
 
@@ -125,6 +132,30 @@ def check_pads(data: PyTree, words: Mapping[str, Any]) -> None:
         raise ValueError(
             f"data: wanted shapes that {_shown(describe(data))} can be padded to, got "
             f"{_shown(words)}"
+        )
+
+
+def check_fits(data: PyTree, words: Mapping[str, Any], others: Sequence[Any], size: int) -> None:
+    """Check the shapes that the server announces before allocating memory.
+
+    Args:
+        data: one client's data.
+        words: the description of the run's data.
+        others: the client's other arrays, of which every client of the run may have one.
+        size: number of clients.
+
+    Raises:
+        ValueError: if the data cannot be padded to the run's, or the arrays exceed this machine's
+            memory.
+    """
+    check_pads(data, words)
+    parts = [(size, x) for x in (np.int32(0), *others)]
+    parts += [(1, x) for x in jax.tree.leaves(shapes_from(words))]
+    needed = sum(number * x.size * x.dtype.itemsize for number, x in parts)
+    if needed > MEMORY:
+        raise ValueError(
+            f"run: wanted data and clients of at most {in_bytes(MEMORY)}, which this machine has, "
+            f"got {in_bytes(needed)}"
         )
 
 

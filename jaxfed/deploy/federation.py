@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -9,14 +10,18 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Key
+from jaxtyping import Array, Bool, Key, PyTree
 
 from jaxfed import participation
+from jaxfed.core.contract import calls
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
-from jaxfed.core.round import client
-from jaxfed.core.round.problem import Problem, State
-from jaxfed.core.round.shapes import Kind
+from jaxfed.core.contract.reduction import plain
+from jaxfed.core.round import client, server
+from jaxfed.core.round.problem import Problem, State, broadcast_of
+from jaxfed.core.round.protocol import Kind, member_shapes, received_shapes
 from jaxfed.core.run.arguments import check_together
+from jaxfed.core.store.identity import digest_of_text
+from jaxfed.core.wire import calls as wire_calls
 from jaxfed.core.wire.wire import Wire
 from jaxfed.deploy.data import clients_from, shapes_from
 from jaxfed.deploy.masks import least_threshold
@@ -49,7 +54,8 @@ class RegisteredClient(NamedTuple):
     raw: float  # its weight before normalisation
     late: bool  # whether it joined after the first messages
     base: int  # the last round whose answer has arrived; 0 for none
-    samples: int | None = None  # None if its data are not samples
+    samples: int | None  # None if its data are not samples
+    tag: str  # of its data, see `Node.tag`
 
 
 class Federation:
@@ -115,14 +121,7 @@ class Federation:
         settings, wire = self._settings, self._settings.wire
         settings.participants.check(self.run.size)
         # Check the original channels, since `planned` has them without their masks.
-        given = replace(
-            self.planned,
-            clients=self._clients,
-            uplink=wire.up,
-            downlink=wire.down,
-            first_uplink=wire.first_up,
-            first_downlink=wire.first_down,
-        )
+        given = replace(self.planned, clients=self._clients, wire=wire)
         check_together(given, settings.warm_start, settings.rounds)
         if wire.up.private and settings.tol is not None:
             raise ValueError(
@@ -133,10 +132,34 @@ class Federation:
         """The run in a round in which these members take part."""
         return replace(self.planned, participation=participation.mask(present))
 
+    @cached_property
+    def program(self) -> str:
+        """A digest of what clients and server compute: their functions' code, and its shapes."""
+        problem, sent, state = self.problem, self.shapes.sent, self.shapes.state
+        broadcast = jax.eval_shape(broadcast_of, problem.for_client, 0, sent.downlink)
+        member = member_shapes(self.kind, None)._replace(state=sent.client)
+        received = received_shapes(sent.uplink)
+        steps = [
+            jax.jit(client.answer).lower(problem.for_client, broadcast, member),
+            jax.jit(_server_step).lower(problem.for_server, state, received),
+            jax.jit(server.shared_result).lower(problem.for_server, state),
+        ]
+        return digest_of_text(" ".join(step.as_text() for step in steps))
+
     @property
     def threshold(self) -> int:
-        """The number of clients that must remain in a round with masks: two thirds."""
-        return max(least_threshold(self.run.size), -(-2 * self.run.size // 3))
+        """The number of clients that must remain in a round with masks: two thirds.
+
+        More, if more share the channel's noise.
+        """
+        wire = self._settings.wire
+        sharers = max(map(wire_calls.sharers, (wire.up, wire.first_up)))
+        return max(least_threshold(self.run.size), -(-2 * self.run.size // 3), sharers)
+
+
+def _server_step(problem: Problem, state: State, received: PyTree) -> tuple[PyTree, PyTree]:
+    algorithm = problem.algorithm.at_round(state.round + 1)
+    return calls.server_step(algorithm, problem.key, state.server, plain(received))
 
 
 def enlarged(state: State, like: State) -> State:

@@ -32,15 +32,18 @@ from jaxfed._checks import (
 )
 from jaxfed._optional import require
 from jaxfed.core.clients.clients import Clients
+from jaxfed.core.common.files import locked
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
 from jaxfed.core.run.arguments import EVERYBODY, LOSSLESS, check_loop, check_rounds
 from jaxfed.core.run.compiling import enable_compilation_cache
+from jaxfed.core.wire import calls as wire_calls
 from jaxfed.core.wire.wire import Wire, checked_wire
 from jaxfed.deploy.exchange import Exchange
 from jaxfed.deploy.federation import Settings
-from jaxfed.deploy.messages import Packet, packet_of, reply_of
+from jaxfed.deploy.messages import NodeError, Packet, failing_as, packet_of, refusal, reply_of
 from jaxfed.deploy.node import Node
 from jaxfed.deploy.server import RunServer
+from jaxfed.deploy.store import make_private
 from jaxfed.linalg.precision import precise
 
 Config = Mapping[str, Any]  # Flower's run or node configuration: strings and numbers by name
@@ -84,14 +87,17 @@ def server_app(
         deadline: seconds that a round may take. Clients that are late or gone are absent from it,
             as in `jaxfed.participation.mask`, and may take part in the next. None waits for all.
         at_least: with a deadline, number of answers required; the round continues until it has
-            them. 1 by default, or all for an algorithm that needs every client.
+            them. By default as many as share the channel's noise, otherwise 1, or all for an
+            algorithm that needs every client.
         patience: seconds to wait for enough clients or answers before the run ends with an error.
-        out: folder for the state after each round, from which a restarted server continues, and for
-            `solution.npz`, which `jaxfed.load` reads. `out` in the run configuration overrides it.
+        out: folder of this run alone, for the state after each round, from which a restarted server
+            continues, and for `solution.npz`, which `jaxfed.load` reads. Its owner alone can read
+            it. `out` in the run configuration overrides it.
 
     Returns:
-        The app. Running it raises a `TimeoutError` if too few clients answer, a `ValueError` if one
-        does not fit or refuses, and a `FloatingPointError` if the run diverges.
+        The app. Running it raises a `TimeoutError` if too few clients answer, a `ValueError` if too
+        many do not fit or refuse, or `out` belongs to another run, a `BlockingIOError` if another
+        server uses `out`, and a `FloatingPointError` if the run diverges.
 
     Raises:
         ValueError: if arguments do not fit together.
@@ -114,6 +120,8 @@ def server_app(
         check_count("at_least", at_least)
         if deadline is None:
             raise refuse("at_least", "None without a deadline: all are waited for", at_least)
+        if at_least < (sharers := wire_calls.sharers(wire.up)):
+            raise refuse("at_least", f"as many as share the channel's noise, {sharers}", at_least)
     seeded = is_whole(key) and 0 <= key < 2**32
     seed = jax.random.key(int(key)) if seeded else checked_key("key", key)
     place = checked_path("out", out)
@@ -130,7 +138,7 @@ def server_app(
         least = at_least
         if deadline is not None:
             everybody = clients if algorithm.needs_everybody else 1
-            least = max(least or 1, everybody)
+            least = max(least or wire_calls.sharers(wire.up), everybody)
         settings = Settings(
             algorithm=algorithm,
             wire=wire,
@@ -146,7 +154,10 @@ def server_app(
             patience=patience,
             out=Path(config.get("out", place)).absolute(),
         )
-        RunServer(settings, Exchange(grid)).solve()
+        make_private(settings.out, settings.out / "server")
+        # Two servers would mix their rounds.
+        with locked(settings.out / "server", "out", private=True):
+            RunServer(settings, Exchange(grid)).solve()
 
     return app
 
@@ -199,20 +210,25 @@ def client_app(
 
     def node(run_config: str, node_config: str) -> Node:
         own = json.loads(node_config)
-        if "partition-id" not in own:
-            raise ValueError("node configuration: wanted partition-id=NUMBER, got none")
-        algorithm = _algorithm(make_algorithm, json.loads(run_config))
-        states = place or Path(own.get("folder", Path.home() / ".jaxfed"))
-        start = None if warm_start is None else warm_start(own)
-        return Node(int(own["partition-id"]), algorithm, make_data(own), wire, start, states)
+        client_id = _partition(own)
+        with failing_as("algorithm"):
+            algorithm = _algorithm(make_algorithm, json.loads(run_config))
+            start = None if warm_start is None else warm_start(own)
+        with failing_as("data"):
+            states = place or Path(own.get("folder", Path.home() / ".jaxfed"))
+            return Node(client_id, algorithm, make_data(own), wire, start, states)
 
     @precise()
     def answer(asked: Packet, run: int, run_config: Config, node_config: Config) -> Packet:
         # Without the cache, a new process for a message or a run would compile everything again.
         enable_compilation_cache()
         configs = (run_config, node_config)
-        made = nodes_of(run)(*(json.dumps(dict(config), sort_keys=True) for config in configs))
-        return made.answer(asked)
+        # Flower would send the words of an exception to the server.
+        try:
+            made = nodes_of(run)(*(json.dumps(dict(config), sort_keys=True) for config in configs))
+            return made.answer(asked)
+        except Exception as error:
+            return refusal(error)
 
     @app.train()
     def train(message: Any, context: Any) -> Any:
@@ -228,6 +244,19 @@ def _check_functions(config: str, **functions: Any) -> None:
         if name != "warm_start" or function is not None:
             optional = " or None" if name == "warm_start" else ""
             check_callable(name, function, f"a function of the {config} configuration{optional}")
+
+
+def _partition(config: Config) -> int:
+    """The client's id in a node configuration.
+
+    Raises:
+        NodeError: if there is none.
+    """
+    given = config.get("partition-id")
+    if not is_whole(given) or not 0 <= given < 2**31:
+        wanted = "partition-id=NUMBER, a whole number from 0"
+        raise NodeError("configuration", f"node configuration: wanted {wanted}, got {given!r}")
+    return int(given)
 
 
 def _checked_weights(weights: Any, clients: int) -> Any:

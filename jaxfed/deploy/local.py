@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -116,7 +117,7 @@ class LocalFederation:
             where = ("--host", "127.0.0.1", "--port", str(_free_port()))
             command = (sys.executable, "-c", _NODE, *options[number % len(options)], *where)
             link = ("--superlink", f"127.0.0.1:{self.port}")
-            config = ("--node-config", _in_toml(self.configs[number]))
+            config = ("--node-config", self._toml(f"node-{number}", self.configs[number]))
             self.log(f"node-{number}").unlink(missing_ok=True)
             self.nodes[number] = self._start((*command, *link, *config), f"node-{number}")
         for number in numbers:
@@ -131,7 +132,7 @@ class LocalFederation:
 
     def begin(self, app: Path, config: Mapping[str, Any]) -> int:
         """Start a run of an app folder; return its number."""
-        chosen = ["--run-config", _in_toml(config)] if config else []
+        chosen = ["--run-config", self._toml("run", config)] if config else []
         return int(self.flwr("run", str(app), "here", *chosen)["run-id"])
 
     def wait(
@@ -158,7 +159,7 @@ class LocalFederation:
                 words = "" if failed else f" after {seconds:g} seconds"
                 with contextlib.suppress(RuntimeError):
                     lines = [x for x in self.output(run).splitlines() if "error" in x.lower()]
-                    words += ": " + " ".join(lines[-3:])
+                    words += ": " + " ".join([*lines[-3:], *self._reasons()])
                 raise ValueError(f"the run failed{words}")
             time.sleep(0.5)
 
@@ -188,6 +189,19 @@ class LocalFederation:
         return self.folder / f"{name}.log"
 
     # --- inside --------------------------------------------------------------------------------
+
+    def _reasons(self) -> list[str]:
+        """Why nodes did not answer, which each writes to its own log only."""
+        logs = [self.log(f"node-{number}") for number in self.nodes]
+        found = [re.findall("no answer: .*", log.read_text("utf8", "replace")) for log in logs]
+        return [lines[-1] for lines in found if lines]
+
+    def _toml(self, name: str, config: Mapping[str, Any]) -> str:
+        """Write a file with a configuration: on a command line Flower takes no quotes."""
+        path = self.folder / f"{name}.toml"
+        lines = [f"{key} = {_in_toml(value)}" for key, value in config.items()]
+        path.write_text("\n".join(lines), "utf8")
+        return str(path)
 
     def _command(self, *command: str) -> str:
         done = subprocess.run(
@@ -231,8 +245,9 @@ class LocalFederation:
             return False
 
 
-def _in_toml(config: Mapping[str, Any]) -> str:
-    return " ".join(f"{name}={json.dumps(value)}" for name, value in config.items())
+def _in_toml(value: Any) -> str:
+    # JSON's other escapes are TOML's too, but not those of characters outside of the basic plane.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _free_port() -> int:

@@ -9,7 +9,7 @@
 
 import json
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
@@ -25,7 +25,7 @@ from jaxfed.core.wire.channel import Channel
 from jaxfed.core.wire.masks import MaskedChannel
 from jaxfed.deploy import masks
 from jaxfed.deploy.exchange import RefusedError, reading_from
-from jaxfed.deploy.messages import Packet
+from jaxfed.deploy.messages import NodeError, Packet
 from jaxfed.deploy.run import check_file_name
 
 MaskedNumbers = UInt32[np.ndarray, " n"]
@@ -34,41 +34,66 @@ MaskedNumbers = UInt32[np.ndarray, " n"]
 class NodeMasks:
     """One client's part in one attempt at a round; a file holds its secrets."""
 
-    def __init__(self, folder: Path, client: int, run: str, attempt: str):
+    def __init__(self, folder: Path, client: int, run: str, attempt: str, sharers: int):
         """Continue from the file, if there is one.
+
+        Args:
+            folder: where the client keeps secrets of this run.
+            client: its id.
+            run: name of the run.
+            attempt: name of the attempt.
+            sharers: number of clients that share the noise of their messages.
 
         Raises:
             ValueError: if the attempt's name is invalid.
         """
         check_file_name("attempt", attempt)
-        self.client, self.purpose = client, f"{run} {attempt}"
+        self.client, self.purpose, self.sharers = client, f"{run} {attempt}", sharers
         self.path = folder / f"{attempt}.json"
         self.known = json.loads(self.path.read_text("utf8")) if self.path.exists() else {}
 
     def answer(self, question: Packet) -> Packet:
-        """The reply to a question that does not concern the message itself."""
-        kinds = {"keys": self._public, "shares": self._shares, "unmask": self._unmask}
-        return kinds[question.words["kind"]](question)
+        """The reply to a question that does not concern the message itself.
 
-    def _public(self, question: Packet) -> Packet:
+        Raises:
+            NodeError: if this attempt had another question of this kind.
+        """
+        kind = question.words["kind"]
+        if not self._was_asked(kind, question):
+            kinds = {"keys": self._public, "shares": self._shares, "unmask": self._unmask}
+            parts = [part.hex() for part in kinds[kind](question)]
+            self._save(kind, question, parts=parts)
+        parts = [bytes.fromhex(part) for part in self.known[kind]["parts"]]
+        return Packet({"kind": kind, "id": self.client}, parts)
+
+    def _was_asked(self, kind: str, question: Packet) -> bool:
+        """Whether this attempt had this question, whose answer then stays the same.
+
+        Raises:
+            NodeError: if it had another of this kind, or its sum is known.
+        """
+        if kind not in self.known and "unmask" not in self.known:
+            return False
+        if kind not in self.known or self.known[kind]["question"] != question.digest:
+            raise NodeError("asked", f"masks: in this attempt there was another question of {kind}")
+        return True
+
+    def _public(self, question: Packet) -> tuple[bytes, bytes]:
         """Create keys, delete those of earlier rounds, and return the public ones."""
         del question
-        if "keys" not in self.known:
-            # Whoever gets at the keys of a past attempt can remove the masks of its messages.
-            for old in self.path.parent.glob("*.json"):
-                old.unlink()
-            self._save(keys=[part.hex() for part in masks.Keys.draw()])
-        return Packet({"kind": "keys", "id": self.client}, self._keys().public)
+        discard(self.path.parent)
+        self.known["secrets"] = [part.hex() for part in masks.Keys.draw()]
+        return self._keys().public
 
-    def _shares(self, question: Packet) -> Packet:
+    def _shares(self, question: Packet) -> list[bytes]:
         """Shares of the secrets, encrypted for each other client.
 
         Raises:
-            ValueError: if the threshold is not more than half of the clients, or a client's key is
-                missing.
+            ValueError: if the threshold is not more than half of the clients, or the sum would
+                have less than the noise that they share, or a client's key is missing.
         """
         members, threshold = list(question.words["members"]), question.words["threshold"]
-        least = masks.least_threshold(len(members))
+        least = max(masks.least_threshold(len(members)), self.sharers)
         if not least <= threshold <= len(members):
             raise ValueError(
                 f"masks: wanted a threshold from {least} to {len(members)}, got {threshold}"
@@ -82,47 +107,56 @@ class NodeMasks:
             raise ValueError("masks: wanted a public key of each client, its own among them")
         seeds = masks.split_secret(own.seed, threshold, members)
         keys = masks.split_secret(own.masking, threshold, members)
-        self._save(
-            threshold=threshold,
-            publics={str(c): [key.hex() for key in pair] for c, pair in by_client.items()},
-            own=(seeds[self.client] + keys[self.client]).hex(),
-        )
-        encrypted = [
-            b"" if c == self.client else masks.encrypt(self._sealing(c), seeds[c] + keys[c])
+        self.known |= {
+            "threshold": threshold,
+            "publics": {str(c): [key.hex() for key in pair] for c, pair in by_client.items()},
+            "own": (seeds[self.client] + keys[self.client]).hex(),
+        }
+        return [
+            b""
+            if c == self.client
+            else masks.encrypt(self._sealing(c), self._label(self.client, c) + seeds[c] + keys[c])
             for c in members
         ]
-        return Packet({"kind": "shares", "id": self.client}, encrypted)
 
-    def masked(
-        self,
-        channel: MaskedChannel,
-        payload: PyTree,
-        givers: Sequence[int],
-        encrypted: Sequence[bytes],
-    ) -> PyTree:
+    def masked(self, channel: MaskedChannel, payload: PyTree, question: Packet) -> PyTree:
         """The payload under the masks shared with the clients that have given shares.
+
+        Args:
+            channel: of the messages.
+            payload: before masks.
+            question: names these clients, and ends in their shares for this one.
 
         Raises:
             ValueError: if they are too few.
+            NodeError: if this attempt had another question for a message.
         """
+        givers = question.words["givers"]
+        encrypted = question.parts[-len(givers) :]
         if len(set(givers)) < self.known["threshold"] or self.client not in givers:
             raise ValueError(
                 f"masks: wanted shares of at least {self.known['threshold']} clients, "
                 f"got {len(givers)}"
             )
-        self._save(shares={str(c): text.hex() for c, text in zip(givers, encrypted, strict=True)})
+        # Masks are for one message, and their sum with others is for one set of clients.
+        if not self._was_asked("message", question):
+            shares = {str(c): text.hex() for c, text in zip(givers, encrypted, strict=True)}
+            self.known |= {"shares": shares, "round": question.words.get("round", 0)}
+            self._save("message", question)
         numbers, keys = channel.numbers(payload), self._keys()
         publics = {c: bytes.fromhex(self.known["publics"][str(c)][1]) for c in givers}
         own = masks.own_mask(keys.seed, self.purpose, len(numbers))
         pairs = masks.pair_masks(self.client, keys.masking, publics, self.purpose, len(numbers))
         return channel.with_numbers(payload, numbers + own + pairs)
 
-    def _unmask(self, question: Packet) -> Packet:
+    def _unmask(self, question: Packet) -> list[bytes]:
         """One share of each client: of its own seed if it survived, or of its key if it did not.
 
         Raises:
-            ValueError: if there are too few survivors, or a second question names others.
+            ValueError: if there are too few survivors.
+            NodeError: if this round was summed over other clients.
         """
+        self._keys()
         survivors = sorted(question.words["survivors"])
         shares = {int(c): bytes.fromhex(text) for c, text in self.known["shares"].items()}
         if len(set(survivors)) < self.known["threshold"] or set(survivors) - shares.keys():
@@ -130,37 +164,59 @@ class NodeMasks:
                 f"masks: wanted messages of at least {self.known['threshold']} clients that have "
                 f"given shares, got {survivors}"
             )
-        # Both shares of one client would reveal its message, so a client answers for one set of
-        # survivors only. That set is on disk before anything is revealed, for the case of a
-        # restart.
-        if self.known.setdefault("survivors", survivors) != survivors:
-            raise ValueError("masks: of one client both shares would tell all; one was told")
-        self._save(survivors=survivors)
         revealed = []
         for client, text in shares.items():
             if client == self.client:
                 both = bytes.fromhex(self.known["own"])
             else:
                 both = masks.decrypt(self._sealing(client), text)
+                label = self._label(client, self.client)
+                if not both.startswith(label):
+                    raise ValueError(f"masks: wanted a share of client {client}, got another")
+                both = both.removeprefix(label)
             half = len(both) // 2
             revealed.append(both[:half] if client in survivors else both[half:])
-        return Packet({"kind": "unmask", "id": self.client}, revealed)
+        # A round that is repeated has the same messages, and its sums over two sets of clients
+        # would tell what is in one and not in the other.
+        summed = self.path.with_name("summed")  # the last round that was summed, and over whom
+        now = {"round": self.known["round"], "survivors": survivors}
+        before = json.loads(summed.read_text("utf8")) if summed.exists() else now
+        if before["round"] == now["round"] and before != now:
+            raise NodeError("asked", "masks: this round was summed over other clients")
+        with replacing(summed, private=True) as part:
+            part.write_text(json.dumps(now), "utf8")
+        # Both shares of one client would reveal its message, so there is one answer, which is on
+        # disk before anything is revealed. Nothing else is kept: whoever gets at the secrets can
+        # remove the masks.
+        self.known = {}
+        return revealed
 
     def _keys(self) -> masks.Keys:
-        if "keys" not in self.known:
+        if "secrets" not in self.known:
             raise ValueError(f"masks: the keys of this round are not in {self.path}")
-        return masks.Keys(*map(bytes.fromhex, self.known["keys"]))
+        return masks.Keys(*map(bytes.fromhex, self.known["secrets"]))
 
     def _sealing(self, other: int) -> bytes:
         low, high = sorted((self.client, other))
         public = bytes.fromhex(self.known["publics"][str(other)][0])
         return masks.agree(self._keys().sealing, public, f"seal {low} {high} {self.purpose}")
 
-    def _save(self, **more: Any) -> None:
-        self.known |= more
+    def _label(self, sender: int, receiver: int) -> bytes:
+        """Before a share: both directions have one key, and a server could send one back."""
+        return f"share {sender} {receiver} {self.purpose} ".encode()
+
+    def _save(self, kind: str, question: Packet, **answer: Any) -> None:
+        """Save what is known, and that this question was asked."""
+        self.known[kind] = {"question": question.digest, **answer}
         self.path.parent.mkdir(0o700, parents=True, exist_ok=True)
         with replacing(self.path, private=True) as part:
             part.write_text(json.dumps(self.known), "utf8")
+
+
+def discard(folder: Path) -> None:
+    """Remove what is left of earlier attempts in a folder, such as those that came to no sum."""
+    for old in folder.glob("*.json"):
+        old.unlink()
 
 
 # --- the server's end ----------------------------------------------------------------------------
@@ -175,7 +231,7 @@ class MaskedSum(NamedTuple):
 
 
 def masked_sum(
-    ask: Callable[[Mapping[int, Packet], str, int], dict[int, Packet]],
+    ask: Callable[..., dict[int, Any]],
     question: Callable[..., Packet],
     questions: Mapping[int, Packet],
     numbers_of: Callable[[bytes], MaskedNumbers],
@@ -188,7 +244,8 @@ def masked_sum(
     """Sum the messages of the clients that answer.
 
     Args:
-        ask: asks questions by client, for a group, and waits for a number of answers.
+        ask: asks questions by client, for a group, waits for a number of answers, and reads each
+            with a function.
         question: creates a question to a client, of some kind, with parts.
         questions: for the messages themselves, by client.
         numbers_of: extracts the numbers of a message.
@@ -202,28 +259,31 @@ def masked_sum(
         RefusedError: if an answer cannot be read, or the shares do not fit.
     """
 
-    def answers_to(questions: Mapping[int, Packet], name: str, least: int, parts: int):
-        answers = ask(questions, name, least)
-        for client, answer in answers.items():
-            if len(answer.parts) != parts:
-                raise RefusedError(
-                    f"client {client}: wanted {parts} parts in {name}, got {len(answer.parts)}"
-                )
-        return answers
+    def parts_of(number: int, length: int | None = None) -> Callable[[int, Packet], Packet]:
+        def read(client: int, answer: Packet) -> Packet:
+            lengths = [len(part) for part in answer.parts]
+            if len(lengths) != number or (length and lengths != [length] * number):
+                of = f" of {length} bytes" if length else ""
+                raise RefusedError(f"client {client}: wanted {number} parts{of}, got {lengths}")
+            return answer
+
+        return read
+
+    def message_of(client: int, answer: Packet) -> tuple[MaskedNumbers, bool]:
+        check_flag("broken", answer.words["broken"])
+        (payload,) = answer.parts
+        return numbers_of(payload), answer.words["broken"]
 
     # Use new keys whenever a round is repeated, since no stream may cover two messages.
     attempt = secrets.token_hex(8)
     least = len(questions) if everybody else threshold
     asked = {c: question(c, "keys", attempt=attempt) for c in questions}
-    keys = answers_to(asked, f"keys of {group}", least, 2)
-    for client, answer in keys.items():
-        if any(len(key) != masks.KEY for key in answer.parts):
-            raise RefusedError(f"client {client}: wanted keys of {masks.KEY} bytes")
+    keys = ask(asked, f"keys of {group}", least, parts_of(2, masks.KEY))
     members = list(keys)
     publics = [part for c in members for part in keys[c].parts]
     words = {"attempt": attempt, "members": members, "threshold": threshold}
     asked = {c: question(c, "shares", publics, **words) for c in members}
-    shares = answers_to(asked, f"shares of {group}", least, len(members))
+    shares = ask(asked, f"shares of {group}", least, parts_of(len(members)))
     givers = list(shares)
     # With its question, each client that has given shares gets those that were encrypted for it.
     for place, client in enumerate(members):
@@ -231,15 +291,11 @@ def masked_sum(
             packet, encrypted = questions[client], [shares[c].parts[place] for c in givers]
             words = {**packet.words, "attempt": attempt, "givers": givers}
             asked[client] = Packet(words, [*packet.parts, *encrypted])
-    answers = answers_to({c: asked[c] for c in givers}, group, least, 1)
-    survivors, numbers, not_finite = list(answers), [], {}
-    for client, answer in answers.items():
-        with reading_from(f"client {client}"):
-            numbers.append(numbers_of(answer.parts[0]))
-            check_flag("broken", answer.words["broken"])
-            not_finite[client] = answer.words["broken"]
+    answers = ask({c: asked[c] for c in givers}, group, least, message_of)
+    survivors = list(answers)
+    numbers, broken = zip(*answers.values(), strict=True)
     asked = {c: question(c, "unmask", attempt=attempt, survivors=survivors) for c in survivors}
-    revealed = answers_to(asked, f"unmasking of {group}", threshold, len(givers))
+    revealed = ask(asked, f"unmasking of {group}", threshold, parts_of(len(givers)))
     # Modulo 2^32, whatever the bits of a message: packing keeps the lowest ones, in which such a
     # sum is right.
     total = np.stack(numbers).sum(0, dtype=np.uint32)
@@ -255,7 +311,7 @@ def masked_sum(
                 others = {c: keys[c].parts[1] for c in survivors}
                 # The survivors have added what this client would have subtracted.
                 total = total + masks.pair_masks(client, secret, others, purpose, count)
-    return MaskedSum(survivors, total, not_finite)
+    return MaskedSum(survivors, total, dict(zip(survivors, broken, strict=True)))
 
 
 @final

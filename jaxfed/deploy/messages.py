@@ -1,7 +1,10 @@
-"""Messages between machines: JSON and binary parts, and how Flower carries them."""
+"""Messages between machines: JSON and binary parts, refusals, and how Flower carries them."""
 
+import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
@@ -10,6 +13,22 @@ from jaxfed._refusals import refuse, shown
 
 VERSION = 1  # of all messages; machines with different versions do not understand each other
 ARRAY, WORDS, HEAD = "payload", "jaxfed", "head"
+LOG = logging.getLogger("jaxfed.deploy")
+# Why a node does not answer. The code alone travels: an error's own words may quote the data.
+REFUSALS = {
+    "configuration": "wanted partition-id=NUMBER in its node configuration, a whole number from 0",
+    "algorithm": "make_algorithm or warm_start failed there",
+    "data": "make_data failed there, or did not return one client",
+    "check": "the algorithm cannot use its data or its warm start",
+    "question": "the question makes no sense there",
+    "changed": "its data, code, settings or versions are not those with which it began this run; "
+    "give it those, or start a new run in another folder",
+    "asked": "it has answered this round in another conversation, and a second answer would reveal "
+    "more; start a new run in another folder",
+    "lost": "the state from which it has to go on is lost; give it the folder that it had, or "
+    "start a new run in another folder",
+    "failed": "it failed to answer",
+}
 
 
 class Packet(NamedTuple):
@@ -31,6 +50,14 @@ class Packet(NamedTuple):
     def body(self) -> bytes:
         """The parts, concatenated."""
         return b"".join(self.parts)
+
+    @property
+    def digest(self) -> str:
+        """A digest of everything in it."""
+        found = hashlib.sha256(self.head.encode())
+        for part in self.parts:  # whose lengths are in the head
+            found.update(part)
+        return found.hexdigest()
 
     @classmethod
     def read(cls, head: str, body: bytes) -> "Packet":
@@ -56,6 +83,38 @@ class Packet(NamedTuple):
             raise refuse("message", f"lengths of {len(body)} bytes together", lengths)
         parts = [body[a:b] for a, b in pairwise(accumulate(lengths, initial=0))]
         return cls(words, parts)
+
+
+class NodeError(ValueError):
+    """Why a node does not answer: a code of `REFUSALS`, and words for its own log."""
+
+    def __init__(self, code: str, words: object):
+        """An error with these words."""
+        super().__init__(str(words))
+        self.code = code
+
+
+@contextmanager
+def failing_as(code: str) -> Iterator[None]:
+    """Give any exception this code, unless it has one.
+
+    Raises:
+        NodeError: for any exception.
+    """
+    try:
+        yield
+    except NodeError:
+        raise
+    except Exception as error:
+        kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+        raise NodeError(code, f"{kind}{error}") from error
+
+
+def refusal(error: Exception) -> Packet:
+    """What a node answers in place of an error, whose words it writes to its own log."""
+    # A warning, so that a worker's is in the log of its SuperNode too.
+    LOG.warning("no answer: %s", error, exc_info=error)
+    return Packet({"kind": "refusal", "code": getattr(error, "code", "failed")})
 
 
 def message_of(packet: Packet, node: int, group: str) -> Any:

@@ -3,9 +3,8 @@
 import hashlib
 import json
 import logging
-import math
-import os
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,42 +12,40 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Key, PyTree
+from jaxtyping import PyTree
 
 from jaxfed._versions import versions
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.samples import SampleRows
+from jaxfed.core.clients.units import warn_of_units
 from jaxfed.core.common.files import replacing
-from jaxfed.core.common.printing import in_bytes
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
 from jaxfed.core.round import client
-from jaxfed.core.round.problem import (
-    Broadcast,
-    ClientState,
-    Problem,
-    RunMember,
-    before_rounds,
-    for_round,
-)
-from jaxfed.core.round.shapes import Kind
+from jaxfed.core.round.messages import receive
+from jaxfed.core.round.problem import Broadcast, ClientState, Problem, RunMember, broadcast_of
+from jaxfed.core.round.protocol import Kind
 from jaxfed.core.store.arrays import named, rebuilt
+from jaxfed.core.store.identity import Identity, check_same, digest_of
 from jaxfed.core.store.saved import Saved, write
+from jaxfed.core.store.series import Series
+from jaxfed.core.wire import calls as wire_calls
 from jaxfed.core.wire import channel
 from jaxfed.core.wire.masks import MaskedChannel
 from jaxfed.core.wire.wire import Wire
-from jaxfed.deploy.data import check_pads, clients_from, describe, pad, shapes_from
-from jaxfed.deploy.masked import NodeMasks
-from jaxfed.deploy.masks import KEY
-from jaxfed.deploy.messages import Packet
-from jaxfed.deploy.run import Run, description, problem_of_run, programs_for
+from jaxfed.deploy.data import check_fits, clients_from, describe, pad, shapes_from
+from jaxfed.deploy.masked import NodeMasks, discard
+from jaxfed.deploy.messages import NodeError, Packet, failing_as
+from jaxfed.deploy.run import (
+    Run,
+    description,
+    numbers_of_versions,
+    problem_of_run,
+    programs_for,
+)
 from jaxfed.deploy.shapes import run_shapes
-from jaxfed.deploy.store import states
+from jaxfed.deploy.store import make_private, secret_of, states
 
 LOG = logging.getLogger("jaxfed.deploy")
-# This machine's memory in bytes; unknown on Windows.
-MEMORY = (
-    os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else math.inf
-)
 
 
 class Node:
@@ -75,39 +72,65 @@ class Node:
         """
         if len(clients) != 1:
             raise ValueError(f"make_data: wanted Clients with one client, got {len(clients)}")
+        warn_of_units(algorithm, clients)
         self.id, self.algorithm, self.wire = client_id, algorithm, wire
         self.data, self.weights = jax.tree.map(lambda x: x[0], clients.data), clients.weights
         self.warm_start, self.folder = warm_start, folder
+        self._home = folder / f"client-{client_id}"
 
     def answer(self, asked: Packet) -> Packet:
-        """Return the reply to a message.
+        """Return the reply to a message, which names the message.
 
         Raises:
-            ValueError: if the client cannot answer; the message names its id.
+            NodeError: if the client cannot answer; the message names its id.
         """
         try:
-            kind = asked.words["kind"]
-            if kind == "hello":
-                return self._hello()
-            run = _NodeRun(self, asked.words)
-            if kind in ("keys", "shares", "unmask"):
-                return run.masks(asked).answer(asked)
-            return {"first": run.first, "round": run.round, "finish": run.finish}[kind](asked)
-        except (ValueError, KeyError) as error:
-            raise ValueError(f"client {self.id}: {error}") from error
+            with failing_as("question"):
+                reply = self._reply(asked)
+        except NodeError as error:
+            raise NodeError(error.code, f"client {self.id}: {error}") from error
+        return reply._replace(words={**reply.words, "question": asked.digest})
+
+    def _reply(self, asked: Packet) -> Packet:
+        kind = asked.words["kind"]
+        if kind == "hello":
+            return self._hello()
+        run = _NodeRun(self, asked.words)
+        if kind in ("keys", "shares", "unmask"):
+            return run.masks(asked).answer(asked)
+        answer = {"first": run.first, "round": run.round, "finish": run.finish}[kind]
+        return answer(asked)
 
     def _hello(self) -> Packet:
+        with failing_as("data"):
+            data = describe(self.data)
         return Packet(
             {
                 "kind": "hello",
                 "id": self.id,
-                "data": describe(self.data),
+                "data": data,
                 "samples": _number_of_samples(self.data),
                 "weights": self.weights.dtype.name,
                 "run": description(self.algorithm, self.wire, self.warm_start),
                 "versions": versions(),
+                "tag": self.tag,
             }
         )
+
+    @cached_property
+    def tag(self) -> str:
+        """Tells whether data, local start and folder are the same as before, and nothing else.
+
+        Without the machine's secret, nobody can try which data have this tag.
+        """
+        local = self.warm_start and self.warm_start.local
+        return self.keyed("tag", describe(self.data), digest_of((self.data, local))).hexdigest()
+
+    def keyed(self, purpose: str, *words: Any) -> Any:
+        """Hash words with this machine's secret, differently for each purpose."""
+        text = json.dumps([purpose, *words]).encode()
+        with failing_as("failed"):
+            return hashlib.blake2b(text, key=secret_of(self._home), digest_size=16)
 
 
 class _NodeRun:
@@ -120,7 +143,9 @@ class _NodeRun:
         if not folder.is_relative_to(home):
             raise ValueError(f"run: wanted a folder in {home}, got {folder}")
         self.folder = folder / f"client-{node.id}"
-        self._check_size()
+        self._check_bound(words["base"])
+        local = jax.tree.leaves(node.warm_start and node.warm_start.local)
+        check_fits(node.data, run.like, [node.weights, *local], run.size)
         data = pad(node.data, getattr(shapes_from(run.like), "lengths", ()))
         self.programs = programs_for(node.algorithm, data, node.weights)
         self.server = problem_of_run(node.algorithm, node.wire, run, node.weights.dtype)
@@ -142,33 +167,47 @@ class _NodeRun:
             )
             everybody = Personalized(node.warm_start.shared, local)
         if not words["base"]:  # nothing has been computed yet
-            self._check(everybody)
-        self.shapes = run_shapes(self.server, Kind.of(self.member.data, run.size), everybody)
-        for place in (home, folder, self.folder):  # nobody else may read the client's states
-            place.mkdir(0o700, parents=True, exist_ok=True)
+            with failing_as("check"):
+                self._check(everybody)
+        kind = Kind.of(self.member.data, run.size)
+        self.shapes = run_shapes(self.server, kind, everybody).sent
+        make_private(home, folder, self.folder)
+        if not self._bound.exists():
+            with replacing(self._bound, private=True) as part:
+                part.write_text(json.dumps(self._identity()), "utf8")
 
-    def _check_size(self) -> None:
-        """Check the shapes that the server announces before allocating memory.
+    @property
+    def _bound(self) -> Path:
+        """Holds what this run began with."""
+        return self.folder / "run.json"
+
+    def _check_bound(self, base: int) -> None:
+        """Refuse a run that began with something else.
 
         Raises:
-            ValueError: if the client's data cannot be padded to them, or they exceed this machine's
-                memory.
+            NodeError: if it did, or the folder in which it began is gone.
         """
+        if self._bound.exists():
+            saved = json.loads(self._bound.read_text("utf8"))
+            with failing_as("changed"):
+                check_same("folder", self.folder, "run", saved, self._identity())
+        elif base:
+            raise self._lost(base)
+
+    def _identity(self) -> Identity:
+        """What must stay the same as long as this run lasts."""
         node, run = self.node, self.run
-        check_pads(node.data, run.like)
-        each = [
-            node.weights,
-            np.int32(0),
-            *jax.tree.leaves(node.warm_start and node.warm_start.local),
-        ]
-        data = jax.tree.leaves(shapes_from(run.like))
-        parts = [(run.size, x) for x in each] + [(1, x) for x in data]
-        needed = sum(number * x.size * x.dtype.itemsize for number, x in parts)
-        if needed > MEMORY:
-            raise ValueError(
-                f"run: wanted data and clients of at most {in_bytes(MEMORY)}, which this machine "
-                f"has, got {in_bytes(needed)}"
-            )
+        return {
+            **description(node.algorithm, node.wire, node.warm_start),
+            **numbers_of_versions(),
+            "rounds": [str(run.rounds), ""],
+            "key": ["", digest_of(run.key)],
+            "data": ["", node.tag],
+        }
+
+    def _lost(self, base: int) -> NodeError:
+        words = f"its state of round {base} is not in {self.folder}; an update was lost"
+        return NodeError("lost", words)
 
     def _check(self, warm_start: Personalized | None) -> None:
         """Refuse data, or a warm start of the client's own, that the algorithm cannot use.
@@ -183,74 +222,95 @@ class _NodeRun:
 
     def first(self, asked: Packet) -> Packet:
         """Return the message before the rounds."""
-        problem = self._noisy(self.problem.first_uplink, _digest(asked.head, asked.body.hex()))
-        broadcast = self._before_rounds(problem)
-        first = self.programs(client.first_message)(problem, broadcast, self.member)
-        payload, _ = self._masked(self.node.wire.first_up, first.payload, asked)
-        known = first.decoded if self.problem.uplink.cumulative else None
-        states(self.folder / "first").save(0, {}, named("first", known))
-        words = {"kind": "first", "id": self.node.id, "broken": bool(first.not_finite)}
-        return Packet(words, [channel.to_bytes(payload)])
+        way, store, question = self.node.wire.first_up, states(self.folder / "first"), _core(asked)
+        reply = self._answered(way, store, 0, question.digest)
+        if reply is None:
+            problem = self._noisy(self.problem.wire.first_up, question.digest)
+            broadcast = self._broadcast(problem, 0)
+            first, known = self.programs(client.exchange)(problem, broadcast, self.member)
+            words = {"kind": "first", "id": self.node.id, "broken": bool(first.not_finite)}
+            reply = Packet(words, [channel.to_bytes(first.payload)])
+            self._keep(store, 0, named("first", known), reply, question=question.digest)
+        return self._masked(way, self.shapes.firsts[0].payload, reply, asked)
 
     def round(self, asked: Packet) -> Packet:
         """Compute one round."""
-        number, base = asked.words["round"], asked.words["base"]
-        question = _digest(asked.head, asked.body.hex())
-        # An interrupted server asks again and gets the same answer.
-        saved = self.store.load(number)
+        number, base, question = asked.words["round"], asked.words["base"], _core(asked)
+        way = self.node.wire.up
+        reply = self._answered(way, self.store, number, question.digest)
+        if reply is None:
+            before, state, downlink = self._state(base, question)
+            # Noise is derived from everything that the message depends on: the same noise on two
+            # different messages would reveal their difference.
+            history = _digest(before, question.digest)
+            problem = self._noisy(self.problem.wire.up, history)
+            broadcast = self._broadcast(problem, number, downlink)
+            member = self.member._replace(state=state)
+            message, after = self.programs(client.exchange)(problem, broadcast, member)
+            words = {"kind": "round", "id": self.node.id, "broken": bool(message.not_finite)}
+            parts = [channel.to_bytes(message.payload)]
+            if not way.private:  # an objective may reveal as much as the hidden message
+                parts.append(channel.to_bytes(message.diagnostics))
+            reply = Packet(words, parts)
+            kept = named("state", (after, self._last(downlink)))
+            header = {"question": question.digest, "history": history}
+            self._keep(self.store, number, kept, reply, **header)
+            # Keep the state of round `base`, from which the server asks again if this answer is
+            # lost.
+            self.store.remove_before(base)
+        return self._masked(way, self.shapes.up, reply, asked)
+
+    def _answered(
+        self, way: channel.Channel, store: Series, number: int, question: str
+    ) -> Packet | None:
+        """Return the reply of a round before masks if it was given, since servers may ask again.
+
+        Raises:
+            NodeError: if the channel hides messages, and the round had another question: two
+                messages of a round reveal more than one.
+        """
+        saved = store.load(number)
         if saved is not None and saved.header["question"] == question:
             return Packet.read(saved.header["head"], saved.arrays["reply"].tobytes())
-        broadcasts = asked.parts[: len(asked.words["broadcasts"])]
-        before, state, downlink = self._state(base, asked._replace(parts=broadcasts))
-        done = jnp.asarray(number - 1, jnp.int32)
-        # Noise is derived from everything that the message depends on: the same noise on two
-        # different messages would reveal their difference.
-        history = _digest(before, question)
-        problem = self._noisy(self.problem.uplink, history)
-        broadcast = self.programs(for_round)(problem, done, downlink)
-        member = self.member._replace(state=state)
-        message, after = self.programs(client.step)(problem, broadcast, member)
-        words = {"kind": "round", "id": self.node.id, "round": number}
-        words["broken"] = bool(message.not_finite)
-        payload, hidden = self._masked(self.node.wire.up, message.payload, asked)
-        parts = [channel.to_bytes(payload)]
-        if not hidden:  # an objective may reveal as much as the hidden message
-            parts.append(channel.to_bytes(message.diagnostics))
-        reply = Packet(words, parts)
-        self.store.save(
-            number,
-            {"question": question, "history": history, "head": reply.head},
-            named("state", (after, self._last(downlink)))
-            | {"reply": np.frombuffer(reply.body, np.uint8)},
-        )
-        # Keep the state of round `base`, from which the server asks again if this answer is lost.
-        self.store.remove_before(base)
-        return reply
+        if way.private and max(store.numbers(), default=-1) >= number:
+            raise NodeError("asked", f"round {number}: it had another question")
+        return None
+
+    def _keep(
+        self, store: Series, number: int, kept: dict[str, Any], reply: Packet, **header: str
+    ) -> None:
+        """Save what a round leaves, with its reply before masks, before anything is sent."""
+        arrays = kept | {"reply": np.frombuffer(reply.body, np.uint8)}
+        store.save(number, {**header, "head": reply.head}, arrays)
 
     def finish(self, asked: Packet) -> Packet:
         """Save the client's model, which stays on this machine."""
         *broadcasts, end = asked.parts
         _, state, _ = self._state(asked.words["base"], asked._replace(parts=broadcasts))
-        downlink = channel.from_bytes(end, self.shapes.end)
+        downlink = channel.from_bytes(end, self.shapes.downlink)
         model = self.programs(client.result)(self.problem, downlink, state.local, self.member.data)
         result = Personalized(None, jax.tree.map(lambda x: x[None], model))
         rounds = asked.words["rounds"]
         name, ids = repr(self.node.algorithm), np.asarray([self.node.id])
         saved = Saved(result, {}, rounds, "round_limit", name, 1, versions(), ids=ids)
         write(self.folder / "result.npz", saved, private=True)
+        discard(self.folder / "masks")
         return Packet({"kind": "finish", "id": self.node.id})
 
     # --- masks and noise -----------------------------------------------------------------------
 
     def masks(self, asked: Packet) -> NodeMasks:
         """Return the client's part in the masked round that a question belongs to."""
-        folder, attempt = self.folder / "masks", asked.words["attempt"]
-        return NodeMasks(folder, self.node.id, self.run.name, attempt)
+        ways = self.node.wire.up, self.node.wire.first_up
+        sharers = max(map(wire_calls.sharers, ways))
+        attempt = asked.words["attempt"]
+        return NodeMasks(self.folder / "masks", self.node.id, self.run.name, attempt, sharers)
 
-    def _masked(self, way: channel.Channel, payload: PyTree, asked: Packet) -> tuple[PyTree, bool]:
-        """Return what is sent, and whether the channel hides it."""
+    def _masked(self, way: channel.Channel, like: PyTree, reply: Packet, asked: Packet) -> Packet:
+        """Return the reply under the masks of an attempt, if the channel hides it under masks."""
         if not isinstance(way, MaskedChannel):
-            return payload, way.private
+            return reply
+        payload = channel.from_bytes(reply.parts[0], like)
         # Only this machine's log says so: the server would learn more than the sum.
         if clipped := way.clipped(payload):
             LOG.warning(
@@ -259,15 +319,17 @@ class _NodeRun:
                 clipped,
                 len(way.numbers(payload)),
             )
-        givers = asked.words["givers"]
-        encrypted = asked.parts[-len(givers) :]
-        return self.masks(asked).masked(way, payload, givers, encrypted), True
+        hidden = self.masks(asked).masked(way, payload, asked)
+        return reply._replace(parts=[channel.to_bytes(hidden)])
 
     def _noisy(self, way: channel.Channel, history: str) -> Problem:
         """Return the problem, with a secret key if the channel draws noise from it."""
         if way.noise() is None:
             return self.problem
-        key = _secret_key(self.folder, history)
+        # The server knows all questions, and could compute the noise without the secret. Eight
+        # bytes are a Threefry key.
+        seed = self.node.keyed("noise", history).digest()[:8]
+        key = jax.random.wrap_key_data(jnp.frombuffer(seed, jnp.uint32), impl="threefry2x32")
         return eqx.tree_at(lambda problem: problem.key, self.problem, key)
 
     def _state(self, base: int, asked: Packet) -> tuple[str, ClientState, PyTree]:
@@ -276,10 +338,7 @@ class _NodeRun:
         if base:
             saved = self.store.load(base)
             if saved is None:
-                raise ValueError(
-                    f"its state of round {base} is not in {self.folder}; an update was lost: give "
-                    "this machine the folder it had, or start a new run"
-                )
+                raise self._lost(base)
             like = self.shapes.client, self._last(self.shapes.downlink)
             state, downlink = rebuilt("state", saved.arrays, like)
             history = saved.header["history"]
@@ -298,40 +357,37 @@ class _NodeRun:
             return jax.tree.map(jnp.asarray, channel.from_bytes(part, self.shapes.downlink))
         if form == "first":
             payload = channel.from_bytes(part, self.shapes.first_down)
-            return self.programs(client.receive_first)(self.problem, payload)
+            return self.programs(receive)(self.problem.wire.first_down, payload, None)
         payload = channel.from_bytes(part, self.shapes.down)
-        return self.programs(client.receive)(self.problem, payload, self._last(last))
+        return self.programs(receive)(self.problem.wire.down, payload, self._last(last))
 
     def _last(self, downlink: PyTree) -> PyTree:
         """Return the previous downlink if the next one depends on it."""
-        return downlink if self.problem.downlink.cumulative else None
+        return downlink if self.problem.wire.down.cumulative else None
 
-    def _before_rounds(self, problem: Problem, downlink: PyTree = None) -> Broadcast:
-        return self.programs(before_rounds)(problem, self.node.warm_start, downlink)
+    def _broadcast(self, problem: Problem, number: int, downlink: PyTree = None) -> Broadcast:
+        warm_start = None if number else self.node.warm_start
+        return self.programs(broadcast_of)(problem, number, downlink, warm_start)
 
     def _first_state(self, downlink: PyTree) -> ClientState:
         first = None
-        saved = states(self.folder / "first").load(0)
-        if saved is not None and self.problem.uplink.cumulative:
-            first = rebuilt("first", saved.arrays, self.shapes.decoded)
-        broadcast = self._before_rounds(self.problem, downlink)
+        if self.problem.wire.up.cumulative and jax.tree.leaves(self.shapes.firsts[0].payload):
+            saved = states(self.folder / "first").load(0)
+            if saved is None:  # the server has it, and differences start from it
+                raise self._lost(0)
+            first = rebuilt("first", saved.arrays, self.shapes.firsts[0].decoded)
+        broadcast = self._broadcast(self.problem, 0, downlink)
         return self.programs(client.first_state)(self.problem, broadcast, self.member, first)
-
-
-def _secret_key(folder: Path, history: str) -> Key[Array, ""]:
-    """Derive a random key from a secret of this machine, different for each history."""
-    path = folder / "secret"
-    if not path.exists():
-        with replacing(path, private=True) as part:
-            part.write_bytes(os.urandom(KEY))
-    # Keyed by the secret: the server knows all questions, and could otherwise compute the noise.
-    # Eight bytes are a Threefry key.
-    seed = hashlib.blake2b(history.encode(), key=path.read_bytes(), digest_size=8).digest()
-    return jax.random.wrap_key_data(jnp.frombuffer(seed, jnp.uint32), impl="threefry2x32")
 
 
 def _number_of_samples(data: PyTree) -> int | None:
     return int(data.count) if isinstance(data, SampleRows) else None
+
+
+def _core(asked: Packet) -> Packet:
+    """What the message itself depends on in a question: without the masks of this attempt."""
+    words = {k: v for k, v in asked.words.items() if k not in ("attempt", "givers")}
+    return Packet(words, asked.parts[: len(words.get("broadcasts", ()))])
 
 
 def _digest(*texts: str) -> str:

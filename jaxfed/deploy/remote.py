@@ -1,31 +1,33 @@
 """The engine for clients on other machines: it asks them for their part of a run."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, final
+from typing import Any, NamedTuple, TypeVar, final
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import PyTree
+from jaxtyping import Array, Bool, Float, PyTree
 
 from jaxfed._checks import check_flag
 from jaxfed.core.round import server
-from jaxfed.core.round.messages import ClientMessage
+from jaxfed.core.round.messages import ClientMessage, is_not_finite
 from jaxfed.core.round.problem import ClientState, State, zeros_of
-from jaxfed.core.round.rounds import Collected, Turnout
-from jaxfed.core.run.runner import FromHost
-from jaxfed.core.run.separate import in_rows, received, received_first
+from jaxfed.core.round.rounds import Collected, Engine, Sent, Turnout
+from jaxfed.core.round.server import Closing
+from jaxfed.core.run.separate import in_rows, received
 from jaxfed.core.wire import channel
 from jaxfed.core.wire.masks import MaskedChannel
+from jaxfed.core.wire.wire import Wire
 from jaxfed.deploy.data import common
-from jaxfed.deploy.exchange import Exchange, RefusedError, reading_from
+from jaxfed.deploy.exchange import Exchange, RefusedError
 from jaxfed.deploy.federation import Federation, RegisteredClient, Settings, enlarged
 from jaxfed.deploy.masked import MaskedSum, OverSurvivors, masked_sum, means_of
 from jaxfed.deploy.messages import Packet
 
 LOG = logging.getLogger("jaxfed.deploy")
+T = TypeVar("T")
 
 
 class Broadcasts(NamedTuple):
@@ -36,7 +38,7 @@ class Broadcasts(NamedTuple):
 
 
 @final
-class Remote(FromHost):
+class Remote(Engine):
     """Runs the members of a federation.
 
     Clients keep their states. The programs of `backend.separate()` compute what the server and the
@@ -49,7 +51,7 @@ class Remote(FromHost):
 
     def __init__(self, settings: Settings, exchange: Exchange):
         """Ask over this exchange; `use` sets the members."""
-        self.settings, self.exchange = settings, exchange
+        self.settings, self.connections = settings, exchange
         self.members: list[RegisteredClient] = []
         self.payloads: dict[int, bytes] = {}
         self.present: list[list[int]] = []
@@ -57,94 +59,79 @@ class Remote(FromHost):
     def use(self, federation: Federation, members: list[RegisteredClient]) -> None:
         """Continue with these members."""
         self.federation, self.members = federation, members
-        self.problem, self.programs = federation.problem, federation.programs
 
-    def prepared(self, problem, rounds):
-        """Return the problem unchanged, since members prepare their own data."""
-        del rounds
-        return problem
+    def call(self, function, *arguments):
+        """Run one of the programs of `backend.separate()`."""
+        return self.federation.programs(function)(*arguments)
 
-    def before_round(self, state):
+    def before_round(self, problem, state):
         """Add newly connected clients, if possible."""
+        del problem
         known = {member.id for member in self.members}
-        new = [client for client in self.exchange.clients() if client not in known]
-        return self._joined(state, new) if new else state
+        new = [client for client in self.connections.clients() if client not in known]
+        for client in new:  # each for itself: one that does not fit keeps no other out
+            state = self._joined(state, client)
+        return self.federation.problem, state
 
     def kinds(self, problem):
         """The shapes of the members' prepared data, which are padded to one shape."""
         del problem
         return (self.federation.kind,)
 
-    def first_messages(self, problem, warm_start):
-        """The messages of all members, unless the algorithm sends none."""
-        del warm_start
-        like = self.federation.shapes.first
-        messages = [ClientMessage(like, jnp.asarray(False))] * len(self.members)
-        if jax.tree.leaves(like):
-            questions = {m.id: self._question(i, "first") for i, m in enumerate(self.members)}
-            found = self._messages(questions, len(questions), 0)
-            messages = [found[member.id] for member in self.members]
-        arrived = in_rows(messages, lambda: messages[0])
-        contribution, failed = self.call(server.reduce_first, problem.for_server, arrived)
-        return Collected(contribution, None, failed)
+    def exchange(self, problem, broadcast, warm_start, state, inclusion):
+        """The messages of the members that answer in time; before the rounds, of all members."""
+        del broadcast, warm_start
+        settings, turnout = self.settings, None
+        number = 0 if state is None else int(state.round) + 1
+        # With a deadline the problem has all members, since those that will answer are unknown.
+        if state is not None and settings.deadline is not None:
+            inclusion = self.call(server.inclusion_of, self.federation.planned, state.round)
+        questions = self._questions(state, inclusion)
+        least = len(questions)
+        if number:
+            least = min(settings.at_least or least, least)
+        found = self._messages(questions, least, number)
+        messages = [found.get(member.id) for member in self.members]
+        if state is not None:
+            self.present.append(sorted(found))
+            turnout = self._turnout(state, [message is not None for message in messages])
+        if turnout is not None:
+            problem, inclusion = turnout
+        sent = self.federation.shapes.sent
+        like = sent.message if number else sent.firsts[0]._replace(decoded=None)
+        arrived = in_rows(messages, like)
+        received, failed = self.call(server.reduce, problem.for_server, arrived, inclusion)
+        kept = None if state is None else ClientState(None, None)
+        return Collected(received, kept, failed, turnout)
 
     def first_states(self, problem, warm_start, broadcast, first):
         """Empty, since the clients keep their states."""
         del problem, warm_start, broadcast, first
         return ClientState(None, None)
 
-    def steps(self, problem, state, inclusion, broadcast):
-        """The messages of the members that answer in time."""
-        del broadcast
-        settings, number = self.settings, int(state.round) + 1
-        # With a deadline the problem has all members, since those that will answer are unknown.
-        if settings.deadline is not None:
-            inclusion = self.call(server.inclusion_of, self.federation.planned, state.round)
-        questions = {}
-        for place in np.flatnonzero(np.asarray(inclusion) > 0).tolist():
-            member = self.members[place]
-            forms, parts = self._broadcasts(state, member)
-            words = {"round": number, "broadcasts": forms}
-            questions[member.id] = self._question(place, "round", parts, **words)
-        least = min(settings.at_least or len(questions), len(questions))
-        found = self._messages(questions, least, number)
-        self.present.append(sorted(found))
-        messages = [found.get(member.id) for member in self.members]
-        turnout = self._turnout(state, [message is not None for message in messages])
-        if turnout is not None:
-            problem, inclusion = turnout
-        arrived = in_rows(messages, self._message_shapes)
-        contribution, failed = self.call(
-            server.reduce_round, problem.for_server, arrived, inclusion
-        )
-        return Collected(contribution, ClientState(None, None), failed, turnout)
-
-    def opened(self, problem, opening):
-        """The opening with the downlink as clients decode it."""
-        self.payloads[0] = channel.to_bytes(opening.payload)
-        return received_first(self, problem, opening)
-
-    def closed(self, problem, before, closing):
-        """The closing with the downlink as clients decode it; NaN for diagnostics nobody sent."""
+    def received(self, problem, before, sent):
+        """The result with the downlink as clients decode it; NaN for diagnostics nobody sent."""
+        number = 0 if before is None else int(before.round) + 1
+        self.payloads[number] = channel.to_bytes(sent.payload)
+        if not isinstance(sent, Closing):
+            return self._sound(received(self, problem, before, sent), number)
         if self.settings.wire.up.private:
-            record = closing.record
-            named = self.federation.shapes.diagnostics.keys() & record.keys()
+            record = sent.record
+            named = self.federation.shapes.sent.diagnostics.keys() & record.keys()
             hidden = {k for k in named if not np.any(record[k])}
             record = record | {k: jnp.full_like(record[k], jnp.nan) for k in hidden}
-            closing = closing._replace(record=record)
-        number = int(before.round) + 1
-        self.payloads[number] = channel.to_bytes(closing.payload)
+            sent = sent._replace(record=record)
         self.members[:] = [
             m._replace(base=number) if m.id in self.present[-1] else m for m in self.members
         ]
         # Only a cumulative downlink requires the broadcasts that a client has missed.
         oldest = min((m.base for m in self.members), default=0)
-        needed = max(oldest, 1) if problem.downlink.cumulative else number
+        needed = max(oldest, 1) if problem.wire.down.cumulative else number
         # The first downlink stays: a client that has not answered yet makes its initial state from
         # it.
         for old in [k for k in self.payloads if k and k < needed]:
             del self.payloads[old]
-        return received(self, problem, before, closing)
+        return self._sound(received(self, problem, before, sent), number)
 
     def local_results(self, problem, state, downlink):
         """None, since models stay with their clients; `finish_models` has them computed."""
@@ -152,14 +139,15 @@ class Remote(FromHost):
 
     def finish_models(self, state: State) -> list[int]:
         """Have all connected clients compute their own models; return the ids of the others."""
-        end = channel.to_bytes(self.problem.algorithm.downlink(state.server))
-        number, there, questions = int(state.round), self.exchange.clients(), {}
+        end = channel.to_bytes(self.federation.problem.algorithm.downlink(state.server))
+        number, there, questions = int(state.round), self.connections.clients(), {}
         for place, member in enumerate(self.members):
             forms, parts = self._broadcasts(state, member, for_state=True)
             if member.id in there:
                 words = {"rounds": number, "broadcasts": forms}
                 questions[member.id] = self._question(place, "finish", [*parts, end], **words)
-        answers = self._ask(questions, "results", 0 if self.settings.deadline else len(questions))
+        # The shared model is made, so nobody's trouble may end the run now.
+        answers = self._ask(questions, "results", 0, lambda client, answer: answer)
         return [member.id for member in self.members if member.id not in answers]
 
     def new_members(self, clients: Sequence[int], *, late: bool) -> list[RegisteredClient]:
@@ -168,15 +156,32 @@ class Remote(FromHost):
         Raises:
             RefusedError: if weights are numbers of samples and a client has no samples.
         """
+        hello, first = self.connections.hello, len(self.members)
         return [
-            RegisteredClient(c, self._raw_weight(c, i), late, 0, self.exchange.hello[c]["samples"])
-            for i, c in enumerate(clients, len(self.members))
+            RegisteredClient(
+                c, self._raw_weight(c, i), late, 0, hello[c]["samples"], hello[c]["tag"]
+            )
+            for i, c in enumerate(clients, first)
         ]
 
     # --- inside --------------------------------------------------------------------------------
 
+    def _sound(self, sent: Sent, number: int) -> Sent:
+        """The server's result of a round, before it is saved.
+
+        Raises:
+            FloatingPointError: if no run could go on from it, though no message says so.
+        """
+        state = sent.state
+        if not int(state.failure.round) and is_not_finite(state.downlink.receiver):
+            raise FloatingPointError(
+                f"round {number}: the messages are finite, and what the server makes of them is "
+                f"not; wanted smaller data or steps; the state before it is in {self.settings.out}"
+            )
+        return sent
+
     def _raw_weight(self, client: int, place: int) -> float:
-        weights, samples = self.settings.weights, self.exchange.hello[client]["samples"]
+        weights, samples = self.settings.weights, self.connections.hello[client]["samples"]
         if weights == "equal":
             return 1.0
         if weights != "samples":
@@ -185,24 +190,24 @@ class Remote(FromHost):
             raise RefusedError(f"weights: client {client} holds no samples to count")
         return float(samples)
 
-    def _joined(self, state: State, new: list[int]) -> State:
-        """The state with room for new clients, or unchanged if they cannot join."""
+    def _joined(self, state: State, new: int) -> State:
+        """The state with room for a new client, or unchanged if it cannot join."""
         try:
-            uplink, run = self.problem.uplink, self.federation.run
+            uplink, run = self.federation.problem.wire.up, self.federation.run
             if uplink.cumulative or uplink.private:
                 raise ValueError("its channel wants all clients from the start")
-            self.settings.participants.check(len(self.members) + len(new))
-            data = {-1: run.like} | {c: self.exchange.hello[c]["data"] for c in new}
-            members = [*self.members, *self.new_members(new, late=True)]
+            self.settings.participants.check(len(self.members) + 1)
+            data = {-1: run.like, new: self.connections.hello[new]["data"]}
+            members = [*self.members, *self.new_members([new], late=True)]
             run = run._replace(like=common(data))
             federation = Federation(self.settings, run, self.federation.dtype, members)
             state = enlarged(state, federation.shapes.state)
-        # `IndexError` if weights are listed and there is none for a new client.
+        # `IndexError` if weights are listed and there is none for it.
         except (ValueError, IndexError) as error:
-            LOG.warning("clients %s cannot join this run: %s", new, error)
+            LOG.warning("client %d cannot join this run: %s", new, error)
             return state
         self.use(federation, members)
-        LOG.info("clients %s join", new)
+        LOG.info("client %d joins", new)
         return state
 
     def _broadcasts(
@@ -224,7 +229,7 @@ class Remote(FromHost):
             return first
         # The broadcast after round k opens round k + 1. So a client whose last answer is that of
         # round b has those before b, and lacks b and later ones; the first one, 0, is listed above.
-        since = max(member.base, 1) if self.federation.problem.downlink.cumulative else last
+        since = max(member.base, 1) if self.federation.problem.wire.down.cumulative else last
         missed = [self.payloads[number] for number in range(since, last + 1)]
         # Send all missed broadcasts or the downlink itself, whichever is shorter.
         if sum(map(len, missed)) < channel.fixed_bits(current) // 8 or len(missed) == 1:
@@ -234,7 +239,7 @@ class Remote(FromHost):
     def _turnout(self, state: State, there: Sequence[bool]) -> Turnout | None:
         """The actual participants, if they differ from the planned ones; else None."""
         settings, federation = self.settings, self.federation
-        problem = self.problem
+        problem = self.federation.problem
         lost_masks = isinstance(settings.wire.up, MaskedChannel) and not all(there)
         if settings.deadline is None and not lost_masks:
             return None
@@ -245,9 +250,29 @@ class Remote(FromHost):
             # Clients have multiplied their messages by weights that sum to one over all of them.
             weights = np.asarray(problem.clients.weights)[np.asarray(there)]
             factor = jnp.asarray(1 / sum(map(float, weights)))
-            uplink = OverSurvivors(problem.uplink, factor, means_of(federation.shapes.uplink))
-            problem = replace(problem, uplink=uplink)
+            uplink = OverSurvivors(problem.wire.up, factor, means_of(federation.shapes.sent.uplink))
+            problem = replace(problem, wire=Wire(uplink, *problem.wire.channels[1:]))
         return Turnout(problem, inclusion)
+
+    def _questions(
+        self, state: State | None, inclusion: Float[Array, " members"] | None
+    ) -> dict[int, Packet]:
+        """The questions for messages, by client."""
+        if state is None or inclusion is None:
+            # Nobody is asked for a message without parts.
+            asked = (
+                self.members
+                if jax.tree.leaves(self.federation.shapes.sent.firsts[0].payload)
+                else []
+            )
+            return {m.id: self._question(i, "first") for i, m in enumerate(asked)}
+        questions, number = {}, int(state.round) + 1
+        for place in np.flatnonzero(np.asarray(inclusion) > 0).tolist():
+            member = self.members[place]
+            forms, parts = self._broadcasts(state, member)
+            words = {"round": number, "broadcasts": forms}
+            questions[member.id] = self._question(place, "round", parts, **words)
+        return questions
 
     def _question(self, place: int, kind: str, parts: Sequence[bytes] = (), **words: Any) -> Packet:
         member, federation = self.members[place], self.federation
@@ -260,9 +285,15 @@ class Remote(FromHost):
         }
         return Packet(common | words, parts)
 
-    def _ask(self, questions: Mapping[int, Packet], group: str, least: int) -> dict[int, Packet]:
+    def _ask(
+        self,
+        questions: Mapping[int, Packet],
+        group: str,
+        least: int,
+        read: Callable[[int, Packet], T],
+    ) -> dict[int, T]:
         limits = {"deadline": self.settings.deadline, "patience": self.settings.patience}
-        return self.exchange.ask(questions, group=group, at_least=least, **limits)
+        return self.connections.ask(questions, read, group=group, at_least=least, **limits)
 
     def _messages(
         self, questions: Mapping[int, Packet], least: int, number: int
@@ -274,10 +305,12 @@ class Remote(FromHost):
             least: number of answers needed.
             number: the round, or 0 for the messages before the rounds.
         """
-        shapes, wire = self.federation.shapes, self.settings.wire
-        way, like, diagnostics = wire.first_up, shapes.first, None
+        sent, wire = self.federation.shapes.sent, self.settings.wire
+        way, like, diagnostics = wire.first_up, sent.firsts[0].payload, None
         if number:
-            way, like, diagnostics = wire.up, shapes.up, shapes.diagnostics
+            way, like, diagnostics = wire.up, sent.up, sent.diagnostics
+        if not questions:
+            return {}
         group = f"round {number}" if number else "first messages"
         nothing = ClientMessage(zeros_of(like), jnp.asarray(False), zeros_of(diagnostics))
         if isinstance(way, MaskedChannel):
@@ -286,27 +319,31 @@ class Remote(FromHost):
                 client: nothing._replace(not_finite=jnp.asarray(not_finite[client]))
                 for client in survivors
             }
-            # `server.reduce_round` adds up rows, so the sum may stand in any one of them.
+            # `server.reduce` adds up rows, so the sum may stand in any one of them.
             whole = way.with_numbers(nothing.payload, total)
             found[survivors[0]] = found[survivors[0]]._replace(payload=whole)
             return found
-        messages = {}
-        for client, answer in self._ask(questions, group, least).items():
-            if (answered := answer.words.get("round", 0)) != number:
+
+        def read(client: int, answer: Packet) -> ClientMessage:
+            payload, *rest = answer.parts
+            broken = answer.words["broken"]
+            check_flag("broken", broken)
+            message = ClientMessage(
+                channel.from_bytes(payload, like),
+                jnp.asarray(broken),
+                # If messages are hidden, nothing else is sent with them.
+                channel.from_bytes(rest[0], diagnostics) if rest else nothing.diagnostics,
+            )
+            # A client that says so ends the run, as in `fit`; one that does not would spoil the
+            # state, from which no run could go on.
+            if not broken and not self.call(_is_sound, way, message.payload):
                 raise RefusedError(
-                    f"client {client}: wanted its answer of round {number}, got that of round "
-                    f"{answered}"
+                    f"client {client}: wanted finite numbers whose squares are finite too, got "
+                    "others, of which it does not say so"
                 )
-            with reading_from(f"client {client}"):
-                payload, *rest = answer.parts
-                check_flag("broken", answer.words["broken"])
-                messages[client] = ClientMessage(
-                    channel.from_bytes(payload, like),
-                    jnp.asarray(answer.words["broken"]),
-                    # If messages are hidden, nothing else is sent with them.
-                    channel.from_bytes(rest[0], diagnostics) if rest else nothing.diagnostics,
-                )
-        return messages
+            return message
+
+        return self._ask(questions, group, least, read)
 
     def _masked_sum(
         self,
@@ -328,7 +365,9 @@ class Remote(FromHost):
             everybody=everybody,
         )
 
-    def _message_shapes(self) -> ClientMessage:
-        shapes = self.federation.shapes
-        not_finite = jax.eval_shape(lambda: jnp.asarray(False))
-        return ClientMessage(shapes.up, not_finite, shapes.diagnostics)
+
+def _is_sound(way: channel.Channel, payload: PyTree) -> Bool[Array, ""]:
+    """Whether the numbers of a payload and of what it decodes to have finite squares."""
+    numbers = jax.tree.leaves((payload, way.decode(payload)))
+    wide = [x.astype(jnp.promote_types(x.dtype, jnp.float32)) for x in numbers]
+    return ~is_not_finite([jnp.square(x) for x in wide if jnp.issubdtype(x.dtype, jnp.inexact)])

@@ -4,7 +4,6 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Self
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,12 +11,13 @@ from jaxtyping import Array, Float, Key, PyTree
 
 from jaxfed import backend, participation
 from jaxfed._checks import check_count, checked_key, refuse
+from jaxfed._versions import versions
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.contract.algorithm import Algorithm
 from jaxfed.core.round.problem import Problem
 from jaxfed.core.run.compiling import compiler_options
 from jaxfed.core.run.runner import Programs, programs
-from jaxfed.core.store.identity import digest_of
+from jaxfed.core.store.identity import Identity, digest_of, text_and_digest
 from jaxfed.core.wire.masks import without_masks
 from jaxfed.core.wire.wire import Wire
 from jaxfed.deploy.data import shapes_from
@@ -73,14 +73,10 @@ def problem_of_run(algorithm: Algorithm, wire: Wire, run: Run, dtype: Any) -> Pr
     """The run as the server knows it: without data, with equal weights and full participation."""
     weights = jnp.full(run.size, 1 / run.size, dtype)
     # Masks come from keys that clients agree on, not from the run's key.
-    up, down, first_up, first_down = map(without_masks, wire.channels)
     return Problem(
         algorithm=algorithm,
         clients=Clients(None, jnp.arange(run.size, dtype=jnp.int32), weights),
-        uplink=up,
-        downlink=down,
-        first_uplink=first_up,
-        first_downlink=first_down,
+        wire=Wire(*map(without_masks, wire.channels)),
         participation=participation.everybody(),
         backend=backend.separate(),
         key=run.key,
@@ -97,16 +93,17 @@ def programs_for(algorithm: Algorithm, data: PyTree, weights: Float[Array, " cli
     return programs(**compiler_options(algorithm, clients))
 
 
-def description(algorithm: Algorithm, wire: Wire, warm_start: PyTree) -> dict[str, str]:
-    """What must be the same on all machines, by name, as short text."""
+def description(algorithm: Algorithm, wire: Wire, warm_start: PyTree) -> Identity:
+    """What must be the same on all machines, by name."""
+    shared = ["none", ""] if warm_start is None else ["some", digest_of(warm_start.shared)]
     return {
-        "algorithm": f"{_text(algorithm)} {digest_of(algorithm)}",
-        "channel": _text(wire.channels),
-        "warm_start": "none" if warm_start is None else digest_of(warm_start.shared),
-        "precision": "64 bits" if jax.config.read("jax_enable_x64") else "32 bits",
+        "algorithm": text_and_digest(algorithm),
+        "channel": text_and_digest(wire.channels),
+        "warm_start": shared,
+        "precision": ["64 bits" if jax.config.read("jax_enable_x64") else "32 bits", ""],
     }
 
 
-def _text(tree: Any) -> str:
-    text = " ".join(eqx.tree_pformat(tree).split())
-    return re.sub(r" at 0x[0-9a-f]+", "", text)  # function addresses, which differ
+def numbers_of_versions() -> Identity:
+    """Everything installed that the last digits depend on, by name."""
+    return {f"version of {name}": [number, ""] for name, number in versions().items()}

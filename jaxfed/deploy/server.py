@@ -7,21 +7,29 @@ from typing import Any, final
 
 import numpy as np
 
-from jaxfed._checks import check_count, checked_dtype
+from jaxfed._checks import check_count, checked_dtype, refuse, shown
 from jaxfed._versions import versions
 from jaxfed.core.contract.algorithm import Personalized
 from jaxfed.core.round.problem import Costs, State
 from jaxfed.core.run import host_loop
 from jaxfed.core.run.host_loop import HostLoop, Requests, Saver
 from jaxfed.core.run.loop import Options
+from jaxfed.core.run.runner import Stepwise
 from jaxfed.core.run.solution import DivergenceError, Solution, name_of
 from jaxfed.core.run.status import Status
+from jaxfed.core.store.identity import (
+    CheckpointError,
+    Identity,
+    check_same,
+    digest_of,
+    text_and_digest,
+)
 from jaxfed.core.store.saved import Saved, write
 from jaxfed.deploy.data import common, shapes_from
 from jaxfed.deploy.exchange import Exchange, RefusedError
 from jaxfed.deploy.federation import Federation, RegisteredClient, Settings
 from jaxfed.deploy.remote import Remote
-from jaxfed.deploy.run import Run, description
+from jaxfed.deploy.run import Run, check_file_name, description, numbers_of_versions
 from jaxfed.deploy.snapshot import Snapshot
 from jaxfed.deploy.store import states
 
@@ -66,7 +74,7 @@ class RunServer:
             versions=versions(),
             remarks=solution.advice(),
         )
-        write(self.settings.out / "solution.npz", saved)
+        write(self.settings.out / "solution.npz", saved, private=True)
         LOG.info(f"the run ended: {Status[solution.status]}")
         for remark in saved.remarks:
             LOG.warning(remark)
@@ -81,27 +89,32 @@ class RunServer:
             ValueError: says why; a `RefusedError` also names the client.
         """
         client, settings = hello["id"], self.settings
-        shapes_from(hello["data"])
+        data = shapes_from(hello["data"])
         checked_dtype("weights", hello["weights"])
+        check_file_name("tag", hello["tag"])
         if hello["samples"] is not None:
-            check_count("samples", hello["samples"])
-        for name, value in description(
+            check_count("samples", hello["samples"], most=max(getattr(data, "lengths", (0,))))
+        for name, (text, digest) in description(
             settings.algorithm, settings.wire, settings.warm_start
         ).items():
-            if hello["run"][name] != value:
+            its_text, its_digest = hello["run"][name]
+            if (its_text, its_digest) != (text, digest):
+                got = "other values" if its_text == text else shown(its_text)
                 raise RefusedError(
-                    f"{name}: wanted at client {client} the server's, {value}, got "
-                    f"{hello['run'][name]}"
+                    f"{name}: wanted at client {client} the server's {text}, got {got}"
+                )
+        for member in self.remote.members:
+            if member.id == client and member.tag != hello["tag"]:
+                raise RefusedError(
+                    f"data: client {client} has other data, or another folder, than those with "
+                    "which it began this run; give it those, or start a new run in another folder"
                 )
         for name, number in versions().items():
             if hello["versions"].get(name) != number:
-                words = f"client {client} has {name} {hello['versions'].get(name)}, the server"
-                LOG.warning(f"{words} {number}: numbers may differ in their last digits")
-        if any(member.id == client for member in self.remote.members):
-            wanted = self.remote.federation.run.like
-            # The run's programs and states are for shapes that can no longer grow.
-            if common({-1: wanted, client: hello["data"]}) != wanted:
-                raise RefusedError(f"data: client {client} has more data than at the start")
+                words = f"client {client} has {name} {shown(hello['versions'].get(name))}"
+                LOG.warning(
+                    f"{words}, the server {number}: numbers may differ in their last digits"
+                )
 
     def _start(self) -> HostLoop:
         """The loop before its first round, once all clients are connected.
@@ -110,6 +123,8 @@ class RunServer:
             FloatingPointError: if a first message is not finite.
         """
         settings, remote = self.settings, self.remote
+        if (settings.out / "solution.npz").exists():
+            raise refuse("out", "a folder without a result of something else", str(settings.out))
         self.exchange.gather(settings.clients, settings.patience)
         clients, hello = self.exchange.clients(), self.exchange.hello
         like = common({client: hello[client]["data"] for client in clients})
@@ -118,29 +133,48 @@ class RunServer:
         members = remote.new_members(clients, late=False)
         remote.use(Federation(settings, run, hello[clients[0]]["weights"], members), members)
         remote.federation.check()
-        state, costs = remote.prepare(settings.warm_start, settings.rounds)
+        runner = Stepwise(remote.federation.problem, remote)
+        state, costs = runner.prepare(settings.warm_start, settings.rounds)
         if int(state.failure.round):
             raise self._diverged(state)
         progress = host_loop.Progress.first(state, self.requests)
         saver = _ToStore(self, costs)
         # From here on a restarted server resumes; before, it would begin another run.
         saver.save(progress, {})
-        return HostLoop(remote, costs, self.requests, progress, {}, saver)
+        return HostLoop(runner, costs, self.requests, progress, {}, saver)
 
     def _resume(self) -> HostLoop | None:
         """The loop at its last save; None if nothing was saved."""
         remote = self.remote
-        found = Snapshot.load(self.store, self._description(), self._state_shapes)
+        found = Snapshot.load(self.store, self._state_shapes)
         if found is None:
             return None
+        # A finished run has no rounds in which a client's other data would be seen.
+        members = {member.id for member in remote.members}
+        waiting = self.settings.patience
+        self.exchange.clients(min(waiting, self.settings.deadline or waiting))
+        for client, reason in self.exchange.turned_away.values():
+            if client in members:
+                raise RefusedError(reason)
         remote.payloads, remote.present = found.payloads, found.present
         progress = host_loop.Progress.first(found.state, self.requests)
         LOG.info("goes on after round %d", found.state.round)
         saver = _ToStore(self, found.costs)
-        return HostLoop(remote, found.costs, self.requests, progress, found.history, saver)
+        runner = Stepwise(remote.federation.problem, remote)
+        return HostLoop(runner, found.costs, self.requests, progress, found.history, saver)
 
-    def _state_shapes(self, run: Run, dtype: str, members: list[RegisteredClient]) -> State:
-        self.remote.use(Federation(self.settings, run, dtype, members), members)
+    def _state_shapes(
+        self, saved: Identity, run: Run, dtype: str, members: list[RegisteredClient]
+    ) -> State:
+        try:
+            # Twice: settings that do not fit the members may have no program.
+            check_same("out", self.settings.out, "run", saved, self._identity())
+            self.remote.use(Federation(self.settings, run, dtype, members), members)
+            program = {"program": ["", self.remote.federation.program]}
+            check_same("out", self.settings.out, "run", saved, program)
+        except CheckpointError as error:
+            words = "run it as it was, or choose a new folder"
+            raise CheckpointError(f"{error}; {words}") from None
         return self.remote.federation.shapes.state
 
     # --- what is logged and saved --------------------------------------------------------------
@@ -163,7 +197,7 @@ class RunServer:
     def _history(self, solution: Solution) -> dict[str, np.ndarray]:
         remote, history = self.remote, solution.history
         if self.settings.wire.up.private:  # clients then send no diagnostics
-            private = remote.federation.shapes.diagnostics
+            private = remote.federation.shapes.sent.diagnostics
             history = {
                 name: values
                 for name, values in history.items()
@@ -172,13 +206,19 @@ class RunServer:
         present = [[m.id in ids for m in remote.members] for ids in remote.present]
         return history | {"present": np.asarray(present)}
 
-    def _description(self) -> dict[str, str]:
-        """What must be the same when the run continues."""
+    def _identity(self) -> Identity:
+        """What the result depends on, apart from the members, the program and who is in time."""
         settings = self.settings
-        return description(settings.algorithm, settings.wire, settings.warm_start) | {
-            "participation": repr(settings.participants),
-            "rounds": str(settings.rounds),
-            "deadline": str(settings.deadline is not None),
+        return {
+            "rounds": [str(settings.rounds), ""],
+            "tol": [str(settings.tol), ""],
+            "clients": [str(settings.clients), ""],
+            "weights": text_and_digest(settings.weights),
+            "key": ["", digest_of(settings.key)],
+            "participation": text_and_digest(settings.participants),
+            "deadline": ["none" if settings.deadline is None else "some", ""],
+            **description(settings.algorithm, settings.wire, settings.warm_start),
+            **numbers_of_versions(),
         }
 
 
@@ -202,4 +242,5 @@ class _ToStore(Saver):
             history=dict(history),
             present=remote.present,
         )
-        saved.save(self._server.store, self._server._description())
+        program = {"program": ["", remote.federation.program]}
+        saved.save(self._server.store, {**self._server._identity(), **program})

@@ -2,14 +2,13 @@
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
-import jax.numpy as jnp
 import numpy as np
 
 from jaxfed.core.round.problem import Costs, State
 from jaxfed.core.store.arrays import Content, named, rebuilt
-from jaxfed.core.store.identity import Identity, check_same
+from jaxfed.core.store.identity import Identity
 from jaxfed.core.store.series import Series
 from jaxfed.deploy.federation import RegisteredClient
 from jaxfed.deploy.run import Run
@@ -31,15 +30,15 @@ class Snapshot(NamedTuple):
     history: dict[str, np.ndarray]  # of the rounds that have run
     present: list[list[int]]  # ids, by round
 
-    def save(self, store: Series, description: Mapping[str, str]) -> None:
+    def save(self, store: Series, identity: Identity) -> None:
         """Save it, and remove what was saved before the previous round.
 
         Args:
             store: the server's files.
-            description: what must be the same when the run continues.
+            identity: what must be the same when the run continues.
         """
         header = {
-            "identity": _identity(description),
+            "identity": identity,
             "run": self.run.words,
             "members": self.members,
             "dtype": self.dtype,
@@ -58,43 +57,35 @@ class Snapshot(NamedTuple):
     def load(
         cls,
         store: Series,
-        description: Mapping[str, str],
-        like: Callable[[Run, str, list[RegisteredClient]], State],
+        like: Callable[[Identity, Run, str, list[RegisteredClient]], State],
     ) -> Self | None:
         """Load the newest undamaged snapshot; None if there is none.
 
         Args:
             store: the server's files.
-            description: of the run to continue.
-            like: returns the shapes of the state, for a run, the type of its weights and its
-                members.
-
-        Raises:
-            ValueError: if it belongs to another run.
+            like: returns the shapes of the state, for the identity of the run that was saved, the
+                run, the type of its weights and its members; raises if it is another run.
         """
         found = _newest(store)
         if found is None:
             return None
         header, arrays = found
-        check_same("out", store.folder, "run", header["identity"], _identity(description))
         run = Run.read(header["run"])
         members = [RegisteredClient(*member) for member in header["members"]]
         payloads = {int(k): x.tobytes() for k, x in _after(_PAYLOAD, arrays).items()}
-        costs = {k: jnp.uint32(v) if k in _COUNTED else v for k, v in header["costs"].items()}
+        costs: dict[str, Any] = {
+            k: np.asarray(v, np.uint32) if k in _COUNTED else v for k, v in header["costs"].items()
+        }
         return cls(
             run=run,
             dtype=header["dtype"],
             members=members,
-            state=rebuilt("state", arrays, like(run, header["dtype"], members)),
+            state=rebuilt("state", arrays, like(header["identity"], run, header["dtype"], members)),
             costs=Costs(**costs),
             payloads=payloads,
             history=_after(_HISTORY, arrays),
             present=header["present"],
         )
-
-
-def _identity(description: Mapping[str, str]) -> Identity:
-    return {name: [value, ""] for name, value in description.items()}
 
 
 def _after(prefix: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

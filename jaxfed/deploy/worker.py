@@ -34,7 +34,7 @@ from jaxfed._optional import require
 from jaxfed._refusals import refuse
 from jaxfed._versions import versions
 from jaxfed.core.common.files import locked
-from jaxfed.deploy.messages import Packet, packet_of, reply_of
+from jaxfed.deploy.messages import Packet, packet_of, refusal, reply_of
 
 LOG = logging.getLogger("jaxfed.deploy")
 IDLE = 600.0  # seconds without a message after which a worker exits
@@ -71,7 +71,11 @@ def client_app(app: str, *, idle: float = IDLE) -> Any:
 
     @made.train()
     def train(message: Any, context: Any) -> Any:
-        return reply_of(_answer(app, packet_of(message), context, idle), message)
+        try:
+            answer = _answer(app, packet_of(message), context, idle)
+        except Exception as error:  # whose words Flower would send to the server
+            answer = refusal(error)
+        return reply_of(answer, message)
 
     made.app = app  # lets callers check that it can be imported
     return made
@@ -140,7 +144,6 @@ def _ask(run: Mapping[str, Any], asked: Packet, idle: float) -> Packet:
     """Return the worker's answer.
 
     Raises:
-        ValueError, RuntimeError: if the app raised an error in the worker.
         OSError: if no worker answers.
     """
     for _ in range(ATTEMPTS):
@@ -149,13 +152,9 @@ def _ask(run: Mapping[str, Any], asked: Packet, idle: float) -> Packet:
         with gone, _started(run["node_config"], idle) as connection:
             for part in (json.dumps(run).encode(), asked.head.encode(), asked.body):
                 connection.send_bytes(part)
-            kind, head, body, warned = (connection.recv_bytes() for _ in range(4))
+            head, body, warned = (connection.recv_bytes() for _ in range(3))
             for line in json.loads(warned):  # the log of a SuperNode is read more often
                 LOG.warning("%s", line)
-            if kind == b"ValueError":
-                raise ValueError(head.decode())
-            if kind:
-                raise RuntimeError(f"{kind.decode()}: {head.decode()}")
             return Packet.read(head.decode(), body)
     raise OSError(f"{ATTEMPTS} are gone; see {_place(run['node_config']) / 'log'}")
 
@@ -222,21 +221,18 @@ def _answer_all(listener: socket.socket) -> Connection | None:
             head, body = connection.recv_bytes().decode(), connection.recv_bytes()
             with _warnings() as warned:
                 answer = _answer_one(run, head, body)
-            for part in (*answer, json.dumps(warned).encode()):
+            for part in (answer.head.encode(), answer.body, json.dumps(warned).encode()):
                 connection.send_bytes(part)
         connection.close()
 
 
-def _answer_one(run: Mapping[str, Any], head: str, body: bytes) -> tuple[bytes, bytes, bytes]:
-    """Return "", head and body of the answer; or an exception's name, its message, and ""."""
+def _answer_one(run: Mapping[str, Any], head: str, body: bytes) -> Packet:
     try:
         app = pkgutil.resolve_name(run["app"])
         configs = run["run_config"], run["node_config"]
-        answer = app.answer(Packet.read(head, body), run["run"], *configs)
-        return b"", answer.head.encode(), answer.body
+        return app.answer(Packet.read(head, body), run["run"], *configs)
     except Exception as error:
-        LOG.exception("no answer")
-        return type(error).__name__.encode(), str(error).encode(), b""
+        return refusal(error)
 
 
 @contextmanager

@@ -4,13 +4,19 @@ from numbers import Real
 from typing import Any
 
 import numpy as np
+from jaxtyping import Int
 from sklearn.utils import check_consistent_length, validation
+
+from jaxfed._numbers import unmasked
+from jaxfed.core.clients.checks import on_device, zeros_to_lend
+from jaxfed.core.clients.clients import Clients
+from jaxfed.core.clients.samples import Samples
 
 
 def checked(given: Any, **wanted: Any) -> np.ndarray:
     """Call `sklearn.utils.check_array`."""
     check: Any = validation.check_array
-    return check(given, **wanted)
+    return check(unmasked(given), **wanted)
 
 
 def checked_samples(estimator: Any, given: Any, incomplete: bool, **wanted: Any) -> np.ndarray:
@@ -18,7 +24,39 @@ def checked_samples(estimator: Any, given: Any, incomplete: bool, **wanted: Any)
     check: Any = validation.validate_data
     finite = "allow-nan" if incomplete else True
     types = [np.float64, np.float32]
-    return check(estimator, given, dtype=types, ensure_all_finite=finite, **wanted)
+    return check(estimator, unmasked(given), dtype=types, ensure_all_finite=finite, **wanted)
+
+
+def mean_of(X: np.ndarray) -> np.ndarray:
+    """Return the mean row, without the errors that many rows in single precision add up to."""
+    return X.mean(axis=0, dtype=np.float64).astype(X.dtype)
+
+
+def clients_of(
+    X: np.ndarray, places: Int[np.ndarray, " n"], mean: np.ndarray | None
+) -> tuple[Clients, list[np.ndarray]]:
+    """Make clients from rows that are known to be finite, copied once or not at all.
+
+    Args:
+        X: samples as rows, `(n, d)`. It must not change as long as the clients are in use.
+        places: the client of each row, `(n,)`; clients count from 0, and each has a row.
+        mean: to subtract, `(d,)`; None to subtract nothing.
+
+    Returns:
+        The clients, and the samples of each as rows of the same memory.
+    """
+    counts = np.bincount(places)
+    if len(counts) == 1 and mean is None:
+        block = X[None]
+    else:
+        block = zeros_to_lend((len(counts), int(counts.max()), X.shape[1]), X.dtype)
+        for i, count in enumerate(counts):
+            rows = X if len(counts) == 1 else X[places == i]
+            np.subtract(rows, 0 if mean is None else mean, out=block[i, :count])
+    data = Samples(on_device(block, fresh=True), on_device(counts.astype(X.dtype)))
+    weights = on_device(np.full(len(counts), 1 / len(counts), X.dtype))
+    clients = Clients(data, on_device(np.arange(len(counts), dtype=np.int32)), weights)
+    return clients, [own[:count] for own, count in zip(block, counts, strict=True)]
 
 
 def client_labels(groups: Any, X: Any) -> np.ndarray:

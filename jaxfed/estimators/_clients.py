@@ -1,8 +1,8 @@
 """The base class of the PCA estimators."""
 
 import abc
-from collections.abc import Callable
-from typing import Any, Self, TypeAlias, final
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Self, TypeAlias, final
 
 import jax
 import numpy as np
@@ -12,22 +12,30 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
 from jaxfed import aggregation
-from jaxfed._checks import check_flag, check_whole
+from jaxfed._numbers import precision_of
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
 from jaxfed.core.run.fit import fit
 from jaxfed.core.run.solution import Solution
 from jaxfed.core.run.update import update
-from jaxfed.estimators import _groups
+from jaxfed.estimators import _arrays, _groups
 from jaxfed.estimators._arrays import checked, checked_samples, client_labels
 from jaxfed.estimators._completion import Completion, check_impute
-from jaxfed.estimators._normal import Learned, Normal, noise_outside, principal, variance_ratio
-from jaxfed.estimators._saved import HasRun
+from jaxfed.estimators._normal import (
+    Learned,
+    Normal,
+    ScoreMoment,
+    axes,
+    beside,
+    described,
+    moment_of_matrix,
+    moment_of_samples,
+)
+from jaxfed.estimators._saved import HasRun, on_device, on_host
 from jaxfed.estimators._stream import check_forgetting, summary_of, taken_in
 from jaxfed.preprocess import Impute
 
-# Whatever scikit-learn converts: arrays, lists, data frames.
-ArrayOrFrame: TypeAlias = Any
+ArrayOrFrame: TypeAlias = Any  # whatever scikit-learn converts: arrays, lists, data frames
 Table = Float[np.ndarray, "n d"]
 Basis = Float[np.ndarray, "d _r"]
 
@@ -54,8 +62,10 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
     forgetting: float | None
     impute: tuple[int, int] | None
     tol: float | None = None
+    stops_at_rounding: ClassVar[bool] = False  # without a tolerance
     random_state: Any
     n_features_in_: int
+    _precision: Any  # of the table
 
     @abc.abstractmethod
     def _sizes(self) -> tuple[int, int]:
@@ -77,7 +87,7 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
 
     @final
     def fit(self, X: ArrayOrFrame, y: object = None, groups: ArrayOrFrame | None = None) -> Self:
-        """Learn components.
+        """Learn components, in the precision of the table: double, but for `float32`.
 
         Args:
             X: samples as rows, `(n, d)`.
@@ -92,17 +102,16 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
             ValueError: if parameters, samples or groups are invalid.
         """
         X, labels = self._checked(X, groups, first=True, method="fit")
-        self._seen = self._solution = self._completion = None
-        if self.impute is not None:
-            # From expected moments: imputed samples vary less than true ones.
-            self._go_on(X, labels)
-            self._seen = self._solution = None
-            return self
-        self.groups_, places = np.unique(labels, return_inverse=True)
-        self.mean_ = X.mean(axis=0) if self.center else np.zeros(X.shape[1], X.dtype)
-        tables = [X[places == i] - self.mean_ for i in range(len(self.groups_))]
-        clients = Clients.from_samples(tables)
-        self._describe(self._run(clients), clients, tables, np.concatenate(tables))
+        self._seen, self._solution, self._completion, self._precision = None, None, None, X.dtype
+        with precision_of(self._precision):
+            if self.impute is not None:  # from moments: imputed samples vary less than true ones
+                self._go_on(X, labels)
+                self._seen = self._solution = None
+                return self
+            self.groups_, places = np.unique(labels, return_inverse=True)
+            self.mean_ = _arrays.mean_of(X) if self.center else np.zeros(X.shape[1], X.dtype)
+            clients, tables = _arrays.clients_of(X, places, self.mean_ if self.center else None)
+            self._describe(self._run(clients), clients, tables, moment_of_samples)
         return self
 
     @final
@@ -111,11 +120,11 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
     ) -> Self:
         """Learn components from new samples and the moments of samples from earlier calls.
 
-        The first call is like `fit`. Later calls continue from the components learned before, with
-        at most `rounds` rounds on means and second moments of all samples, a `(d + 1, d + 1)`
-        matrix per client. `forgetting` is the share of the new samples. Clients may be new, and
-        clients without new samples stay. `fit` keeps no moments, so the next call is a first one
-        again. Missing entries are imputed by the model from the first call.
+        The first call is like `fit`, in double precision whatever the table. Later calls continue
+        from the components learned before, with at most `rounds` rounds on means and second moments
+        of all samples, a `(d + 1, d + 1)` matrix per client. `forgetting` is the share of the new
+        samples. Clients may be new, and clients without new samples stay. `fit` keeps no moments,
+        so the next call is a first one again. The first call's model imputes missing entries.
 
         Args:
             X: new samples as rows, `(n, d)`.
@@ -134,7 +143,9 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
             raise ValueError(fault)
         if seen is None:
             self._seen = self._solution = self._completion = None
-        self._go_on(X, labels)
+        self._precision = np.dtype(float)
+        with precision_of(self._precision):
+            self._go_on(X.astype(float), labels)
         return self
 
     @final
@@ -160,10 +171,9 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         if self.local_components_.shape[1] > 0:
             _groups.warn_of_new(groups, parts, self.groups_)
         scores = np.zeros((len(X), self._n_features_out), X.dtype)
-        for rows, law in parts:
+        for rows, law in parts:  # samples without a client have fewer scores; others stay zero
             basis = (self._new_law(X[rows]) if law is None else law).basis
-            # Samples without a client have fewer scores; the others stay zero.
-            scores[rows, : basis.shape[1]] = X[rows] @ basis
+            scores[rows, : basis.shape[1]] = X[rows] @ basis.astype(X.dtype)
         return scores
 
     @final
@@ -271,9 +281,8 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
             raise ValueError(fault)
         _, X, parts = self._parted(X, groups)
         new = {labels[rows[0]]: self._new_law(X[rows]) for rows, law in parts if law is None}
-        # As in `fit`, labels are sorted and everything else has the same order.
         known = dict(zip(self.groups_, self._laws, strict=True)) | new
-        self.groups_ = np.array(sorted(known))
+        self.groups_ = np.array(sorted(known))  # as in `fit`, the order of everything else
         self._laws = [known[label] for label in self.groups_]
         first = len(self.components_) if self._beside else 0
         self.local_components_ = np.stack([law.basis[:, first:].T for law in self._laws])
@@ -285,10 +294,7 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         self, X: ArrayOrFrame, groups: ArrayOrFrame | None, *, first: bool, method: str
     ) -> tuple[Table, np.ndarray]:
         """Check parameters, samples and groups; return the samples and their labels."""
-        for name in ("rounds", *self._ranks()):
-            check_whole(name, getattr(self, name))
-        check_flag("center", self.center)
-        check_flag("robust", self.robust)
+        _groups.check_parameters(self, ("rounds", *self._ranks()))
         check_forgetting(self.forgetting)
         check_impute(self.impute)
         self._n_features_out, least = self._sizes()
@@ -306,12 +312,14 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         if self._seen is None and self.impute is not None:
             impute = self._aggregated(Impute(*self.impute), len(np.unique(labels)))
             self._completion = Completion.learned(X, labels, impute, self.center, self._key())
-        seen = taken_in(self._seen, X, labels, self.forgetting, self.center, self._completion)
+        seen = taken_in(
+            on_device(self._seen), X, labels, self.forgetting, self.center, self._completion
+        )
         now = summary_of(seen, self.center)
-        solution = self._run(now.clients, self._solution)
+        solution = self._run(now.clients, on_device(self._solution))
         self.groups_, self.mean_ = now.labels, now.mean
-        self._seen, self._solution = seen, solution
-        self._describe(solution, now.clients, now.tables, now.together)
+        self._seen, self._solution = on_host(seen), on_host(solution)
+        self._describe(solution, now.clients, now.moments, moment_of_matrix)
 
     def _key(self) -> Key[Array, ""]:
         return jax.random.key(check_random_state(self.random_state).randint(2**31 - 1))
@@ -322,6 +330,8 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
     def _run(self, clients: Clients, before: Solution | None = None) -> Solution:
         """Learn components, starting from those of an earlier solution if there is one."""
         options: dict[str, Any] = {"rounds": int(self.rounds), "key": self._key(), "tol": self.tol}
+        if self.tol is None and self.stops_at_rounding:
+            options["tol"] = 16 * float(np.finfo(self._precision).eps)
         if before is not None:
             return update(before, clients, **options)
 
@@ -334,34 +344,21 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         self,
         solution: Solution,
         clients: Clients,
-        tables: list[Table],
-        together: Float[np.ndarray, "rows d"],
+        data: Sequence[np.ndarray] | np.ndarray,
+        moment_of: Callable[[np.ndarray, Basis], ScoreMoment],
     ) -> None:
-        """Set the attributes, from samples or from rows with the same second moments."""
+        """Set the attributes from what was learned and each client's data."""
         if self.robust:
             far = aggregation.far_clients(solution, clients.ids)
             self.far_groups_ = self.groups_[np.isin(clients.ids, far)]
-        shared, local, self._beside = self._learned(solution, clients)
-        # A basis is arbitrary: rotate to uncorrelated components in order of variance.
-        shared = principal(shared, [together])
-        local = np.stack([principal(v, [x]) for v, x in zip(local, tables, strict=True)])
-
-        self.components_, self.local_components_ = shared.T, local.swapaxes(1, 2)
+        learned = self._learned(solution, clients)
+        found = described(learned, data, np.asarray(clients.counts, float), moment_of)
+        self._beside, self._laws, self._law = learned.beside, found.laws, found.law
+        self.components_ = found.shared.T
+        self.local_components_ = found.local.swapaxes(1, 2)
         self._record(solution)
-        bases = np.stack([self._basis(basis) for basis in local])
-        # One variance for all clients: a client with few samples cannot estimate its own.
-        counts = np.asarray(clients.counts, float)
-        self.noise_variance_ = noise_outside(bases, tables, counts)
-        self.explained_variance_ratio_ = variance_ratio(bases, tables, counts)
-        self._laws = [
-            Normal.fitted(basis, x, self.noise_variance_)
-            for basis, x in zip(bases, tables, strict=True)
-        ]
-        # Samples without a client are scored by the shared components alone.
-        outside = noise_outside(shared[None], [together], np.ones(1))
-        self._law = Normal.fitted(shared, together, outside)
-        if len(tables) == 1:  # whose client is known even without groups
-            (self._law,) = self._laws
+        self.noise_variance_ = found.noise_variance
+        self.explained_variance_ratio_ = found.variance_ratio
 
     def _result(self) -> Personalized:
         local = self.local_components_.swapaxes(1, 2)
@@ -370,22 +367,22 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
     def _ranks(self) -> list[str]:
         return [name for name in self.get_params(deep=False) if "rank" in name or "n_comp" in name]
 
-    def _basis(self, local: Basis) -> Basis:
-        """Return all components of a client, given its local ones."""
-        shared = np.asarray(self.components_).T
-        return np.concatenate([shared, local], axis=1) if self._beside else local
-
     def _new_law(self, table: Table) -> Normal:
-        basis = self._basis(principal(self._new_components(table), [table]))
-        return Normal.fitted(basis, table, self.noise_variance_)
+        with precision_of(self._precision):
+            local = self._new_components(table)
+        if local.size:
+            local = local @ axes(local, moment_of_samples(table, local).scores)
+        basis = beside(self.components_.T, local) if self._beside else local
+        return Normal.fitted(basis, moment_of_samples(table, basis), self.noise_variance_)
 
     def _parted(self, X: ArrayOrFrame, groups: ArrayOrFrame | None) -> _groups.Parted:
         check_is_fitted(self)
         X = checked_samples(self, X, self._completion is not None, reset=False)
         completed, mean = X, self.mean_.astype(X.dtype)
         if self._completion is not None:
-            labels = None if groups is None else client_labels(groups, X)
-            completed = self._completion.completed(X, labels)
+            with precision_of(self._precision):
+                labels = None if groups is None else client_labels(groups, X)
+                completed = self._completion.completed(X, labels)
         return _groups.Parted(X - mean, completed - mean, self._groups_of(X, groups))
 
     def _groups_of(self, X: Table, groups: ArrayOrFrame | None) -> list[_groups.Group]:

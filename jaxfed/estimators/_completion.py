@@ -49,7 +49,9 @@ class Completion(NamedTuple):
         present, places = np.unique(labels, return_inverse=True)
         tables = [X[places == i] - origin for i in range(len(present))]
         clients = Clients.from_samples(tables, missing="mask")
-        return cls(present, origin, fit(impute, clients, rounds=ROUNDS, key=key).result)
+        found = fit(impute, clients, rounds=ROUNDS, key=key).result
+        # On the host, where copies keep their precision.
+        return cls(present, origin, jax.device_get(found))
 
     def completed(self, X: Table, labels: np.ndarray | None) -> Table:
         """Replace missing entries by their conditional means.

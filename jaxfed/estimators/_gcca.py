@@ -13,10 +13,12 @@ from sklearn.utils.validation import check_is_fitted
 
 from jaxfed import gcca
 from jaxfed._checks import check_flag, check_list, check_whole
+from jaxfed._numbers import precision_of
 from jaxfed.core.contract.algorithm import Personalized
 from jaxfed.core.run.fit import fit
-from jaxfed.estimators._arrays import checked
+from jaxfed.estimators._arrays import checked, mean_of
 from jaxfed.estimators._saved import HasRun
+from jaxfed.gcca.factors import factored
 
 
 class FederatedGCCA(BaseEstimator, HasRun):
@@ -42,6 +44,7 @@ class FederatedGCCA(BaseEstimator, HasRun):
         ridge: float = 0.0,
         solver: Literal["gradient", "exact"] | None = None,
         rounds: int = 50,
+        tol: float | None = None,
         center: bool = True,
         random_state: Any = None,
     ):
@@ -52,12 +55,16 @@ class FederatedGCCA(BaseEstimator, HasRun):
             ridge: weight of the maps' squared norms; needed for views with as many features as
                 entities.
             solver: a client's update in each round; by default that of `jaxfed.gcca.MaxVar`.
-            rounds: number of rounds.
+            rounds: maximum number of rounds.
+            tol: stop once further rounds would lower the objective by at most this fraction; None
+                stops at 1e-10, or once only rounding errors would change; with gradient steps,
+                it runs all rounds.
             center: whether to subtract each view's means.
             random_state: a seed or a `numpy.random.RandomState`.
         """
         self.n_components, self.ridge, self.solver = n_components, ridge, solver
-        self.rounds, self.center, self.random_state = rounds, center, random_state
+        self.rounds, self.tol, self.center = rounds, tol, center
+        self.random_state = random_state
 
     def fit(self, views: Sequence[ArrayLike], y: object = None) -> Self:
         """Learn maps.
@@ -73,13 +80,23 @@ class FederatedGCCA(BaseEstimator, HasRun):
             check_whole(name, getattr(self, name))
         check_flag("center", self.center)
         tables = _checked(views)
-        self.means_ = [x.mean(axis=0) * self.center for x in tables]
+        with precision_of(tables[0].dtype):
+            self._fit(tables)
+        return self
+
+    def _fit(self, tables: list[np.ndarray]) -> None:
+        self.means_ = [mean_of(x) * self.center for x in tables]
         clients = self._views(tables)
         key = jax.random.key(check_random_state(self.random_state).randint(2**31 - 1))
         rank = int(self.n_components)
-        start = fit(gcca.MVLSA(rank), clients, rounds=1, key=key)
         algorithm = gcca.MaxVar(rank, solver=self.solver, ridge=self.ridge)
-        solution = fit(algorithm, clients, rounds=int(self.rounds), key=key, warm_start=start)
+        tol = self.tol
+        if self.solver != "gradient":  # whose steps take the views themselves
+            clients = factored(clients)
+            tol = max(1e-10, 16 * float(np.finfo(tables[0].dtype).eps)) if tol is None else tol
+        options = {"rounds": int(self.rounds), "key": key, "tol": tol}
+        start = fit(gcca.MVLSA(rank), clients, rounds=1, key=key)
+        solution = fit(algorithm, clients, warm_start=start, **options)
         self.n_views_ = len(tables)
         self._record(solution)
         self.representation_ = np.asarray(solution.result.shared, np.float64)
@@ -87,7 +104,6 @@ class FederatedGCCA(BaseEstimator, HasRun):
             np.asarray(q[: x.shape[1]], np.float64)
             for q, x in zip(solution.result.local, tables, strict=True)
         ]
-        return self
 
     def transform(self, views: Sequence[ArrayLike]) -> list[Float[np.ndarray, "n r"]]:
         """Compute each view's scores, for the entities of `fit` or others.
@@ -108,7 +124,8 @@ class FederatedGCCA(BaseEstimator, HasRun):
                 f"views: wanted {[len(q) for q in self.weights_]} features, "
                 f"got {[x.shape[1] for x in tables]}"
             )
-        return [np.asarray(x) for x in gcca.transform(self._result(), self._views(tables))]
+        with precision_of(tables[0].dtype):
+            return [np.asarray(x) for x in gcca.transform(self._result(), self._views(tables))]
 
     def fit_transform(
         self, views: Sequence[ArrayLike], y: object = None
@@ -137,7 +154,10 @@ class FederatedGCCA(BaseEstimator, HasRun):
 
 def _checked(views: Sequence[ArrayLike]) -> list[np.ndarray]:
     check_list("views", views, "tables (n, d_j)")
-    tables = [checked(x, dtype=np.float64, input_name=f"views[{j}]") for j, x in enumerate(views)]
+    # In double precision, unless all views are single.
+    alike = all(getattr(x, "dtype", None) == np.float32 for x in views)
+    dtype = np.float32 if alike else np.float64
+    tables = [checked(x, dtype=dtype, input_name=f"views[{j}]") for j, x in enumerate(views)]
     if len(tables) < 2:
         raise ValueError("views: wanted at least two, got one")
     check_consistent_length(*tables)

@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from jaxfed import aggregation
+from jaxfed._checks import check_flag, check_whole
 from jaxfed._names import caller
 from jaxfed.core.contract.algorithm import Algorithm
 from jaxfed.estimators._arrays import client_labels
@@ -21,6 +22,18 @@ def robust(algorithm: Algorithm, clients: int) -> Algorithm:
     if clients < 3:
         raise ValueError(f"robust: wanted three clients or more, got {clients}")
     return aggregation.Robust(algorithm, groups=clients)
+
+
+def check_parameters(estimator: Any, counts: Sequence[str]) -> None:
+    """Refuse parameters that are not whole numbers, or not flags.
+
+    Raises:
+        ValueError: for such parameters.
+    """
+    for name in counts:
+        check_whole(name, getattr(estimator, name))
+    for name in ("center", "robust"):
+        check_flag(name, getattr(estimator, name))
 
 
 class Group(NamedTuple):

@@ -1,9 +1,13 @@
 """The normal distribution that components describe, and the likelihood of samples."""
 
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Self
 
 import numpy as np
 from jaxtyping import Float
+from scipy.linalg import block_diag
+
+PIECE = 512  # squares that are added in single precision
 
 
 class Learned(NamedTuple):
@@ -12,6 +16,13 @@ class Learned(NamedTuple):
     shared: Float[np.ndarray, "d _r"]  # also used for samples of unknown clients
     local: Float[np.ndarray, "m d r2"]
     beside: bool  # whether clients have local components beside the shared ones, or only local ones
+
+
+class ScoreMoment(NamedTuple):
+    """Second moments of samples and of their scores along orthonormal components."""
+
+    energy: float  # mean squared norm of a sample
+    scores: Float[np.ndarray, "r r"]
 
 
 class Normal(NamedTuple):
@@ -27,13 +38,10 @@ class Normal(NamedTuple):
     noise: float  # variance in each other direction
 
     @classmethod
-    def fitted(
-        cls, basis: Float[np.ndarray, "d r"], samples: Float[np.ndarray, "n d"], noise: float
-    ) -> Self:
-        """Fit to samples by maximum likelihood; no variance is smaller than the noise."""
-        scores = samples @ basis
+    def fitted(cls, basis: Float[np.ndarray, "d r"], moment: ScoreMoment, noise: float) -> Self:
+        """Fit to samples of a moment by maximum likelihood; no variance is below the noise."""
         # With eigenvalues of at least the noise, K of `log_likelihood` is positive semi-definite.
-        values, vectors = np.linalg.eigh(scores.T @ scores / max(len(samples), 1))
+        values, vectors = np.linalg.eigh(moment.scores)
         return cls(basis, (vectors * np.maximum(values, noise)) @ vectors.T, noise)
 
     def log_likelihood(self, samples: Float[np.ndarray, "n d"]) -> Float[np.ndarray, " n"]:
@@ -59,59 +67,118 @@ class Normal(NamedTuple):
         return -(entries * np.log(2 * np.pi) + log_det + near + left / self.noise) / 2
 
 
-def noise_outside(
-    bases: Float[np.ndarray, "m d r"],
-    tables: list[Float[np.ndarray, "n_i d"]],
+class Description(NamedTuple):
+    """Components as principal axes, and the distributions that they describe."""
+
+    shared: Float[np.ndarray, "d _r"]
+    local: Float[np.ndarray, "m d r2"]
+    laws: list[Normal]  # of the clients
+    law: Normal  # of samples whose client is not known
+    noise_variance: float
+    variance_ratio: Float[np.ndarray, " r"]  # the share of each score's variance in that of samples
+
+
+def described(
+    learned: Learned,
+    data: Sequence[np.ndarray] | np.ndarray,
     counts: Float[np.ndarray, " m"],
-) -> float:
-    """Return the variance per direction of all samples outside their client's components.
+    moment_of: Callable[[np.ndarray, np.ndarray], ScoreMoment],
+) -> Description:
+    """Describe components by one product with each client's data.
 
     Args:
-        bases: the clients' components.
-        tables: for each client, rows with the second moment of its samples.
+        learned: the components.
+        data: of each client.
+        counts: the clients' numbers of samples.
+        moment_of: `moment_of_samples`, or `moment_of_matrix` where data are second moments.
+    """
+    (shared, local, both), rank = learned, learned.shared.shape[1]
+    moments = [moment_of(x, beside(shared, v)) for x, v in zip(data, local, strict=True)]
+    energy, scores = pooled(moments, counts)
+    # A basis is arbitrary: rotate to uncorrelated components in order of variance.
+    rotation = axes(shared, scores[:rank, :rank])
+    rotations = [axes(v, x.scores[rank:, rank:]) for v, x in zip(local, moments, strict=True)]
+    shared = shared @ rotation
+    local = np.stack([v @ own for v, own in zip(local, rotations, strict=True)])
+    for i, (x, own) in enumerate(zip(moments, rotations, strict=True)):
+        turn = block_diag(rotation, own)[:, 0 if both else rank :]
+        moments[i] = ScoreMoment(x.energy, turn.T @ x.scores @ turn)
+    # One variance for all clients: a client with few samples cannot estimate its own.
+    together = pooled(moments, counts)
+    noise = _noise_outside(together, len(shared))
+    bases = [beside(shared, v) if both else v for v in local]
+    laws = [Normal.fitted(basis, x, noise) for basis, x in zip(bases, moments, strict=True)]
+    law = laws[0]  # whose client is known even without groups, if there is one
+    if len(laws) > 1:  # the shared components alone
+        whole = ScoreMoment(energy, rotation.T @ scores[:rank, :rank] @ rotation)
+        law = Normal.fitted(shared, whole, _noise_outside(whole, len(shared)))
+    along = np.diagonal(together.scores)
+    ratio = along / energy if energy > 0 else 0 * along
+    return Description(shared, local, laws, law, noise, ratio)
+
+
+def beside(
+    shared: Float[np.ndarray, "d r1"], local: Float[np.ndarray, "d r2"]
+) -> Float[np.ndarray, "d r"]:
+    """Return the shared and then the local components; no copy if there are no local ones."""
+    return np.concatenate([shared, local], axis=1) if local.size else shared
+
+
+def moment_of_samples(
+    samples: Float[np.ndarray, "n d"], basis: Float[np.ndarray, "d r"]
+) -> ScoreMoment:
+    """Compute both moments of samples, `n` not 0, in one product of their own precision."""
+    scores = (samples @ basis.astype(samples.dtype)).astype(float)
+    return ScoreMoment(_squares(samples) / len(samples), scores.T @ scores / len(samples))
+
+
+def moment_of_matrix(
+    moment: Float[np.ndarray, "d d"], basis: Float[np.ndarray, "d r"]
+) -> ScoreMoment:
+    """Compute both moments of samples with this second moment."""
+    return ScoreMoment(float(np.trace(moment)), basis.T @ moment @ basis)
+
+
+def pooled(moments: list[ScoreMoment], counts: Float[np.ndarray, " m"]) -> ScoreMoment:
+    """Return the moments of all samples together.
+
+    Args:
+        moments: of the clients.
         counts: the clients' numbers of samples.
     """
-    features, rank = bases.shape[1:]
-    total, along = _pooled(bases, tables, counts)
+    energies, scores = zip(*moments, strict=True)
+    weights = counts / counts.sum()
+    return ScoreMoment(float(weights @ energies), np.tensordot(weights, np.stack(scores), 1))
+
+
+def _noise_outside(moment: ScoreMoment, features: int) -> float:
+    """Return the variance per direction of samples outside their components."""
     # Without any noise, the likelihood would be infinite.
-    least = np.finfo(np.float32).eps * max(total, 1e-30) / features
-    return float(max((total - along.sum()) / max(features - rank, 1), least))
+    least = np.finfo(np.float32).eps * moment.energy / features or np.finfo(float).tiny
+    left = moment.energy - np.trace(moment.scores)
+    return float(max(left / max(features - len(moment.scores), 1), least))
 
 
-def variance_ratio(
-    bases: Float[np.ndarray, "m d r"],
-    tables: list[Float[np.ndarray, "n_i d"]],
-    counts: Float[np.ndarray, " m"],
-) -> Float[np.ndarray, " r"]:
-    """Return the share of each score's variance in that of all samples, as for `noise_outside`."""
-    total, along = _pooled(bases, tables, counts)
-    return along / total if total > 0 else 0 * along
+def axes(
+    basis: Float[np.ndarray, "d r"], scores: Float[np.ndarray, "r r"]
+) -> Float[np.ndarray, "r r"]:
+    """Return the rotation of a basis to uncorrelated components in order of decreasing variance.
 
+    The entry of largest magnitude of each component is positive.
 
-def _pooled(
-    bases: Float[np.ndarray, "m d r"],
-    tables: list[Float[np.ndarray, "n_i d"]],
-    counts: Float[np.ndarray, " m"],
-) -> tuple[float, Float[np.ndarray, " r"]]:
-    """Return the variance of all samples together, in total and of each score."""
-    found = [
-        (np.sum(x**2) / len(x), np.sum((x @ basis) ** 2, axis=0) / len(x))
-        for x, basis in zip(tables, bases, strict=True)
-    ]
-    total, along = (
-        np.average(np.stack(each), axis=0, weights=counts) for each in zip(*found, strict=True)
-    )
-    return float(total), along
-
-
-def principal(
-    basis: Float[np.ndarray, "d r"], tables: list[Float[np.ndarray, "n_i d"]]
-) -> Float[np.ndarray, "d r"]:
-    """Rotate a basis to uncorrelated components in order of decreasing variance.
-
-    All clients have the same weight. The entry of largest magnitude of each component is positive.
+    Args:
+        basis: orthonormal components.
+        scores: the second moment of their scores.
     """
-    moment = sum((x @ basis).T @ (x @ basis) / len(x) for x in tables)
-    turned = basis @ np.linalg.eigh(moment)[1][:, ::-1]
+    rotation = np.linalg.eigh(scores)[1][:, ::-1]
+    turned = basis @ rotation
     largest = np.take_along_axis(turned, np.argmax(np.abs(turned), axis=0)[None], axis=0)
-    return turned * np.where(largest < 0, -1, 1)
+    return rotation * np.where(largest < 0, -1, 1)
+
+
+def _squares(samples: Float[np.ndarray, "n d"]) -> float:
+    """Return the sum of squares: of short pieces in their precision, of the pieces in double."""
+    flat = samples.reshape(-1)
+    whole = flat[: len(flat) // PIECE * PIECE].reshape(-1, PIECE)
+    rest = flat[whole.size :].astype(float)
+    return float(np.einsum("ij,ij->i", whole, whole).sum(dtype=float) + rest @ rest)

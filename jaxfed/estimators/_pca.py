@@ -22,7 +22,7 @@ from jaxfed.pca.likelihood import joint_moment, precision
 class PersonalizedPCA(ClientPCA):
     """Shared components, and local components for each client.
 
-    It runs `jaxfed.pca.VarProPerPCA` on the rows of each group. See `transform` for the meaning of
+    It runs `jaxfed.pca.PerPCA` on the rows of each group. See `transform` for the meaning of
     local scores and for clients that were not in `fit`.
 
     With `bootstrap`, `fit` also sets `components_std_`, the standard errors of the entries of
@@ -94,7 +94,7 @@ class PersonalizedPCA(ClientPCA):
                 f"{int(np.min(clients.counts))}"
             )
         make = partial(
-            pca.VarProPerPCA, int(self.shared_rank), int(self.local_rank), shrinkage=self.shrinkage
+            pca.PerPCA, int(self.shared_rank), int(self.local_rank), shrinkage=self.shrinkage
         )
         if self.n_init == 1:
             return run(make())
@@ -126,12 +126,14 @@ class FederatedPCA(ClientPCA):
     Source: Golub & Underwood (1977), The block Lanczos method for computing eigenvalues.
     """
 
+    stops_at_rounding = True
+
     def __init__(
         self,
         n_components: int = 1,
         *,
         rounds: int = 50,
-        tol: float | None = 1e-6,
+        tol: float | None = None,
         center: bool = True,
         forgetting: float | None = None,
         impute: tuple[int, int] | None = None,
@@ -142,8 +144,9 @@ class FederatedPCA(ClientPCA):
         Args:
             n_components: number of components.
             rounds: maximum number of rounds.
-            tol: stop once the captured variance changes by at most this fraction; None never stops
-                early.
+            tol: stop once the captured variance changes by at most this fraction, and the violation
+                of the optimality condition is at most this share of all variance; None stops once
+                only rounding errors would change.
             center: whether to subtract the mean of all samples.
             forgetting: the share, in (0, 1], of the new samples in each `partial_fit`; None forgets
                 nothing, so that all samples count equally.

@@ -1,8 +1,13 @@
-"""What estimators say of the run that they are the result of."""
+"""What estimators keep and say of the run that they are the result of."""
 
 import abc
 import warnings
+from typing import Any
 
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, PyTree
 from sklearn.exceptions import ConvergenceWarning
 
 from jaxfed._names import caller
@@ -32,11 +37,11 @@ class HasRun(abc.ABC):
             ConvergenceWarning: if the run did not converge.
         """
         self.n_iter_ = int(solution.rounds)
-        remarks = solution.remarks(WORDS)
-        record = saved_of(solution)._replace(result=Personalized(None, None), remarks=remarks)
-        self._run_record = record._replace(ids=None)  # estimators know clients by their labels
+        record = saved_of(solution, words=WORDS)
+        # Estimators know clients by their labels.
+        self._run_record = record._replace(result=Personalized(None, None), ids=None)
         if ended_badly(self._run_record.status, self._run_record.history):
-            warnings.warn(remarks[0], ConvergenceWarning, stacklevel=caller())
+            warnings.warn(record.remarks[0], ConvergenceWarning, stacklevel=caller())
 
     @property
     def saved_(self) -> Saved:
@@ -50,3 +55,18 @@ class HasRun(abc.ABC):
     def summary_(self) -> str:
         """A summary of the run."""
         return self.saved_.summary()
+
+
+def on_host(tree: PyTree) -> tuple[PyTree, PyTree]:
+    """Part a tree into its arrays, on the host, where copies keep their precision, and the rest."""
+    arrays, rest = eqx.partition(tree, lambda x: isinstance(x, jax.Array) and not _is_key(x))
+    return jax.device_get(arrays), rest
+
+
+def on_device(parts: tuple[PyTree, PyTree] | None) -> Any:
+    """Undo `on_host`."""
+    return None if parts is None else eqx.combine(jax.tree.map(jnp.asarray, parts[0]), parts[1])
+
+
+def _is_key(x: Array) -> bool:
+    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)

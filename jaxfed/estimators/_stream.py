@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Float
 
 from jaxfed._checks import check_number
+from jaxfed.core.clients.checks import on_device
 from jaxfed.core.clients.clients import Clients
 from jaxfed.estimators._completion import Completion
 from jaxfed.linalg import Moment
@@ -30,8 +31,7 @@ class Summary(NamedTuple):
     labels: np.ndarray
     mean: Float[np.ndarray, " d"]
     clients: Clients
-    tables: list[Table]  # for each client, rows that have its second moment
-    together: Table  # rows that have the second moment of all samples
+    moments: Float[np.ndarray, "m d d"]  # the clients' data, on the host
 
 
 def check_forgetting(given: object) -> None:
@@ -85,29 +85,21 @@ def taken_in(
 
 def summary_of(seen: Seen, center: bool) -> Summary:
     """Return the clients' moments, about the mean of all samples if `center`."""
-    order = np.argsort(seen.labels[np.asarray(seen.moments.ids)])
-    clients = seen.moments.take(order)
-    (part,) = clients.parts
-    moments, counts = np.asarray(part.dense, float), np.asarray(part.count, float)
-    means = moments[:, :-1, -1]
+    ids = np.asarray(seen.moments.ids)
+    order = np.argsort(seen.labels[ids])
+    (part,) = seen.moments.parts
+    # On the host, since JAX would compile each step.
+    both, counts, weights, ids = (
+        np.asarray(x)[order] for x in (part.dense, part.count, seen.moments.weights, ids)
+    )
+    means = both[:, :-1, -1]
     # The last column of a moment of (x - origin, 1) is the mean, and every sample counts equally.
     mean = counts @ means / counts.sum() if center else np.zeros(means.shape[1])
     # About a mean μ a moment is (I, -μ) S (I, -μ)ᵀ.
-    about = np.column_stack([np.eye(len(mean)), -mean])
-    moments = about @ moments @ about.T
-    data = jax.vmap(Moment.from_dense)(jnp.asarray(moments, part.dense.dtype), part.count)
-    together = np.tensordot(counts / counts.sum(), moments, 1)
-    return Summary(
-        labels=seen.labels[np.asarray(clients.ids)],
-        mean=seen.origin + mean,
-        clients=Clients(data, clients.ids, clients.weights),
-        tables=[_rows(moment) for moment in moments],
-        together=_rows(together),
-    )
-
-
-def _rows(moment: Float[np.ndarray, "d d"]) -> Float[np.ndarray, "d d"]:
-    """Return as many rows as features, with this second moment."""
-    values, vectors = np.linalg.eigh(moment)
-    # Second moments of tables are divided by their number of rows, here that of the features.
-    return np.sqrt(len(values) * np.maximum(values, 0))[:, None] * vectors.T
+    cross = means[:, :, None] * mean
+    moments = both[:, :-1, :-1] - cross - cross.swapaxes(1, 2) + mean[:, None] * mean
+    traces = np.trace(moments, axis1=1, axis2=2)
+    dense, sizes, traces = (on_device(x, fresh=True) for x in (moments, counts, traces))
+    data = jax.vmap(Moment)(dense, None, sizes, traces)
+    clients = Clients(data, on_device(ids), on_device(weights))
+    return Summary(seen.labels[ids], seen.origin + mean, clients, moments)

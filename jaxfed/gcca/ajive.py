@@ -96,7 +96,7 @@ class ViewParts(NamedTuple):
         return ViewScores(scores[:, :rank], scores[:, rank:])
 
 
-class Member(NamedTuple):
+class AJIVEMember(NamedTuple):
     """ONE client's prepared view."""
 
     values: Float[Array, "entities features"]
@@ -176,7 +176,7 @@ class AJIVE(Algorithm):
         if self.rank > most:
             raise ValueError(f"rank: wanted at most the views' {most} together, got {self.rank}")
 
-    def prepare(self, data: View, client_id, rounds) -> Member:
+    def prepare(self, data: View, client_id, rounds) -> AJIVEMember:
         """Return the view's signal, its thresholds and its individual rank."""
         signal = signal_of(data, self.signal_rank, client_id)
         width, least = widest(self.signal_rank), signal.threshold
@@ -185,9 +185,9 @@ class AJIVE(Algorithm):
             # A given rank replaces the threshold, so directions count down to rounding errors.
             individual_rank = rank_of(self.individual_rank, client_id)
             least = signal.rounding
-        return Member(data.values, signal.left, signal.threshold, least, individual_rank)
+        return AJIVEMember(data.values, signal.left, signal.threshold, least, individual_rank)
 
-    def first_message(self, key, data: Member, warm_start) -> Gather:
+    def first_message(self, key, data: AJIVEMember, warm_start) -> Gather:
         """Return the basis of the signal's scores, for the server to collect."""
         return Gather(data.basis)
 
@@ -208,10 +208,10 @@ class AJIVE(Algorithm):
         """Return the joint scores."""
         return server.scores
 
-    def client_init(self, key, downlink: Scores, data: Member, warm_start) -> None:
+    def client_init(self, key, downlink: Scores, data: AJIVEMember, warm_start) -> None:
         """Return None: the parts depend on the joint scores that remain after the round."""
 
-    def client_step(self, key, downlink: Scores, local: None, data: Member):
+    def client_step(self, key, downlink: Scores, local: None, data: AJIVEMember):
         """Report which directions the view lacks."""
         loadings = transposed_product(data.values, downlink)
         # Columns of directions dropped before are zero, so they stay dropped.
@@ -229,7 +229,7 @@ class AJIVE(Algorithm):
         """Return the joint scores and singular values."""
         return server
 
-    def client_result(self, downlink: Scores, local: None, data: Member) -> ViewParts:
+    def client_result(self, downlink: Scores, local: None, data: AJIVEMember) -> ViewParts:
         """Return the view's parts."""
         loadings = transposed_product(data.values, downlink)
         left, singular, right = svd(data.values - matmul(downlink, loadings.T))

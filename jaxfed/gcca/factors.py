@@ -6,7 +6,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxfed.gcca.views import Scores, SparseView, View, Weights
+from jaxfed.core.clients.clients import Clients
+from jaxfed.core.run.compiling import options_for_linear_algebra
+from jaxfed.core.run.runner import programs
+from jaxfed.gcca.views import FactoredView, Scores, SparseView, View, Weights
 from jaxfed.linalg import matmul, svd, transposed_product
 from jaxfed.linalg.division import ratio
 from jaxfed.linalg.svd import not_rounding
@@ -39,13 +42,29 @@ class Factors(NamedTuple):
         return matmul(self.left, self.singular[:, None] * matmul(self.right.T, weights))
 
 
-def factorize(view: View | SparseView, rank: int) -> Factors:
+def factored(clients: Clients) -> Clients:
+    """Compute all views' singular value decompositions, for several runs on them."""
+    data = programs(**options_for_linear_algebra())(_factored)(clients.data)
+    return Clients(data, clients.ids, clients.weights)
+
+
+def _factored(data: View) -> FactoredView:
+    def of_one(view: View) -> FactoredView:
+        return FactoredView(view.mask, *factorize(view, min(view.shape)))
+
+    return jax.vmap(of_one)(data)
+
+
+def factorize(view: View | FactoredView | SparseView, rank: int) -> Factors:
     """Compute the leading singular triples of ONE view.
 
     Sparse views use subspace iteration with ten more columns than triples (Halko, Martinsson &
     Tropp 2011). The result is exact if the view has no more directions than columns. Otherwise it
     is more accurate the faster the singular values decay.
     """
+    if isinstance(view, FactoredView):
+        left, right = view.left[:, :rank], view.right[:, :rank]
+        return Factors(left, view.singular[:rank], right, view.observed)
     if isinstance(view, View):
         left, singular, right = svd(view.with_zeros().values)
     else:

@@ -32,6 +32,7 @@ from jaxfed.gcca._memory import Memory, within_span
 from jaxfed.gcca.factors import Factors, factorize
 from jaxfed.gcca.shares import Root, divided, root_of, seen_rows
 from jaxfed.gcca.views import (
+    FactoredView,
     First,
     RandomKey,
     Scores,
@@ -58,7 +59,7 @@ STEPS = 10
 BLOCKS = 4
 
 
-class Member(NamedTuple):
+class MaxVarMember(NamedTuple):
     """One client's prepared view."""
 
     view: Any  # View or SparseView; Factors if the inner problem is solved exactly
@@ -68,7 +69,7 @@ class Member(NamedTuple):
     curvature: Float[Array, ""] | None  # one over the step size
 
 
-class Server(NamedTuple):
+class MaxVarServer(NamedTuple):
     """The server's state."""
 
     shared: Scores  # orthonormal: the representation times the root
@@ -215,17 +216,18 @@ class MaxVar(Algorithm):
             if warm_start.local is not None:
                 check_shape("local", warm_start.local, (views, features, self.rank))
 
-    def prepare(self, data: View | SparseView, client_id, rounds) -> Member:
+    def prepare(self, data: View | FactoredView | SparseView, client_id, rounds) -> MaxVarMember:
         """Return the view's singular value decomposition, or what gradient steps need."""
         data = data.with_zeros()
         (entities, features), moment = data.shape, None
         if self._exact(isinstance(data, SparseView)):
             # All singular triples, computed once; every round then needs only products.
             factors = factorize(data, min(data.shape))
-            return Member(factors, data.mask, factors.singular[0] / entities**0.5, None, None)
+            return MaxVarMember(factors, data.mask, factors.singular[0] / entities**0.5, None, None)
         if isinstance(data, SparseView):
             largest = _largest_eigenvalue(data)
         else:
+            assert isinstance(data, View)
             whole = Moment.from_samples(data.values)
             largest = whole.largest_eigenvalue()
             steps = rounds * self._steps
@@ -233,15 +235,15 @@ class MaxVar(Algorithm):
                 moment = whole.matrix()
         unit = jnp.where(largest > 0, jnp.sqrt(jnp.where(largest > 0, largest, 1)), 0)
         curvature = largest + self.ridge.astype(largest.dtype)
-        return Member(data, data.mask, unit, moment, curvature)
+        return MaxVarMember(data, data.mask, unit, moment, curvature)
 
-    def first_message(self, key, data: Member, warm_start) -> Scores | First:
+    def first_message(self, key, data: MaxVarMember, warm_start) -> Scores | First:
         """Return the scores of the first map, and the seen entities if not all are seen."""
         scores, observed = self._first(key, data, warm_start).scores, data.view.observed
         # Differences continue from this message if it has the same structure as a round's.
         return scores if observed is None else First(scores, observed)
 
-    def server_init(self, key, first: Scores | First, like, warm_start) -> Server:
+    def server_init(self, key, first: Scores | First, like, warm_start) -> MaxVarServer:
         """Return the representation closest to the scores, or that of the warm start."""
         first = first if isinstance(first, First) else First(first, None)
         root = root_of(first.observed)
@@ -255,20 +257,20 @@ class MaxVar(Algorithm):
         if not isinstance(like.view, Factors):
             columns = 0
         if columns <= 0:
-            return Server(shared, root, None)
+            return MaxVarServer(shared, root, None)
         none = jnp.zeros((len(shared), columns), shared.dtype)
-        return Server(shared, root, Memory(none, none))
+        return MaxVarServer(shared, root, Memory(none, none))
 
-    def downlink(self, server: Server) -> Scores:
+    def downlink(self, server: MaxVarServer) -> Scores:
         """Return the representation."""
         return divided(server.shared, server.root)
 
-    def client_init(self, key, downlink: Scores, data: Member, warm_start) -> Map:
+    def client_init(self, key, downlink: Scores, data: MaxVarMember, warm_start) -> Map:
         """Return the map of the first message and its scores."""
         return self._first(key, data, warm_start)
 
     # First message and first state use the same key, so that both have the same map.
-    def _first(self, key: RandomKey, data: Member, warm_start: Personalized | None) -> Map:
+    def _first(self, key: RandomKey, data: MaxVarMember, warm_start: Personalized | None) -> Map:
         if warm_start is None or warm_start.local is None:
             weights = jax.random.normal(key, (len(data.mask), self.rank), data.mask.dtype)
             # Scores of the size of a representation, in whichever units the views are.
@@ -279,7 +281,7 @@ class MaxVar(Algorithm):
         weights = weights * data.mask[:, None]
         return Map(weights, _scores(data, weights))
 
-    def feasible(self, downlink: Scores, data: Member) -> Scores:
+    def feasible(self, downlink: Scores, data: MaxVarMember) -> Scores:
         """Return an orthonormal representation.
 
         If clients have seen different entities, only the server knows its constraint: the objective
@@ -287,7 +289,7 @@ class MaxVar(Algorithm):
         """
         return polar(downlink) if data.view.observed is None else downlink
 
-    def client_step(self, key, downlink: Scores, local: Map, data: Member):
+    def client_step(self, key, downlink: Scores, local: Map, data: MaxVarMember):
         """Move the map towards the representation, and send its scores."""
         ridge = self.ridge.astype(downlink.dtype)
         misfit = seen_rows(data.view.observed, local.scores - downlink)
@@ -311,7 +313,7 @@ class MaxVar(Algorithm):
         key: RandomKey,
         downlink: Scores,
         weights: Weights,
-        data: Member,
+        data: MaxVarMember,
         ridge: Float[Array, ""],
     ) -> Weights:
         view, batch, length = data.view, self.batch_size, len(downlink)
@@ -341,7 +343,7 @@ class MaxVar(Algorithm):
         keys = None if batch is None else jax.random.split(key, self._steps)
         return jax.lax.scan(step, weights, keys, length=self._steps)[0]
 
-    def server_step(self, key, server: Server, uplink: Scores):
+    def server_step(self, key, server: MaxVarServer, uplink: Scores):
         """Take the orthonormal matrix closest to the mean score (the Procrustes problem)."""
         shared, root, memory = server
         product = divided(uplink, root)
@@ -351,11 +353,11 @@ class MaxVar(Algorithm):
         gap = {"gap": jnp.sum(outside**2) / 2}
         product = product + self.proximal.astype(shared.dtype) * shared
         if memory is None:
-            return Server(polar(product), root, None), gap
+            return MaxVarServer(polar(product), root, None), gap
         best, memory = within_span(shared, memory, product)
-        return Server(best, root, memory), gap
+        return MaxVarServer(best, root, memory), gap
 
-    def client_result(self, downlink: Scores, local: Map, data: Member) -> Weights:
+    def client_result(self, downlink: Scores, local: Map, data: MaxVarMember) -> Weights:
         """Return the view's map."""
         return local.weights
 
@@ -367,12 +369,12 @@ class MaxVar(Algorithm):
         """
         return dataclasses.replace(without_batches(self, self.batch_size), memory=0)
 
-    def bases(self, server: Server, local: Map) -> Bases:
+    def bases(self, server: MaxVarServer, local: Map) -> Bases:
         """Return the representation, the maps and the scores, which all rotate together."""
         return Bases(shared=(server.shared,), along=tuple(local))
 
 
-def _scores(data: Member, weights: Weights) -> Scores:
+def _scores(data: MaxVarMember, weights: Weights) -> Scores:
     scores = data.view.mv(weights)
     return scores / len(scores) ** 0.5
 

@@ -17,6 +17,7 @@ from jaxfed.gcca.factors import factorize
 from jaxfed.gcca.shares import divided, root_of, seen_rows
 from jaxfed.gcca.views import check_views
 from jaxfed.linalg import matmul, orthonormalize, top_eigenvectors
+from jaxfed.linalg.svd import singular_values
 
 
 def cost(
@@ -209,7 +210,7 @@ def subspace_distance(
 
 @jax.jit
 def _sine(shared: Array, other: Array) -> Float[Array, ""]:
-    return jnp.linalg.norm(shared - other @ (other.T @ shared), 2)
+    return singular_values(shared - other @ (other.T @ shared))[0]
 
 
 def compression_ratio(
@@ -283,6 +284,12 @@ def alignment_accuracy(scores: Float[Array, "views entities rank"]) -> Float[Arr
     scores = checked_array("scores", scores, "views entities rank")
     if len(scores) < 2:
         raise ValueError(f"scores: wanted those of two views at least, got {scores.shape}")
+    return _alignment_accuracy(scores)
+
+
+# A loop outside of `jit` would be compiled at every call.
+@jax.jit
+def _alignment_accuracy(scores: Float[Array, "views entities rank"]) -> Float[Array, ""]:
     first, second = np.triu_indices(len(scores), 1)
     squares = jnp.sum(scores**2, axis=-1)
 

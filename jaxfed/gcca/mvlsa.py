@@ -8,6 +8,7 @@ from jaxfed.core.contract.reduction import Gather
 from jaxfed.gcca.factors import Factors, factorize
 from jaxfed.gcca.shares import divided, root_of, seen_rows
 from jaxfed.gcca.views import (
+    FactoredView,
     First,
     Scores,
     SparseView,
@@ -69,7 +70,7 @@ class MVLSA(OneExchange):
     def _width(self, entities: int, features: int) -> int:
         return min(self.view_rank or 2 * self.rank, entities, features)
 
-    def prepare(self, data: View | SparseView, client_id, rounds) -> Factors:
+    def prepare(self, data: View | FactoredView | SparseView, client_id, rounds) -> Factors:
         """Return the view's truncated singular value decomposition."""
         return factorize(data, self._width(*data.shape))
 

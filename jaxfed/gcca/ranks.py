@@ -97,7 +97,7 @@ def joint_rank(
     wedin = float(np.percentile(drawn.wedin, wedin_percentile))
     random = float(np.percentile(drawn.random, random_percentile))
     # Without noise, a joint direction equals the bound up to rounding.
-    slack = np.finfo(squares.dtype).eps * max(views.data.shape) * len(views)
+    slack = np.finfo(squares.dtype).eps * len(squares) * len(views)
     return JointRank(int(np.sum(squares > max(wedin, random) - slack)), squares, wedin, random)
 
 

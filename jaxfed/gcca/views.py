@@ -10,12 +10,13 @@ import numpy as np
 import scipy.sparse
 from jax.experimental.sparse import BCOO
 from jax.typing import DTypeLike
-from jaxtyping import Array, ArrayLike, Float, Int, Key
+from jaxtyping import Array, Float, Int, Key
 
 from jaxfed._checks import check_list
 from jaxfed.contract import ClientsLike, Personalized, check_flag, check_instance
 from jaxfed.core.clients.checks import check_tables, checked_floats
 from jaxfed.core.clients.clients import Clients
+from jaxfed.core.clients.names import names_of_views
 from jaxfed.core.clients.samples import Ragged, padded, widened
 from jaxfed.core.common.printing import is_known
 from jaxfed.gcca.alignment import Alignment
@@ -73,6 +74,26 @@ class View(Ragged):
     def rmv(self, scores: Scores, rows: RowNumbers = None) -> Weights:
         """Return the product `X' Y` of ONE view, or of these rows, of which the scores are."""
         return transposed_product(self.values if rows is None else self.values[rows], scores)
+
+
+@final
+class FactoredView(eqx.Module):
+    """One client's view by its singular value decomposition, or with a leading axis all views'."""
+
+    mask: Float[Array, "*clients features"]  # 1 for a real feature, 0 for padding
+    left: Float[Array, "*clients entities k"]
+    singular: Float[Array, "*clients k"]  # rounding errors are zero
+    right: Float[Array, "*clients features k"]
+    observed: Float[Array, "*clients entities"] | None = None  # 1 if seen; None: all are seen
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Number of entities, and of features of the widest view."""
+        return self.left.shape[-2], self.mask.shape[-1]
+
+    def with_zeros(self) -> Self:
+        """Return this view, whose unseen rows are zero."""
+        return self
 
 
 @final
@@ -154,8 +175,11 @@ class Views(Clients):
     @classmethod
     def from_arrays(
         cls,
-        arrays: Sequence[ArrayLike],
+        arrays: Sequence[Any],
         *,
+        names: Sequence[str] | None = None,
+        features: Sequence[Sequence[str]] | None = None,
+        entities: Sequence[str] | None = None,
         center: bool = False,
         alignment: Alignment | None = None,
     ) -> Self:
@@ -164,6 +188,9 @@ class Views(Clients):
         Args:
             arrays: one `(entities, features_j)` array per client; with an alignment
                 `(entities_j, features_j)`.
+            names: the views' names.
+            features: each view's names of features; by default the columns of data frames.
+            entities: the entities' names; by default the ids of the alignment.
             center: subtract each feature's mean over the client's entities, which needs no
                 exchange.
             alignment: `jf.gcca.align(ids)` of the ids of the arrays' rows, if clients have seen
@@ -180,22 +207,29 @@ class Views(Clients):
         """
         check_list("arrays", arrays, MATRICES)
         check_flag("center", center)
-        views = [checked_floats(array, f"arrays[{j}]") for j, array in enumerate(arrays)]
+        views = [
+            checked_floats(array, f"arrays[{j}]", center=center) for j, array in enumerate(arrays)
+        ]
         _check_aligned("arrays", views, alignment)
-        if center:
-            views = [view - view.mean(0) for view in views]
         if alignment is not None:
-            entities = len(alignment.ids)
             views = [
-                jnp.zeros((entities, view.shape[1]), view.dtype).at[own].set(view)
+                jnp.zeros((len(alignment.ids), view.shape[1]), view.dtype).at[own].set(view)
                 for own, view in zip(alignment.places, views, strict=True)
             ]
         sizes = jnp.asarray([view.shape[1] for view in views], views[0].dtype)
-        return cls._of(View(padded(views), sizes, _observed(alignment, views[0].dtype)))
+        data = View(padded(views), sizes, _observed(alignment, views[0].dtype))
+        return cls._of(data, arrays, names, features, entities, alignment)
 
     @classmethod
     def from_sparse(
-        cls, matrices: Sequence[Any], *, center: bool = False, alignment: Alignment | None = None
+        cls,
+        matrices: Sequence[Any],
+        *,
+        names: Sequence[str] | None = None,
+        features: Sequence[Sequence[str]] | None = None,
+        entities: Sequence[str] | None = None,
+        center: bool = False,
+        alignment: Alignment | None = None,
     ) -> Self:
         """Create clients from sparse views, which stay sparse, for `jf.gcca.MaxVar` and `MVLSA`.
 
@@ -203,6 +237,9 @@ class Views(Clients):
             matrices: one `(entities, features_j)` matrix per client: a `scipy.sparse` matrix in any
                 format, or a `jax.experimental.sparse.BCOO`; with an alignment
                 `(entities_j, features_j)`.
+            names: as in `from_arrays`, like `features` and `entities`.
+            features: names of each view's features.
+            entities: names of the entities.
             center: subtract each feature's mean over the client's entities. Products subtract it,
                 so zeros stay zeros.
             alignment: as in `from_arrays`.
@@ -219,10 +256,10 @@ class Views(Clients):
         check_flag("center", center)
         lists = [_as_list(matrix, f"matrices[{j}]") for j, matrix in enumerate(matrices)]
         _check_aligned("matrices", lists, alignment)
-        means = [each.mean(axis=0) for each in lists] if center else []
+        means = [each.mean(axis=0, dtype=np.float64) for each in lists] if center else []
         if alignment is not None:
-            entities = len(alignment.ids)
-            lists = [_moved(x, p, entities) for p, x in zip(alignment.places, lists, strict=True)]
+            rows = len(alignment.ids)
+            lists = [_moved(x, p, rows) for p, x in zip(alignment.places, lists, strict=True)]
         shape = (lists[0].shape[0], max(each.shape[1] for each in lists))
         longest = max(1, *(each.nnz for each in lists))
         dtype = lists[0].dtype
@@ -238,15 +275,20 @@ class Views(Clients):
         sizes = jnp.asarray([each.shape[1] for each in lists], dtype)
         values, rows, columns, mean = map(jnp.asarray, (values, rows, columns, mean))
         observed = _observed(alignment, dtype)
-        return cls._of(SparseView(values, rows, columns, mean, sizes, shape, observed))
+        data = SparseView(values, rows, columns, mean, sizes, shape, observed)
+        return cls._of(data, matrices, names, features, entities, alignment)
 
     @classmethod
-    def _of(cls, data: View | SparseView) -> Self:
+    def _of(
+        cls, data: Any, tables: Any, names: Any, features: Any, entities: Any, aligned: Any
+    ) -> Self:
+        entities = getattr(aligned, "ids", None) if entities is None else entities
+        found = names_of_views(tables, names, features, entities, data.shape[0])
         clients = len(data.count)
-        ids = jnp.arange(clients, dtype=jnp.int32)
         # The objective, (7a) of Shrestha & Fu (2023), is a plain sum over views: no weights by
         # features or entities.
-        return cls(data, ids, jnp.full(clients, 1 / clients, data.count.dtype))
+        shares = jnp.full(clients, 1 / clients, data.count.dtype)
+        return cls(data, jnp.arange(clients, dtype=jnp.int32), shares, names=found)
 
     @property
     def features(self) -> int:
@@ -340,7 +382,7 @@ def check_views(
             f"{name}: wanted views in memory, as of Views.from_arrays or Views.from_sparse, since "
             "each is one table of all entities, got clients that are read block by block"
         )
-    if not isinstance(data, View | SparseView):
+    if not isinstance(data, View | FactoredView | SparseView):
         kind = type(data).__name__
         raise ValueError(f"{name}: GCCA needs Views.from_arrays, got data of type {kind}")
     if dense and isinstance(data, SparseView):

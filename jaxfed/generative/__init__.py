@@ -2,8 +2,6 @@
 
 from jaxfed import _names
 from jaxfed.generative.adaptive import AdaptiveTraining as AdaptiveTraining
-from jaxfed.generative.autoencoder import AdaptiveAutoencoder as AdaptiveAutoencoder
-from jaxfed.generative.diffusion import AdaptiveDiffusion as AdaptiveDiffusion
 from jaxfed.generative.diffusion import sample as sample
 from jaxfed.generative.fedavg import FedAvg as FedAvg
 

@@ -1,7 +1,6 @@
 """One round of ADEPT, for any model and loss."""
 
 import abc
-import dataclasses
 from typing import Literal, NamedTuple, final
 
 import equinox as eqx
@@ -28,7 +27,7 @@ Preset = Literal["text", "published"]
 PriorStep = Literal["gradient", "proximal"]
 
 
-class Local(NamedTuple):
+class AdaptiveLocal(NamedTuple):
     """A client's state between rounds."""
 
     personal: PyTree  # θ_i
@@ -39,7 +38,7 @@ class Local(NamedTuple):
 
 
 class Adaptive(Training):
-    """ADEPT; subclasses differ only in how hyperparameters are passed and in their defaults."""
+    """The rounds of ADEPT; `AdaptiveTraining` sets the hyperparameters."""
 
     step_size: Float[Array, ""]
     global_step_size: Float[Array, ""]
@@ -73,12 +72,12 @@ class Adaptive(Training):
         return server
 
     @final
-    def client_init(self, key, downlink: Prior, data: Samples, warm_start) -> Local:
+    def client_init(self, key, downlink: Prior, data: Samples, warm_start) -> AdaptiveLocal:
         """The personal model: the warm start's if it has one, else the global model."""
         personal = downlink.mean
         if warm_start is not None and jax.tree.leaves(warm_start.local):
             personal = parameters_of(warm_start.local)
-        return Local(
+        return AdaptiveLocal(
             personal,
             self.optimizer.init(personal),
             self.global_optimizer.init(downlink.mean),
@@ -87,7 +86,7 @@ class Adaptive(Training):
         )
 
     @final
-    def client_step(self, key, downlink: Prior, local: Local, data: Samples):
+    def client_step(self, key, downlink: Prior, local: AdaptiveLocal, data: Samples):
         """One update of the spread, then local steps of the personal and the global model."""
         draw_key, loss_key = jax.random.split(key)
         prior_weight = 1 / data.count if self.prior_weight is None else self.prior_weight
@@ -134,7 +133,7 @@ class Adaptive(Training):
         )
         # Send changes instead of values, because small messages compress well.
         change = jax.tree.map(jnp.subtract, Prior(mean, spread), downlink)
-        new_local = Local(personal, state, global_state, local.rounds + 1, collected)
+        new_local = AdaptiveLocal(personal, state, global_state, local.rounds + 1, collected)
         # At the values that entered the round, like `losses[0]`.
         penalty = regularizer(local.personal, downlink, self.hyper_prior)
         objective = losses[0] + weight * penalty
@@ -158,7 +157,7 @@ class Adaptive(Training):
     def _proximal(self) -> bool:
         return self.prior_step == "proximal"
 
-    def _spread(self, local: Local, prior: Prior) -> tuple[PyTree, PyTree]:
+    def _spread(self, local: AdaptiveLocal, prior: Prior) -> tuple[PyTree, PyTree]:
         """σ_i, and the collected gradient that remains for later rounds."""
         gradient = spread_gradient(local.personal, prior, self.hyper_prior)
         if self._collects:
@@ -191,7 +190,7 @@ class Adaptive(Training):
         return scaled_to_largest(gradient, threshold, each=each)
 
     @final
-    def client_result(self, downlink: Prior, local: Local, data: Samples) -> PyTree:
+    def client_result(self, downlink: Prior, local: AdaptiveLocal, data: Samples) -> PyTree:
         """The personal model's arrays."""
         return self.whole(local.personal)
 
@@ -199,9 +198,3 @@ class Adaptive(Training):
     def shared_result(self, server: Prior) -> PyTree:
         """The global model's arrays."""
         return self.whole(server.mean)
-
-
-def adopt(algorithm: Adaptive, other: Adaptive) -> None:
-    """Copy all hyperparameters of one algorithm to another that is being constructed."""
-    for field in dataclasses.fields(other):
-        setattr(algorithm, field.name, getattr(other, field.name))

@@ -30,7 +30,7 @@ from jaxfed.generative._training import (
 ADAM = optax.adam(3e-3)
 
 
-class Server(NamedTuple):
+class FedAvgServer(NamedTuple):
     """The server's state between rounds."""
 
     parameters: PyTree
@@ -127,13 +127,13 @@ class FedAvg(Training):
         self.local_steps, self.fine_tuning_steps = local_steps, fine_tuning_steps
         self.step_size, self.proximal = hyperparameter(step_size), hyperparameter(proximal)
 
-    def server_init(self, key, first: None, like, warm_start) -> Server:
+    def server_init(self, key, first: None, like, warm_start) -> FedAvgServer:
         """The initial parameters."""
         parameters = parameters_of(self.arrays if warm_start is None else warm_start.shared)
         optimizer = self.server_optimizer
-        return Server(parameters, None if optimizer is None else optimizer.init(parameters))
+        return FedAvgServer(parameters, None if optimizer is None else optimizer.init(parameters))
 
-    def downlink(self, server: Server) -> PyTree:
+    def downlink(self, server: FedAvgServer) -> PyTree:
         """The parameters."""
         return server.parameters
 
@@ -146,13 +146,15 @@ class FedAvg(Training):
         moved, objective = self._trained(key, downlink, data, self.local_steps)
         return jax.tree.map(jnp.subtract, moved, downlink), local, {"objective": objective}
 
-    def server_step(self, key, server: Server, uplink: PyTree) -> tuple[Server, Diagnostics]:
+    def server_step(
+        self, key, server: FedAvgServer, uplink: PyTree
+    ) -> tuple[FedAvgServer, Diagnostics]:
         """Add the mean change, or let the optimizer take a step."""
         parameters, state = server
         if self.server_optimizer is not None:
             gradient = jax.tree.map(jnp.negative, uplink)
             uplink, state = self.server_optimizer.update(gradient, state, parameters)
-        return Server(optax.apply_updates(parameters, uplink), state), {}
+        return FedAvgServer(optax.apply_updates(parameters, uplink), state), {}
 
     def _trained(
         self, key: Key[Array, ""], shared: PyTree, data: Samples, steps: int
@@ -183,6 +185,6 @@ class FedAvg(Training):
         key = jax.random.key(local)
         return self.whole(self._trained(key, downlink, data, self.fine_tuning_steps)[0])
 
-    def shared_result(self, server: Server) -> PyTree:
+    def shared_result(self, server: FedAvgServer) -> PyTree:
         """The model's arrays."""
         return self.whole(server.parameters)

@@ -29,6 +29,7 @@ from jaxfed._checks import (
 from jaxfed._optional import require
 from jaxfed.contract import Personalized
 from jaxfed.core.clients.clients import Clients
+from jaxfed.core.clients.names import like, without_names
 from jaxfed.core.contract.algorithm import OneExchange
 from jaxfed.core.run.fit import fit
 from jaxfed.core.run.result import check_run
@@ -134,10 +135,12 @@ def _ends(
         logits = (special.logit(np.clip(x, eps, 1 - eps)) for x in (estimate, replicates))
         lower, upper = _ends(level, "normal", freedom, *logits)
         return special.expit(lower), special.expit(upper)
+    # In double precision, which holds the squares of all numbers in single.
+    estimate, precise = np.asarray(estimate, float), np.asarray(replicates, float)
     # The estimate minus its bias, which is estimated as mean replicate minus estimate.
-    center = 2 * estimate - replicates.mean(axis=0)
-    reach = stats.t.ppf((1 + level) / 2, freedom) * replicates.std(axis=0, ddof=1)
-    return center - reach, center + reach
+    center = 2 * estimate - precise.mean(axis=0)
+    reach = stats.t.ppf((1 + level) / 2, freedom) * precise.std(axis=0, ddof=1)
+    return tuple(x.astype(replicates.dtype) for x in (center - reach, center + reach))
 
 
 @precise()
@@ -151,7 +154,7 @@ def bootstrap(
     of: Of = "samples",
     method: Method = "refit",
     rounds: int = 10,
-    chunk_size: int = 25,
+    runs_at_once: int = 25,
     progress: bool = False,
 ) -> Bootstrap:
     """Compute a statistic of a solution and of resamples of its data.
@@ -177,7 +180,7 @@ def bootstrap(
             the solution with respect to the weights, which is cheaper, and as good where errors are
             small.
         rounds: rounds of each run.
-        chunk_size: largest number of resamples at once, a block. Memory grows with it.
+        runs_at_once: largest number of resamples at once, a block. Memory grows with it.
         progress: show a progress bar.
 
     Returns:
@@ -193,8 +196,9 @@ def bootstrap(
     """
     check_run(solution)
     check_instance("clients", clients, Clients, "the jaxfed.Clients of the solution")
+    clients = without_names(like(clients, solution))
     check_callable("statistic", statistic, "a function of a result and clients")
-    check_count("chunk_size", chunk_size, least=2)
+    check_count("runs_at_once", runs_at_once, least=2)
     check_count("resamples", resamples, least=2)
     check_count("rounds", rounds)
     check_name("of", of, ("samples", "clients"))
@@ -214,7 +218,7 @@ def bootstrap(
     check_resampled(clients.parts[0])
     clients = clients.unbucketed()
     drawn = len(clients) if of == "clients" else int(np.min(rows_of(clients.data)))
-    blocks = range(-(-resamples // chunk_size))
+    blocks = range(-(-resamples // runs_at_once))
     draws = Resampled(
         solution.algorithm,
         # Blocks of one size need one compiled program; surplus resamples are dropped at the end.
@@ -274,7 +278,8 @@ def _refitted(
     own = _numbered(draws, number)
     found = fit(own, clients, rounds=rounds, key=key, warm_start=_start(own, solution))
     shared = solution.result.shared
-    if all(jax.tree.leaves(jax.tree.map(_is_still, found.result.shared, shared))):
+    still = jax.tree.map(lambda x, y: np.all(np.asarray(x) == y), found.result.shared, shared)
+    if all(jax.tree.leaves(still)):
         raise refuse(
             "solution",
             "that of an algorithm whose rounds learn from the clients",
@@ -296,10 +301,6 @@ def _start(draws: Resampled, solution: Solution) -> Personalized | None:
     return Personalized(
         *(jax.tree.map(partial(repeated, i), part) for i, part in enumerate(solution.result))
     )
-
-
-def _is_still(replicates: Array, estimate: Array) -> bool:
-    return bool(np.all(np.asarray(replicates) == np.asarray(estimate)))
 
 
 def _last_gain(objective: Float[np.ndarray, " rounds"]) -> float:

@@ -17,8 +17,9 @@ from jaxfed.core.run.solution import Solution
 from jaxfed.inference.bootstrap import Bootstrap, Interval, bootstrap
 from jaxfed.linalg import polar
 from jaxfed.linalg.division import ratio
+from jaxfed.linalg.sums import unit_of
 from jaxfed.manifolds import grassmann
-from jaxfed.pca.fitted import side_by_side
+from jaxfed.metrics.components import side_by_side
 
 # With fewer to draw again, intervals are too short (`python -m bench.tables.confidence`).
 FEW = {"samples": 20, "clients": 20}
@@ -152,7 +153,7 @@ def confidence(
         key: random key.
         level: confidence level, between 0 and 1.
         **options: other arguments of `bootstrap`: `resamples`, `of`, `method`, `rounds`,
-            `chunk_size` and `progress`.
+            `runs_at_once` and `progress`.
 
     Raises:
         ValueError: if the solution is not one of personalized PCA, or as `bootstrap`.
@@ -162,10 +163,10 @@ def confidence(
         >>> import jax, jaxfed as jf
         >>> key = jax.random.key(0)
         >>> data = jf.data.perpca_synthetic(
-        ...     key, clients=6, features=8, shared_rank=1, local_rank=1, samples=50
+        ...     key=key, clients=6, features=8, shared_rank=1, local_rank=1, samples=50
         ... )
         >>> clients = jf.Clients.from_samples(data.samples)
-        >>> solution = jf.fit(jf.pca.VarProPerPCA(1, 1), clients, rounds=30, key=key)
+        >>> solution = jf.fit(jf.pca.PerPCA(1, 1), clients, rounds=30, key=key)
         >>> found = jf.inference.confidence(solution, clients, key=key, resamples=50)
         >>> bool(found.angle < 0.2)
         True
@@ -189,6 +190,8 @@ def _components(
     """Return the statistics of a result, compared with a reference's shared components."""
     count, weights = clients.data.count, clients.weights
     values = clients.data.values.astype(count.dtype)
+    unit = unit_of(values)
+    values = values / unit
     total = jnp.sum(values**2, axis=(1, 2))
     scores = values @ result.shared / jnp.sqrt(count)[:, None, None]
     moment = jnp.einsum("m,mnr,mns->rs", weights, scores, scores)
@@ -197,7 +200,7 @@ def _components(
     by_shared = jnp.sum(scores**2, axis=(1, 2)) * count
     return Components(
         axes=result.shared @ turn[:, ::-1],
-        variances=variances[::-1],
+        variances=variances[::-1] * unit * unit,
         angles=grassmann.principal_angles(reference, result.shared),
         shared_energy=ratio(by_shared, total),
         local_energy=ratio(by_local, total),

@@ -18,6 +18,7 @@ from jaxfed._checks import check_count, check_instance, check_name, check_number
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.samples import Samples, check_complete_samples
 from jaxfed.linalg.division import ratio
+from jaxfed.linalg.sums import unit_of
 from jaxfed.pca.fitted import Fitted, side_by_side
 
 # Features at once in products of what is left; memory grows with it.
@@ -156,11 +157,11 @@ def membership(
         >>> import jax, jaxfed as jf
         >>> key = jax.random.key(0)
         >>> data = jf.data.perpca_synthetic(
-        ...     key, clients=6, features=20, shared_rank=1, local_rank=1, samples=100,
+        ...     key=key, clients=6, features=20, shared_rank=1, local_rank=1, samples=100,
         ...     noise_variance=0.1, local="random", groups=2,
         ... )
         >>> clients = jf.Clients.from_samples(data.samples)
-        >>> solution = jf.fit(jf.pca.VarProPerPCA(1, 1), clients, rounds=30, key=key)
+        >>> solution = jf.fit(jf.pca.PerPCA(1, 1), clients, rounds=30, key=key)
         >>> jf.inference.membership(solution, clients).number_sharing[:, 0].tolist()
         [3, 3, 3, 3, 3, 3]
     """
@@ -189,6 +190,7 @@ def _measured(
 ) -> _Measured:
     """Measure overlaps of local components, and of what they leave of the samples."""
     values = data.values.astype(data.count.dtype)
+    values = jax.vmap(lambda own: own / unit_of(own))(values)  # only ratios count
     axes, left = jax.vmap(_parts, (None, 0, 0))(shared, local, values)
 
     def of_pair(one, other):

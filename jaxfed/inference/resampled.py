@@ -100,6 +100,8 @@ class Resampled(Wrapper):
         for name, number in (("seed", seed), ("first", first)):
             if not isinstance(number, jax.Array):
                 check_whole(name, number, least=0)
+            elif number.ndim or not jnp.issubdtype(number.dtype, jnp.integer):
+                raise refuse(name, "a whole number of at least 0", number)
         if clients is not None:
             check_count("clients", clients, least=FEWEST)
             if not algorithm.energy_weighted:

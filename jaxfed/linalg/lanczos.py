@@ -12,6 +12,7 @@ from jaxfed._checks import check_callable, check_whole, checked_array
 from jaxfed.linalg._factor import matmul
 from jaxfed.linalg.derivatives import constant
 from jaxfed.linalg.eigen import top_eigenvectors
+from jaxfed.linalg.sums import scaled_norm
 
 Operator = TypeVar("Operator")
 
@@ -55,8 +56,8 @@ def largest_eigenvalue(
         rest = image
         for _ in range(2):  # rounding in the first pass brings parts of the basis back
             rest = rest - matmul(basis.T, matmul(basis, rest))
-        rounding = 100 * jnp.finfo(rest.dtype).eps * jnp.linalg.norm(image)
-        exhausted = jnp.linalg.norm(rest) <= rounding
+        rounding = 100 * jnp.finfo(rest.dtype).eps * scaled_norm(image)
+        exhausted = scaled_norm(rest) <= rounding
         # Once the Krylov space is complete, only rounding is left; rows of zeros add nothing.
         following = jnp.where(exhausted, 0, _unit(rest))
         return basis.at[k + 1].set(following, mode="drop"), images.at[k].set(image)
@@ -73,5 +74,5 @@ def largest_eigenvalue(
 
 
 def _unit(vector: Float[Array, " d"]) -> Float[Array, " d"]:
-    norm = jnp.linalg.norm(vector)
+    norm = scaled_norm(vector)
     return vector / jnp.where(norm > 0, norm, 1)

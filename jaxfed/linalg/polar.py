@@ -12,7 +12,7 @@ from typing import Literal, get_args
 
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, ArrayLike, Bool, Float
 
 from jaxfed.linalg._dispatch import inverse_sqrt_of_many
 from jaxfed.linalg._factor import (
@@ -44,7 +44,7 @@ Method = Literal["newton_schulz", "eigh", "svd", "pallas"]
 SMALL = 512
 
 
-def polar(w: Float[Array, "m n"], method: Method | None = None) -> Float[Array, "m n"]:
+def polar(w: Float[ArrayLike, "m n"], method: Method | None = None) -> Float[Array, "m n"]:
     r"""Orthonormal polar factor of a matrix, the orthonormal matrix closest to it.
 
     .. math:: Q = W (W^T W)^{-1/2} = \arg\min_{Q^T Q = I} \|W - Q\|_F

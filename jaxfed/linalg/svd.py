@@ -12,6 +12,15 @@ from jaxfed.linalg.platforms import per_platform
 Triples = tuple[Float[Array, "m k"], Float[Array, " k"], Float[Array, "k n"]]
 
 
+def singular_values(x: Float[Array, "m n"]) -> Float[Array, " k"]:
+    """The singular values of a matrix, the largest first.
+
+    In their place, `jnp.linalg.norm(x, 2)` and `jnp.linalg.svd` by its defaults allocate an m x m
+    array.
+    """
+    return jnp.linalg.svd(x, full_matrices=False, compute_uv=False)
+
+
 def svd(w: Float[ArrayLike, "m n"]) -> Triples:
     r"""Thin singular value decomposition of a matrix, `W = U diag(s) V^T`.
 

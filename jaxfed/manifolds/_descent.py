@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, PyTree
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from jaxfed.manifolds._line_search import Trial, search
 from jaxfed.manifolds._space import Space, chosen, inner, linear_combination, norm, scaled
@@ -33,7 +33,7 @@ class DirectionRule(NamedTuple):
 
 
 def line_search_descent(
-    surface: Surface, start: PyTree, kind: DirectionRule, tol: float, max_steps: int
+    surface: Surface, start: PyTree, kind: DirectionRule, tol: float, max_steps: Int[Array, ""]
 ) -> Walk:
     """Descend until the gradient is small.
 

@@ -8,6 +8,8 @@ DEGREE = 14
 MOST_SQUARINGS = 24
 
 
+# Loops outside of `jit` would be compiled at every call.
+@jax.jit
 def expm(matrix: Float[Array, "n n"]) -> Float[Array, "n n"]:
     """The exponential of a small matrix by scaling, a Taylor polynomial and squaring.
 

@@ -1,5 +1,7 @@
 """Geodesics of the Stiefel manifold, in the Euclidean and the canonical metric."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 
@@ -78,7 +80,12 @@ def log(x: Matrix, y: Matrix, metric: str = "euclidean") -> Frame:
     """
     x, y = frames(x=x, y=y)
     check_name("metric", metric, METRICS)
+    return _log(x, y, metric)
 
+
+# A loop outside of `jit` would be compiled at every call.
+@partial(jax.jit, static_argnums=2)
+def _log(x: Frame, y: Frame, metric: str) -> Frame:
     tol = 10 * float(jnp.finfo(x.dtype).eps)
 
     def end(v, points):

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import equinox as eqx
 import jax
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Float, Int, PyTree
 
 from jaxfed.manifolds._space import Space, norm
 
@@ -64,7 +64,7 @@ class Walk(NamedTuple):
     stalled: Array
 
 
-def unfinished(walk: Walk, tol: float, max_steps: int) -> Array:
+def unfinished(walk: Walk, tol: float, max_steps: Int[Array, ""]) -> Array:
     """Whether the solver must continue."""
     size = norm(walk.here.gradient)
     # An infinite or NaN gradient ends the walk.

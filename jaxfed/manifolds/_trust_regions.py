@@ -15,7 +15,7 @@ INNER_TOL = 0.1
 INNER_MOST = 500
 
 
-def walk(surface: Surface, start: PyTree, tol: float, max_steps: int) -> Walk:
+def walk(surface: Surface, start: PyTree, tol: float, max_steps: Int[Array, ""]) -> Walk:
     """Minimize a quadratic model within a radius, step by step, until the gradient is small.
 
     Source: Absil, Baker & Gallivan (2007), Trust-region methods on Riemannian manifolds.
@@ -36,7 +36,7 @@ def walk(surface: Surface, start: PyTree, tol: float, max_steps: int) -> Walk:
         there = surface.at(surface.space.retract(here.point, inside.step))
         predicted = -inner(here.gradient, inside.step) - inner(inside.step, inside.image) / 2
         # If both differences are rounding, the share is one and the step is accepted.
-        noise = 1e3 * eps * jnp.maximum(1e-30, jnp.abs(here.value))
+        noise = 1e3 * eps * jnp.abs(here.value) + jnp.finfo(here.value.dtype).tiny
         share = (here.value - there.value + noise) / (predicted + noise)
         # A step to where the function is not finite is refused, and the radius shrinks.
         share = jnp.where(jnp.isfinite(share), share, -1.0)

@@ -18,6 +18,7 @@ from jaxtyping import Array, ArrayLike, Float, Key
 
 from jaxfed import _names
 from jaxfed._checks import check_name, checked_key, refuse
+from jaxfed.linalg.svd import singular_values
 from jaxfed.manifolds._frames import Frame, Matrix, frame, frames, full_precision, safe_norm
 from jaxfed.manifolds._retractions import (
     RETRACTIONS,
@@ -148,12 +149,12 @@ def norm(x: Matrix, v: Matrix) -> Float[Array, ""]:
     return safe_norm(frames(x=x, v=v)[1])
 
 
-def random_tangent(key: Key[Array, ""], x: Matrix) -> Frame:
+def random_tangent(x: Matrix, *, key: Key[Array, ""]) -> Frame:
     """Horizontal vector of length one, in a uniformly random direction.
 
     Args:
-        key: Random key.
         x: Basis of the subspace, (d, r) with orthonormal columns, d > r.
+        key: Random key.
 
     Returns:
         Vector horizontal at ``x``, of Frobenius norm one.
@@ -235,8 +236,8 @@ def principal_angles(x: Matrix, y: Float[ArrayLike, "d s"]) -> Float[Array, " k"
     if x.shape[1] < y.shape[1]:
         x, y = y, x
     xty = x.T @ y
-    cosines = jnp.linalg.svd(xty, compute_uv=False)
-    sines = jnp.linalg.svd(y - x @ xty, compute_uv=False)[::-1]
+    cosines = singular_values(xty)
+    sines = singular_values(y - x @ xty)[::-1]
     return jnp.arctan2(sines, cosines)
 
 

@@ -7,9 +7,11 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from jaxfed._checks import check_callable, check_count, check_name, check_positive, refuse
+from jaxfed.linalg.sums import unit_of
 from jaxfed.manifolds import _descent, _trust_regions
 from jaxfed.manifolds._space import (
     Space,
@@ -18,10 +20,16 @@ from jaxfed.manifolds._space import (
     check_points,
     linear_combination,
     norm,
+    scaled,
 )
 from jaxfed.manifolds._stationary import stationary
 from jaxfed.manifolds._surface import Ended, Surface, met
 from jaxfed.manifolds.stiefel import RETRACTIONS
+
+# Of a point's length: how far from it the function's gradient tells its unit.
+NEAR = 0.1
+
+Pure = Callable[..., Array]
 
 SOLVERS: dict[str, Callable[..., Any]] = {
     "conjugate_gradients": partial(_descent.line_search_descent, kind=_descent.CONJUGATE_GRADIENTS),
@@ -82,8 +90,10 @@ def minimise(
             with d >= r; each matrix of the leading axes is a point.
         solver: one of `SOLVERS`.
         retraction: a key of `jaxfed.manifolds.stiefel.RETRACTIONS`.
-        tol: length of the Riemannian gradient at which to stop, relative to the function's value if
-            that is above one; by default 1e-6 in double and 1e-4 in single precision.
+        tol: length of the Riemannian gradient at which to stop, relative to the function's value,
+            or to its gradients near by if they are larger, a tenth of the point's length away;
+            so the function's unit changes nothing. By default 1e-6 in double and 1e-4 in single
+            precision.
         max_steps: largest number of steps.
 
     Returns:
@@ -112,30 +122,123 @@ def minimise(
     if tol is None:
         tol = 1e-6 if out.dtype == jnp.float64 else 1e-4
 
-    space = Space(names, retraction)
     # Arrays in the function's closure become arguments, to differentiate with respect to them.
-    pure, closed = jax.closure_convert(function, start)
-    still = jax.lax.stop_gradient(closed)
-    surface = Surface(lambda point: pure(point, *still), space)
-    walk = SOLVERS[solver](surface, jax.lax.stop_gradient(start), tol=tol, max_steps=max_steps)
-    converged, size = met(walk.here, tol), norm(walk.here.gradient)
-    # The walk itself was computed with constants, and has no derivatives.
-    point = stationary(walk.here.point, (closed, converged), partial(_slope, pure, space))
-    status = Ended.where(walk.stalled, Ended.stalled, Ended.step_limit)
-    status = Ended.where(converged, Ended.converged, status)
-    finite = jnp.isfinite(size) & jnp.isfinite(walk.here.value)
-    status = Ended.where(finite, status, Ended.diverged)
-    # Evaluate once more, for a value with derivatives.
-    return Minimum(
-        point, pure(point, *closed), size, walk.steps, walk.evaluations, walk.products, status
+    pure, closed = _pure(function, start)
+    return _minimum(
+        start,
+        closed,
+        pure=pure,
+        names=tuple(jax.tree.leaves(names)),
+        solver=solver,
+        retraction=retraction,
+        tol=float(tol),
+        max_steps=max_steps,
     )
+
+
+@partial(jax.jit, static_argnames=("pure", "names", "solver", "retraction", "tol", "max_steps"))
+def _minimum(
+    start: PyTree,
+    closed: list[Any],
+    *,
+    pure: Pure,
+    names: tuple[str, ...],
+    solver: str,
+    retraction: str,
+    tol: float,
+    max_steps: int,
+) -> Minimum:
+    space = Space(jax.tree.unflatten(jax.tree.structure(start), names), retraction)
+    still = jax.lax.stop_gradient(closed)
+
+    def function(point):
+        return pure(point, *still)
+
+    def on(state):
+        """Walk in the unit of where the last walk ended, so that numbers are moderate."""
+        point, unit, counts = state.point, state.next_unit, state.counts
+        surface = Surface(lambda point: function(point) / unit, space)
+        walk = SOLVERS[solver](surface, point, tol=tol, max_steps=max_steps - counts[0])
+        here, taken = walk.here, jnp.stack([walk.steps, walk.evaluations, walk.products])
+        size = norm(here.gradient)
+        unit_there = _unit(Surface(function, space), here.point)
+        # A unit that is much too large is that of a start far from here.
+        ended = ~met(here, tol) | (4 * unit_there >= unit)
+        finite = jnp.isfinite(size) & jnp.isfinite(here.value)
+        status = Ended.where(walk.stalled, Ended.stalled, Ended.step_limit)
+        status = Ended.where(met(here, tol), Ended.converged, status)
+        status = Ended.where(finite, status, Ended.diverged)
+        return _State(here.point, unit, unit_there, size * unit, counts + taken, status, ended)
+
+    start = jax.lax.stop_gradient(start)
+    unit = _unit(Surface(function, space), start)
+    nothing = jnp.zeros(3, jnp.int32)
+    state = _State(start, unit, unit, unit, nothing, Ended.step_limit, jnp.asarray(False))
+    state = jax.lax.while_loop(lambda state: ~state.ended, on, state)
+    converged = state.status == Ended.converged
+    # The walk itself was computed with constants, and has no derivatives.
+    point = stationary(state.point, (closed, state.unit, converged), partial(_slope, pure, space))
+    steps, evaluations, products = state.counts
+    # Evaluate once more, for a value with derivatives.
+    value = pure(point, *closed)
+    return Minimum(point, value, state.gradient_norm, steps, evaluations, products, state.status)
+
+
+class _State(NamedTuple):
+    point: PyTree
+    unit: Float[Array, ""]  # of the function in the last walk
+    next_unit: Float[Array, ""]
+    gradient_norm: Float[Array, ""]
+    counts: Int[Array, "3"]  # steps, evaluations, products
+    status: Ended
+    ended: Bool[Array, ""]
+
+
+def _unit(surface: Surface, point: PyTree) -> Float[Array, ""]:
+    """A power of two near the largest of the function and its gradients at a point and near it.
+
+    Near it, since at a minimum that is zero, as of least squares, both are rounding.
+    """
+    here = surface.at(point)
+    direction = scaled(1 / unit_of(*jax.tree.leaves(here.gradient)), here.gradient)
+    length = NEAR * norm(point) / jnp.maximum(norm(direction), 1)
+    near = surface.gradient(surface.space.retract(point, scaled(length, direction)))
+    known = (here.value, *jax.tree.leaves((here.gradient, near)))
+    return unit_of(*(jnp.where(jnp.isfinite(x), x, 0) for x in known)).astype(here.value.dtype)
+
+
+# By a function's code and what it computes: the oldest go first.
+_KNOWN: dict[tuple[object, str], Pure] = {}
+MOST_KNOWN = 128
+
+
+def _pure(function: Callable[[PyTree], Array], start: PyTree) -> tuple[Pure, list[Any]]:
+    """The function of a point and of the arrays in its closure, and these arrays.
+
+    It is the same object as in an earlier call if the function computes the same with arrays of the
+    same shapes, so that nothing is compiled again, also of a function that is made anew in a loop.
+    """
+    # Anew each time, since the function may read variables that have changed.
+    traced = jax.make_jaxpr(lambda point: function(point))(start)
+    program = traced.jaxpr
+
+    def pure(point: PyTree, *closed: Array) -> Array:
+        (value,) = jaxpr_as_fun(ClosedJaxpr(program, closed))(*jax.tree.leaves(point))
+        return value
+
+    # The text tells programs apart, since it names objects in them by their addresses, and a
+    # known program keeps these objects alive.
+    known = getattr(function, "__code__", type(function)), f"{jax.tree.structure(start)} {program}"
+    if len(_KNOWN) >= MOST_KNOWN and known not in _KNOWN:
+        _KNOWN.pop(next(iter(_KNOWN)), None)
+    return _KNOWN.setdefault(known, pure), list(traced.consts)
 
 
 def _slope(
     pure: Callable[..., Array],
     space: Space,
     point: PyTree,
-    parameters: tuple[Any, Bool[Array, ""]],
+    parameters: tuple[Any, Float[Array, ""], Bool[Array, ""]],
     base: PyTree,
 ) -> PyTree:
     """The gradient plus the normal part of the move from the base; NaN if nothing converged.
@@ -143,10 +246,10 @@ def _slope(
     It is zero at a minimum. Its derivative there is the Riemannian Hessian along tangents and the
     identity along normals.
     """
-    closed, converged = parameters
+    closed, unit, converged = parameters
     move = linear_combination(1, point, -1, base)
     tangent = space.project(base, move)
-    surface = Surface(lambda x: pure(x, *closed), space)
+    surface = Surface(lambda x: pure(x, *closed) / unit, space)
     gradient = space.project(base, surface.gradient(linear_combination(1, base, 1, tangent)))
     slope = linear_combination(1, gradient, 1, linear_combination(1, move, -1, tangent))
     # Multiply by a factor, since the derivatives of `jnp.where` would be zero instead of NaN.

@@ -201,7 +201,7 @@ def transport(x_new: Matrix, g: Matrix) -> Frame:
 
 
 def random(
-    key: Key[Array, ""], dim: int, rank: int, dtype: DTypeLike = float
+    dim: int, rank: int, *, key: Key[Array, ""], dtype: DTypeLike = float
 ) -> Float[Array, "dim rank"]:
     """Point drawn from the uniform (Haar) distribution of the manifold.
 
@@ -227,12 +227,12 @@ def random(
     return orthonormalize(jax.random.normal(key, (dim, rank), dtype))
 
 
-def random_tangent(key: Key[Array, ""], x: Matrix) -> Frame:
+def random_tangent(x: Matrix, *, key: Key[Array, ""]) -> Frame:
     """Tangent vector of length one, in a uniformly random direction.
 
     Args:
-        key: Random key.
         x: Point, (d, r) with orthonormal columns.
+        key: Random key.
 
     Returns:
         Vector tangent at ``x``, of Frobenius norm one.

@@ -10,12 +10,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Bool, Float, Int, Real
 
 from jaxfed._checks import check_number, check_whole, checked_array
+from jaxfed.core.run.result import Fitted, result_of
 from jaxfed.linalg import Moment
+from jaxfed.linalg.sums import scaled_norm
 from jaxfed.metrics.reconstruction import Data, moments
 
 
 def scaled_kkt_violation(
-    samples: Data, shared: Real[ArrayLike, "d r"], counts: Real[ArrayLike, " m"] | None = None
+    fitted: Fitted, samples: Data, *, counts: Real[ArrayLike, " m"] | None = None
 ) -> Float[Array, ""]:
     """Distance of components from an invariant subspace, `|(I - P) A Aᵀ U|_F / |A|_F²`.
 
@@ -25,8 +27,10 @@ def scaled_kkt_violation(
     Source: Wang, Liu & Zhang (2022), section 5.2.
 
     Args:
+        fitted: what has orthonormal shared components `(d, r)`: a solution, its result, an
+            estimator, or what `jaxfed.load` returned; an array as
+            `jaxfed.Personalized(array, None)`.
         samples: `(m, n, d)`, a list of `(n_i, d)`, or a batched `Moment`.
-        shared: orthonormal components, `(d, r)`.
         counts: number of valid rows of each client, `(m,)`, if `samples` is an array.
 
     Returns:
@@ -35,18 +39,19 @@ def scaled_kkt_violation(
     Raises:
         ValueError: if shapes do not match, or counts are negative or exceed the rows.
     """
-    data, shared = _checked(samples, counts, shared)
+    data, shared = _checked(fitted, samples, counts)
     product = _product(data, shared)
     energy = jnp.sum(data.count * data.trace)
-    rest = jnp.linalg.norm(product - shared @ (shared.T @ product))
+    rest = scaled_norm(product - shared @ (shared.T @ product))
     # Divide by one if all samples are zero, to keep NaN out of the derivative.
     return jnp.where(energy > 0, rest / jnp.where(energy > 0, energy, 1), 0)
 
 
 def relative_singular_value_error(
+    fitted: Fitted,
     samples: Data,
-    shared: Real[ArrayLike, "d r"],
     singular_values: Real[ArrayLike, " r"],
+    *,
     counts: Real[ArrayLike, " m"] | None = None,
 ) -> Float[Array, ""]:
     """Relative error of the singular values within components, `|σ(Aᵀ U) - σ|_2 / |σ|_2`.
@@ -56,8 +61,10 @@ def relative_singular_value_error(
     Source: Wang, Liu & Zhang (2022), section 5.2.
 
     Args:
+        fitted: what has orthonormal shared components `(d, r)`: a solution, its result, an
+            estimator, or what `jaxfed.load` returned; an array as
+            `jaxfed.Personalized(array, None)`.
         samples: `(m, n, d)`, a list of `(n_i, d)`, or a batched `Moment`.
-        shared: orthonormal components, `(d, r)`.
         singular_values: the largest singular values σ of the pooled matrix A in descending
             order, `(r,)`, such as `numpy.linalg.svd(numpy.concatenate(samples))[1][:r]`.
         counts: number of valid rows of each client, `(m,)`, if `samples` is an array.
@@ -68,12 +75,12 @@ def relative_singular_value_error(
     Raises:
         ValueError: if shapes do not match, or counts are negative or exceed the rows.
     """
-    data, shared = _checked(samples, counts, shared)
+    data, shared = _checked(fitted, samples, counts)
     singular_values = checked_array("singular_values", singular_values, f"{shared.shape[1]}")
     within = shared.T @ _product(data, shared)
     squares = jnp.linalg.eigvalsh(within)[::-1]  # rounding may make zeros negative
     found = jnp.sqrt(jnp.maximum(squares, 0))
-    return jnp.linalg.norm(found - singular_values) / jnp.linalg.norm(singular_values)
+    return scaled_norm(found - singular_values) / scaled_norm(singular_values)
 
 
 def rounds_to_accuracy(
@@ -130,8 +137,8 @@ def _reached(values: Real[ArrayLike, "*batch rounds"], accuracy) -> Bool[Array, 
     return values <= accuracy
 
 
-def _checked(samples, counts, shared) -> tuple[Moment, Float[Array, "d r"]]:
-    data = moments(samples, counts)
+def _checked(fitted, samples, counts) -> tuple[Moment, Float[Array, "d r"]]:
+    data, shared = moments(samples, counts), result_of(fitted, "PCA").shared
     return data, checked_array("shared", shared, f"{data.dim} r")
 
 

@@ -4,6 +4,7 @@ Distances compare features, `(n, d)`, which may come from any map of images: a c
 this library, Inception, or the identity.
 """
 
+from functools import partial
 from typing import Literal, NamedTuple
 
 import jax
@@ -13,6 +14,7 @@ from jaxtyping import Array, ArrayLike, Float, Int, Key, Real
 
 from jaxfed._checks import check_name, check_whole, checked_array, refuse
 from jaxfed.linalg.derivatives import constant
+from jaxfed.linalg.sums import few_rows, mean_of_rows, unit_of
 
 
 class KernelDistance(NamedTuple):
@@ -74,19 +76,16 @@ def frechet_distance(
         distributions.
     """
     a, b = _pair(features_a, features_b)
-    mean_a, mean_b = jnp.mean(a, axis=0), jnp.mean(b, axis=0)
-    root_a = (a - mean_a) / (len(a) - 1) ** 0.5
-    root_b = (b - mean_b) / (len(b) - 1) ** 0.5
-    if len(a) > a.shape[1]:
-        # Any root will do, so take the one with fewest rows. Holding Q fixed changes no
-        # derivative, because rotating a root does not change the distance.
-        q = jnp.linalg.qr(lax.stop_gradient(root_a))[0]
-        root_a = _product(q.T, root_a)
+    mean_a, mean_b = mean_of_rows(a), mean_of_rows(b)
+    # Any root will do, so take those with fewest rows.
+    root_a = few_rows((a - mean_a) / (len(a) - 1) ** 0.5)
+    root_b = few_rows((b - mean_b) / (len(b) - 1) ** 0.5)
     # The best rotation is a polar factor. Hold it fixed, since the distance is stationary in it.
     overlap = constant(_product(root_a, root_b.T), "frechet_distance")
     left, values, right = jnp.linalg.svd(overlap, full_matrices=False)
-    rounding = jnp.finfo(values.dtype).eps * max(overlap.shape) * values[0]
-    # Singular vectors of zero singular values are arbitrary; those directions are not rotated.
+    # Singular vectors of zero singular values are arbitrary; those directions are not rotated. What
+    # is left out by mistake is missing from the distance's last term, so leave out little.
+    rounding = 8 * jnp.finfo(values.dtype).eps * values[0]
     rotation = _product(left * (values > rounding), right)
     turned = _product(rotation, root_b)
     rest = root_b - _product(rotation.T, turned)
@@ -158,10 +157,10 @@ def kernel_distance_with_error(
 
 
 def kernel_distance_of_subsets(
-    key: Key[Array, ""],
     features_a: Real[ArrayLike, "n d"],
     features_b: Real[ArrayLike, "k d"],
     *,
+    key: Key[Array, ""],
     subsets: int = 100,
     subset_size: int = 1000,
 ) -> KernelDistance:
@@ -191,7 +190,15 @@ def kernel_distance_of_subsets(
     a, b = _pair(features_a, features_b)
     check_whole("subsets", subsets, least=2)
     check_whole("subset_size", subset_size, least=2, most=min(len(a), len(b)))
+    found = _of_subsets(a, b, jax.random.split(key, subsets), int(subset_size))
+    return KernelDistance(jnp.mean(found), jnp.std(found, ddof=1) / subsets**0.5)
 
+
+# A loop outside of `jit` would be compiled at every call.
+@partial(jax.jit, static_argnums=3)
+def _of_subsets(
+    a: Float[Array, "n d"], b: Float[Array, "k d"], keys: Key[Array, " subsets"], subset_size: int
+) -> Float[Array, " subsets"]:
     def one(key):
         keys = jax.random.split(key)
         rows_a, rows_b = (
@@ -201,8 +208,7 @@ def kernel_distance_of_subsets(
         return kernel_distance(a[rows_a], b[rows_b])
 
     # Sequentially, because all pairs at once may not fit in memory.
-    found = lax.map(one, jax.random.split(key, subsets))
-    return KernelDistance(jnp.mean(found), jnp.std(found, ddof=1) / subsets**0.5)
+    return lax.map(one, keys)
 
 
 def noise_level(images: Real[ArrayLike, "*batch height width"]) -> Float[Array, "*batch"]:
@@ -255,9 +261,11 @@ def client_distribution(
     badness = values if good == "small" else -values
     worst = jnp.argmax(badness)
     tenth = jnp.percentile(values, 90 if good == "small" else 10)
-    return ClientDistribution(
-        jnp.mean(values), jnp.var(values), jnp.std(values), values[worst], worst, tenth
-    )
+    unit = unit_of(values)
+    inside = values / unit  # whose squares and sums neither overflow nor vanish
+    deviation = jnp.std(inside) * unit
+    mean, variance = jnp.mean(inside) * unit, deviation * deviation
+    return ClientDistribution(mean, variance, deviation, values[worst], worst, tenth)
 
 
 class _Sums(NamedTuple):

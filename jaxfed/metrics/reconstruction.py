@@ -7,7 +7,9 @@
 * a `jaxfed.linalg.Moment` with a leading client axis, from samples or from matrices.
 
 Errors are sums of squared residuals. For moments that were given as matrices they are differences,
-which lose digits near zero. For methods without shared or without local components, pass None.
+which lose digits near zero. Components are those of `jaxfed.pca.transform`: where shared and local
+ones overlap, as in `HierarchicalPCA`, only the local ones. Inside `jax.jit`, where overlaps are
+unknown, pass `jaxfed.Personalized(None, local)` for such algorithms.
 """
 
 from collections.abc import Sequence
@@ -21,8 +23,10 @@ from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Float, Real
 
 from jaxfed._checks import checked_array, is_list, refuse
+from jaxfed.core.run.result import Fitted, place_of
 from jaxfed.linalg import Moment
-from jaxfed.metrics.subspaces import checked_components
+from jaxfed.linalg.sums import scaled_norm, scaled_sum_of_squares, unit_of
+from jaxfed.metrics.components import side_by_side
 
 Data: TypeAlias = Real[ArrayLike, "m n d"] | Sequence[Real[ArrayLike, "_n d"]] | Moment
 
@@ -55,11 +59,11 @@ class _Decomposed(NamedTuple):
 
 
 def reconstruction_error(
-    samples: Data,
-    shared: Real[ArrayLike, "d r1"] | None,
-    local: Real[ArrayLike, "m d r2"] | None,
-    counts: Real[ArrayLike, " m"] | None = None,
+    fitted: Fitted,
+    samples: Data | Real[ArrayLike, "n d"],
     *,
+    client: int | None = None,
+    counts: Real[ArrayLike, " m"] | None = None,
     per_client: bool = False,
 ) -> Float[Array, ""] | Float[Array, " m"]:
     """Reconstruction error, `mean_i ||Y_i - Y_i (P_U + P_Vi)||_F^2 / n_i`.
@@ -69,9 +73,10 @@ def reconstruction_error(
     Source: Shi & Kontar (2024), (29).
 
     Args:
-        samples: `(m, n, d)`, a list of `(n_i, d)`, or a batched `Moment`.
-        shared: shared components, `(d, r1)`.
-        local: local components, `(m, d, r2)`.
+        fitted: a solution, its result, an estimator, or what `jaxfed.load` returned; arrays as
+            `jaxfed.Personalized(shared, local)`.
+        samples: `(m, n, d)`, a list of `(n_i, d)`, a batched `Moment`, or `(n, d)` with `client`.
+        client: id of the client that all samples belong to.
         counts: number of valid rows of each client, `(m,)`, if `samples` is an array.
         per_client: return each client's error instead of the mean.
 
@@ -79,9 +84,10 @@ def reconstruction_error(
         The mean error, a scalar; or the clients' errors, `(m,)`.
 
     Raises:
-        ValueError: if shapes do not match, or counts are negative or exceed the rows.
+        ValueError: if `fitted` has no components, shapes do not match, or counts are negative or
+            exceed the rows.
     """
-    return _error(_checked(samples, counts, shared, local), per_client)
+    return _error(_checked(fitted, samples, counts, client), per_client)
 
 
 # Compile each metric as one program; otherwise, every operation would be compiled separately.
@@ -91,11 +97,11 @@ def _error(given: _Decomposed, per_client: bool):
 
 
 def captured_energy(
-    samples: Data,
-    shared: Real[ArrayLike, "d r1"] | None,
-    local: Real[ArrayLike, "m d r2"] | None,
-    counts: Real[ArrayLike, " m"] | None = None,
+    fitted: Fitted,
+    samples: Data | Real[ArrayLike, "n d"],
     *,
+    client: int | None = None,
+    counts: Real[ArrayLike, " m"] | None = None,
     per_client: bool = False,
 ) -> Float[Array, ""] | Float[Array, " m"]:
     """Share of the energy that shared and local components capture together.
@@ -104,9 +110,9 @@ def captured_energy(
     Shi & Kontar (2024) relative to the clients' mean energy.
 
     Args:
-        samples: as in `reconstruction_error`, like `shared`, `local` and `counts`.
-        shared: shared components, `(d, r1)`.
-        local: local components, `(m, d, r2)`.
+        fitted: as in `reconstruction_error`, like `samples`, `client` and `counts`.
+        samples: the clients' samples.
+        client: the client that all samples belong to.
         counts: number of valid rows of each client.
         per_client: return each client's share instead.
 
@@ -116,16 +122,16 @@ def captured_energy(
     Raises:
         ValueError: as in `reconstruction_error`.
     """
-    shares = separation(samples, shared, local, counts, per_client=per_client)
+    shares = separation(fitted, samples, client=client, counts=counts, per_client=per_client)
     return shares.shared + shares.local
 
 
 def separation(
-    samples: Data,
-    shared: Real[ArrayLike, "d r1"] | None,
-    local: Real[ArrayLike, "m d r2"] | None,
-    counts: Real[ArrayLike, " m"] | None = None,
+    fitted: Fitted,
+    samples: Data | Real[ArrayLike, "n d"],
     *,
+    client: int | None = None,
+    counts: Real[ArrayLike, " m"] | None = None,
     per_client: bool = False,
 ) -> EnergyShares:
     """How the energy splits into the shared part, the local part, and the rest.
@@ -133,9 +139,9 @@ def separation(
     Shares of `mean_i ||Y_i||_F^2 / n_i`. They add up to one if U is orthogonal to every V_i.
 
     Args:
-        samples: as in `reconstruction_error`, like `shared`, `local` and `counts`.
-        shared: shared components, `(d, r1)`.
-        local: local components, `(m, d, r2)`.
+        fitted: as in `reconstruction_error`, like `samples`, `client` and `counts`.
+        samples: the clients' samples.
+        client: the client that all samples belong to.
         counts: number of valid rows of each client.
         per_client: return each client's shares instead, three arrays `(m,)`.
 
@@ -145,12 +151,12 @@ def separation(
     Raises:
         ValueError: as in `reconstruction_error`.
     """
-    return _shares(_checked(samples, counts, shared, local), per_client)
+    return _shares(_checked(fitted, samples, counts, client), per_client)
 
 
 @partial(jax.jit, static_argnums=1)
 def _shares(given: _Decomposed, per_client: bool) -> EnergyShares:
-    data = given.data
+    data = _of_unit_size(given.data)
     parts = (
         _inside(data, given.repeated_shared()),
         _inside(data, given.local),
@@ -197,17 +203,15 @@ def reconstructed_energy(
 
 @partial(jax.jit, static_argnums=3)
 def _captured_shares(valid, samples, reconstructions, per_client):
-    energy = jnp.sum(valid**2, axis=-1)
-    error = jnp.sum((samples - reconstructions) ** 2, axis=-1)
+    unit = unit_of(valid)
+    energy = scaled_sum_of_squares(valid, unit, -1)
+    error = scaled_sum_of_squares(samples - reconstructions, unit, -1)
     shares = jnp.where(energy > 0, 1 - error / jnp.where(energy > 0, energy, 1), 0)
     return _mean(shares.sum(axis=1) / jnp.maximum((energy > 0).sum(axis=1), 1), per_client)
 
 
 def kkt_violation(
-    samples: Data,
-    shared: Real[ArrayLike, "d r1"] | None,
-    local: Real[ArrayLike, "m d r2"] | None,
-    counts: Real[ArrayLike, " m"] | None = None,
+    fitted: Fitted, samples: Data, *, counts: Real[ArrayLike, " m"] | None = None
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """Violation of the first-order conditions of personalized PCA.
 
@@ -217,9 +221,9 @@ def kkt_violation(
     Source: Shi & Kontar (2024), (24), where the slice in the second line should end at r1.
 
     Args:
-        samples: as in `reconstruction_error`, like `counts`.
-        shared: orthonormal shared components, `(d, r1)`.
-        local: orthonormal local components, `(m, d, r2)`, orthogonal to `shared`.
+        fitted: as in `reconstruction_error`; components are orthonormal, a client's local ones
+            orthogonal to the shared ones.
+        samples: the clients' samples.
         counts: number of valid rows of each client.
 
     Returns:
@@ -228,7 +232,7 @@ def kkt_violation(
     Raises:
         ValueError: as in `reconstruction_error`.
     """
-    return _violation(_checked(samples, counts, shared, local))
+    return _violation(_checked(fitted, samples, counts, None))
 
 
 @jax.jit
@@ -239,7 +243,7 @@ def _violation(given: _Decomposed):
     # Zero columns, of clients with fewer components, have zero gradients: S_i 0 = 0.
     r1 = 0 if given.shared is None else given.shared.shape[1]
     mean = jnp.mean(gradient[..., :r1], axis=0)
-    return jnp.linalg.norm(mean), jnp.sqrt(jnp.mean(jnp.sum(gradient[..., r1:] ** 2, axis=(1, 2))))
+    return scaled_norm(mean), scaled_norm(gradient[..., r1:]) / len(gradient) ** 0.5
 
 
 def _outside(data, basis: Float[Array, "m d r"]) -> Float[Array, " m"]:
@@ -249,6 +253,14 @@ def _outside(data, basis: Float[Array, "m d r"]) -> Float[Array, " m"]:
     half = data.dense - basis @ (basis.mT @ data.dense)
     rest = half - (half @ basis) @ basis.mT
     return jnp.maximum(jnp.trace(rest, axis1=-2, axis2=-1), 0)
+
+
+def _of_unit_size(data: Moment) -> Moment:
+    """Return moments of samples in a unit in which their squares are normal numbers."""
+    if data.samples is None:
+        return data
+    samples = data.samples / unit_of(data.samples)
+    return jax.vmap(Moment.from_samples)(samples, data.count)
 
 
 def _inside(data, basis: Float[Array, "m d r"] | None) -> Float[Array, " m"]:
@@ -269,9 +281,14 @@ def _mean(values: Float[Array, " m"], per_client: bool) -> Float[Array, "..."]:
 
 
 def _checked(
-    samples: Data, counts: ArrayLike | None, shared: ArrayLike | None, local: ArrayLike | None
+    fitted: Fitted, samples: Any, counts: ArrayLike | None, client: int | None
 ) -> _Decomposed:
-    shared, local = checked_components(shared, local)
+    shared, local = side_by_side(fitted)
+    if client is not None:
+        # Without local components, clients do not differ.
+        place = None if local is None else place_of(fitted, client, len(local))
+        local = None if local is None else local[place][None]
+        samples = checked_array("samples", samples, "n d")[None]
     data = moments(samples, counts)
     m, d = data.count.shape[0], data.dim
     if local is not None and (m, d) != local.shape[:2]:

@@ -135,6 +135,12 @@ def client_distances(local: Real[ArrayLike, "m d r"]) -> Float[Array, "m m"]:
         ValueError: if `local` is not `(m, d, r)`.
     """
     local = checked_array("local", local, "m d r")
+    return _client_distances(local)
+
+
+# A loop outside of `jit` would be compiled at every call.
+@jax.jit
+def _client_distances(local: Float[Array, "m d r"]) -> Float[Array, "m m"]:
     # One row at a time: the residuals of all pairs take m times the memory of `local`.
     outside = lax.map(lambda basis: _energy_outside(local, basis), local)
     ranks = jnp.sum(jnp.any(local != 0, axis=-2), axis=-1).astype(local.dtype)

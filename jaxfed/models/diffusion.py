@@ -146,9 +146,9 @@ def denoiser(model: Callable[..., Array], *, conditional: bool = False) -> Denoi
 def generate(
     denoise: Denoiser,
     corruption: Corruption,
-    key: Key[Array, ""],
     shape: tuple[int, int],
     *,
+    key: Key[Array, ""],
     steps: int = 500,
     dtype=jnp.float32,
 ) -> Float[Array, "n d"]:

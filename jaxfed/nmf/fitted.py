@@ -1,7 +1,8 @@
 """Use learned components: loadings of samples, and values for missing entries.
 
 Samples are an array `(clients, samples, features)`, a list of `(samples_i, features)` arrays, one
-per client, or one array `(samples, features)` of the client `client`. NaN marks missing entries.
+per client, or one array `(samples, features)` of the client `client`. Columns of data frames are
+put in the order of the features that were learned. NaN marks missing entries.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,8 +17,16 @@ from jaxtyping import Array, ArrayLike, Float
 from jaxfed._optional import require
 from jaxfed.contract import Personalized, check_factor, check_instance, refuse
 from jaxfed.core.clients.clients import Clients
+from jaxfed.core.clients.names import DataFrame, order_of
 from jaxfed.core.clients.samples import IncompleteSamples
-from jaxfed.core.run.result import Fitted, ids_of, not_learned, place_of, result_of
+from jaxfed.core.run.result import (
+    Fitted,
+    in_learned_order,
+    names_of,
+    not_learned,
+    place_of,
+    result_of,
+)
 from jaxfed.data.single_cell import read_anndata
 from jaxfed.nmf._nonnegative import loadings_of
 from jaxfed.nmf.inmf import INMF
@@ -25,7 +34,8 @@ from jaxfed.nmf.inmf import INMF
 Tables: TypeAlias = (
     Float[ArrayLike, "clients samples features"]
     | Float[ArrayLike, "samples features"]
-    | Sequence[Float[ArrayLike, "samples_i features"]]
+    | DataFrame
+    | Sequence[Float[ArrayLike, "samples_i features"] | DataFrame]
 )
 Found: TypeAlias = Float[Array, "..."] | list[Float[Array, "samples_i ..."]]
 
@@ -35,7 +45,7 @@ def transform(
     samples: Tables,
     *,
     penalty: float | Array | None = None,
-    client: int | None = None,
+    client: int | str | None = None,
 ) -> Found:
     """Compute loadings of samples by non-negative least squares, from their observed entries.
 
@@ -43,7 +53,7 @@ def transform(
         fitted: a solution of `INMF`, its result, or what `jaxfed.load` returned.
         samples: `(m, n, d)`, a list of `(n_i, d)`, or `(n, d)` with `client`.
         penalty: λ of the run; by default that of the solution's algorithm.
-        client: id of the client that all samples belong to.
+        client: name or id of the client that all samples belong to.
 
     Returns:
         Loadings in the form of the samples, with the rank in place of d.
@@ -60,7 +70,7 @@ def complete(
     samples: Tables,
     *,
     penalty: float | Array | None = None,
-    client: int | None = None,
+    client: int | str | None = None,
 ) -> Found:
     """Fill in missing entries of samples by their fitted values.
 
@@ -89,13 +99,15 @@ def annotate(
     layer: str | None = None,
     penalty: float | Array | None = None,
 ) -> None:
-    """Write components and loadings to the AnnData that the samples came from.
+    """Write components and loadings to AnnData with cells of the clients.
 
     As in LIGER: `obsm["H"]` has loadings, `varm["W"]` shared parts, and `varm["V_" + name]` the own
-    parts of each batch.
+    parts of each batch. Batches and genes are those of the run by name, in any order.
 
     Args:
-        fitted: a solution of `INMF`, its result, or what `jaxfed.load` returned.
+        fitted: a solution of `INMF` whose clients had names, as of
+            `jaxfed.Clients.from_samples(jaxfed.data.read_anndata(...))`, or what `jaxfed.load`
+            returned.
         cells: an `anndata.AnnData`, which is changed.
         batch_key: as of `jaxfed.data.read_anndata`.
         layer: as of `jaxfed.data.read_anndata`.
@@ -103,25 +115,28 @@ def annotate(
 
     Raises:
         ImportError: if anndata is not installed.
-        ValueError: as `transform` and `jaxfed.data.read_anndata`.
+        ValueError: if there are no names, or the cells have other batches or genes than the run; or
+            as `transform` and `jaxfed.data.read_anndata`.
     """
     shared, local = _result(fitted)
     anndata = require("anndata", extra="anndata")
     check_instance("cells", cells, anndata.AnnData, "an anndata.AnnData")
-    arrays, names, _ = read_anndata(cells, batch_key, layer=layer)
-    ids = np.arange(len(local)) if (known := ids_of(fitted)) is None else known
-    if not np.array_equal(np.sort(ids), np.arange(len(names))):
-        wanted = f"the run's clients {ids.tolist()}, as positions of batches in sorted order"
-        raise refuse("cells", wanted, f"{len(names)} batches")
-    arrays, names = [arrays[i] for i in ids], [names[i] for i in ids]
-    loadings = transform(fitted, arrays, penalty=penalty)
+    donors, genes, _ = names_of(fitted)
+    if donors is None or genes is None:
+        wanted = "a run of clients with names, Clients.from_samples(arrays, names=, features=)"
+        raise refuse("fitted", wanted, "one without")
+    arrays, names, features = read_anndata(cells, batch_key, layer=layer)
+    of_batch = order_of(donors, names, f"cells, {batch_key}")
+    of_gene = order_of(genes, features or [], "cells, genes")
+    loadings = transform(fitted, [arrays[i][:, of_gene] for i in of_batch], penalty=penalty)
     batches = cells.obs[batch_key].astype(str).to_numpy()
     found = np.empty((len(batches), shared.shape[1]), shared.dtype)
-    for name, rows in zip(names, loadings, strict=True):
+    for name, rows in zip(donors, loadings, strict=True):
         found[batches == name] = rows
-    cells.obsm["H"], cells.varm["W"] = found, np.asarray(shared)
-    for name, own in zip(names, local, strict=True):
-        cells.varm[f"V_{name}"] = np.asarray(own)
+    place = np.argsort(of_gene)  # of the cells' genes among those of the run
+    cells.obsm["H"], cells.varm["W"] = found, np.asarray(shared)[place]
+    for name, own in zip(donors, local, strict=True):
+        cells.varm[f"V_{name}"] = np.asarray(own)[place]
 
 
 def _mapped(
@@ -129,10 +144,11 @@ def _mapped(
     fitted: Fitted,
     samples: Tables,
     penalty: float | Array | None,
-    client: int | None,
+    client: int | str | None,
 ) -> Found:
     """Apply a function to each client's samples, components and loadings."""
     shared, local = _result(fitted)
+    tables: Any = in_learned_order(fitted, samples, "samples")
     if penalty is None:
         algorithm = getattr(fitted, "algorithm", None)
         if not isinstance(algorithm, INMF):
@@ -143,14 +159,14 @@ def _mapped(
     if client is not None:
         place = place_of(fitted, client, len(local))
         local = local[place : place + 1]
-    clients = Clients.from_samples(samples if client is None else [samples], missing="mask")  # pyright: ignore[reportArgumentType]
+    clients = Clients.from_samples(tables if client is None else [tables], missing="mask")
     if len(clients) != len(local) or clients.features != len(shared):
         raise refuse("samples", f"{len(local)} clients with {len(shared)} features", clients)
     found = _of_all(function, shared, local, clients.data, weight)
     if client is not None:
         return found[0]
-    if isinstance(samples, Sequence):
-        return [rows[: np.shape(x)[0]] for rows, x in zip(found, samples, strict=True)]
+    if isinstance(tables, Sequence):
+        return [rows[: np.shape(x)[0]] for rows, x in zip(found, tables, strict=True)]
     return found
 
 

@@ -51,7 +51,7 @@ Columns = Float[Array, "features rank"]
 Sketch = Float[Array, "features width"]
 
 
-class Member(NamedTuple):
+class INMFMember(NamedTuple):
     """ONE client's prepared data."""
 
     values: Float[Array, "samples features"]  # missing entries are zero
@@ -66,7 +66,7 @@ class Products(NamedTuple):
     samples: Rows  # HᵀX; in messages HᵀX - HᵀH V_i
 
 
-class Local(NamedTuple):
+class INMFLocal(NamedTuple):
     """ONE client's state."""
 
     components: Rows  # V_i
@@ -168,13 +168,13 @@ class INMF(Algorithm):
                 raise refuse("clients", "samples without negative numbers", negative[0])
         check_warm_start_shapes(warm_start, clients, self.rank)
 
-    def prepare(self, data: samples.SampleRows, client_id, rounds) -> Member:
+    def prepare(self, data: samples.SampleRows, client_id, rounds) -> INMFMember:
         """Replace missing entries by zeros."""
         if isinstance(data, samples.Samples):
-            return Member(data.values, None, data.count)
-        return Member(jnp.where(data.observed, data.values, 0), data.observed, data.count)
+            return INMFMember(data.values, None, data.count)
+        return INMFMember(jnp.where(data.observed, data.values, 0), data.observed, data.count)
 
-    def first_message(self, key, data: Member, warm_start) -> Sketch | None:
+    def first_message(self, key, data: INMFMember, warm_start) -> Sketch | None:
         """Return the product of the second moment with a thin matrix, which is the same for all."""
         if warm_start is not None or self.start == "random":
             return None
@@ -185,7 +185,7 @@ class INMF(Algorithm):
         filled = _filled(data)
         return data_matmul(filled.T, data_matmul(filled, thin))
 
-    def server_init(self, key, first: Sketch | None, like: Member, warm_start) -> Rows:
+    def server_init(self, key, first: Sketch | None, like: INMFMember, warm_start) -> Rows:
         """Return the warm start's shared parts, or those of the chosen start, of unit length."""
         if warm_start is not None:
             return self._active(warm_start.shared.T)
@@ -198,7 +198,7 @@ class INMF(Algorithm):
 
         return self._active(unit_of(jax.vmap(one)(jnp.arange(self.rank))))
 
-    def client_init(self, key, downlink: Rows, data: Member, warm_start) -> Local:
+    def client_init(self, key, downlink: Rows, data: INMFMember, warm_start) -> INMFLocal:
         """Return the warm start's own parts, zeros, or samples at random, of unit length."""
         if warm_start is not None and warm_start.local is not None:
             components = warm_start.local.T
@@ -215,13 +215,13 @@ class INMF(Algorithm):
         empty = jnp.zeros((self.rank, self.rank), downlink.dtype)
         none = Products(empty, jnp.zeros_like(downlink))
         earlier = none if self.batches > 1 else None
-        return Local(self._active(components), none, earlier, jnp.zeros((), jnp.int32))
+        return INMFLocal(self._active(components), none, earlier, jnp.zeros((), jnp.int32))
 
     def downlink(self, server: Rows) -> Rows:
         """Return the shared parts."""
         return server
 
-    def client_step(self, key, downlink: Rows, local: Local, data: Member):
+    def client_step(self, key, downlink: Rows, local: INMFLocal, data: INMFMember):
         """Update the own parts and the loadings, and send their products."""
         # Own parts first, from the products of the last round's H and the W received since. Each
         # update of V_i, H_i and W lowers the objective given the others, so it never rises.
@@ -249,7 +249,7 @@ class INMF(Algorithm):
         """Update the shared parts."""
         return hals_sweep(server, uplink.gram, uplink.samples), {}
 
-    def client_result(self, downlink: Rows, local: Local, data: Member) -> Columns:
+    def client_result(self, downlink: Rows, local: INMFLocal, data: INMFMember) -> Columns:
         """Return the own parts, updated to the last shared ones, in units of their lengths."""
         # Both parts of a component are divided by the length of the shared one; loadings take it
         # up.
@@ -297,7 +297,7 @@ class INMF(Algorithm):
             return components
         return jnp.where(jnp.arange(self.rank)[:, None] < self.active_rank, components, 0)
 
-    def _own_parts(self, shared: Rows, local: Local) -> Rows:
+    def _own_parts(self, shared: Rows, local: INMFLocal) -> Rows:
         """Update the own parts by one sweep; those of components that are not used become zero."""
         gram, product = _together(local)
         # Given H and W, ‖X - H (W + V)‖² + λ ‖H V‖² is least where (1 + λ) HᵀH V = HᵀX - HᵀH W.
@@ -308,7 +308,7 @@ class INMF(Algorithm):
         # Before the client's first round there are no products to fit.
         return jnp.where(local.rounds > 0, found, local.components)
 
-    def _batch(self, data: Member, number: Int[Array, ""]) -> Member:
+    def _batch(self, data: INMFMember, number: Int[Array, ""]) -> INMFMember:
         """Return a batch, with zero rows where there are no more samples."""
         if self.batches == 1:
             return data
@@ -321,9 +321,9 @@ class INMF(Algorithm):
             return jnp.where(there[:, None], x.at[rows].get(mode="clip"), jnp.zeros((), x.dtype))
 
         observed = None if data.observed is None else chosen(data.observed)
-        return Member(chosen(data.values), observed, jnp.sum(there, dtype=data.size.dtype))
+        return INMFMember(chosen(data.values), observed, jnp.sum(there, dtype=data.size.dtype))
 
-    def _with(self, local: Local, new: Products, size: Float[Array, ""]) -> Local:
+    def _with(self, local: INMFLocal, new: Products, size: Float[Array, ""]) -> INMFLocal:
         """Add the products of a batch, and forget those of the pass before the last.
 
         The weights of earlier batches are those of the authors' code.
@@ -341,7 +341,7 @@ class INMF(Algorithm):
         def recent(one, new):
             return jnp.where(ends, 0, weight * one) + new
 
-        return Local(
+        return INMFLocal(
             local.components,
             jax.tree.map(recent, local.products, new),
             jax.tree.map(earlier, local.products, local.earlier),
@@ -349,7 +349,7 @@ class INMF(Algorithm):
         )
 
 
-def _together(local: Local) -> Products:
+def _together(local: INMFLocal) -> Products:
     """Return the products of this pass and the one before."""
     if local.earlier is None:
         return local.products
@@ -375,7 +375,7 @@ def check_warm_start_shapes(warm_start, clients, rank: int) -> None:
             )
 
 
-def _filled(data: Member) -> Float[Array, "samples features"]:
+def _filled(data: INMFMember) -> Float[Array, "samples features"]:
     """Return ONE client's samples; missing entries are the feature's mean times the sample's level.
 
     A sample's level is the sum of its observed entries by that of the means of these features.

@@ -6,7 +6,6 @@ they underflow and the data count as zeros. Scale such data, or use double preci
 """
 
 from jaxfed import _names
-from jaxfed.pca.adaptive import AdaptivePCA as AdaptivePCA
 from jaxfed.pca.applications import cluster_clients as cluster_clients
 from jaxfed.pca.applications import embed_clients as embed_clients
 from jaxfed.pca.applications import separate_video as separate_video
@@ -37,6 +36,5 @@ from jaxfed.pca.split_half import split_half as split_half
 from jaxfed.pca.subspace_iteration import SubspaceIteration as SubspaceIteration
 from jaxfed.pca.tcmf import TCMF as TCMF
 from jaxfed.pca.tucker import PerTucker as PerTucker
-from jaxfed.pca.varpro import VarProPerPCA as VarProPerPCA
 
 __dir__ = _names.public_names(__name__)

@@ -15,6 +15,7 @@ from jaxfed.contract import Algorithm, Bases, Diagnostics
 from jaxfed.core.contract.reduction import Mean
 from jaxfed.linalg import polar
 from jaxfed.linalg.division import ratio
+from jaxfed.linalg.svd import singular_values
 from jaxfed.pca import _quasi_newton
 from jaxfed.pca._quasi_newton import Evaluation, Memory, climb, initial_memory
 from jaxfed.pca.components import Frame, Rows, deflate, frobenius_norm
@@ -43,7 +44,7 @@ class Uplink(NamedTuple):
     drawn: Any  # the same for all clients of a round, and another one in other rounds
 
 
-class Server(NamedTuple):
+class AscentServer(NamedTuple):
     """The server's state, in multiples of `unit`, so that squares neither over- nor underflow."""
 
     memory: Memory
@@ -93,21 +94,21 @@ def message(
     )
 
 
-def first_state(shared: Rows, pairs: int) -> Server:
+def first_state(shared: Rows, pairs: int) -> AscentServer:
     """Return a state whose first trial is the start, with room for pairs of steps and changes."""
     one = jnp.ones((), shared.dtype)
     fresh = jnp.zeros((), bool)
-    return Server(initial_memory(shared.T, pairs=pairs), jnp.nan * one, fresh, one)
+    return AscentServer(initial_memory(shared.T, pairs=pairs), jnp.nan * one, fresh, one)
 
 
-def for_other_data(server: Server) -> Server:
+def for_other_data(server: AscentServer) -> AscentServer:
     """Return the state as a start on other data, in the same unit, which the pairs have."""
     return server._replace(memory=_quasi_newton.for_other_data(server.memory))
 
 
 def ascend(
-    server: Server, uplink: Uplink, number: Int[Array, ""] | None
-) -> tuple[Server, Diagnostics]:
+    server: AscentServer, uplink: Uplink, number: Int[Array, ""] | None
+) -> tuple[AscentServer, Diagnostics]:
     """Accept or reject the trial, and take the next step.
 
     Args:
@@ -129,7 +130,7 @@ def ascend(
     )
     mark = jnp.where(accepted, uplink.fingerprint, server.fingerprint)
     fresh = jnp.where(accepted, fresh, server.fresh)
-    return Server(memory, mark, fresh, unit), {"gap": unit * left}
+    return AscentServer(memory, mark, fresh, unit), {"gap": unit * left}
 
 
 class SolutionAscent(Algorithm):
@@ -168,7 +169,7 @@ class SolutionAscent(Algorithm):
         """Take a gradient step of length one over the gradient's norm."""
         # Any step size gives the same implicit derivative as long as it is a constant: see the
         # class.
-        size = jax.lax.stop_gradient(jnp.linalg.norm(uplink, 2))
+        size = jax.lax.stop_gradient(singular_values(uplink)[0])
         scale = ratio(jnp.ones_like(size), size)
         return polar(server + scale * deflate(uplink, server)), {}
 

@@ -1,23 +1,53 @@
-"""How the solvers of hierarchical PCA update components; see `_personalized`."""
+"""How the solvers of hierarchical PCA update components; see `hierarchical`."""
 
 from collections.abc import Callable
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
 from jaxfed.core.contract.reduction import Gram
 from jaxfed.linalg import polar
 from jaxfed.pca import likelihood
+from jaxfed.pca._prior_variance import Learning, Spread
+from jaxfed.pca._quasi_newton import Evaluation, Memory, climb, initial_memory
 from jaxfed.pca.components import Rows, moment_received
-from jaxfed.pca.likelihood import Member, Scalar, aligned
+from jaxfed.pca.likelihood import LikelihoodMember, Scalar, Variances, aligned
+
+
+class Downlink(NamedTuple):
+    """What clients receive."""
+
+    shared: Rows
+    prior_variance: Scalar | None  # if it is learned
+    variances: Variances | None  # of noise and scores, if they were estimated
+    share: Scalar | None  # 1 - 1/m for m clients, if it is learned without ξ
+
+
+class Message(NamedTuple):
+    """Uplink."""
+
+    shared: PyTree  # the message about the shared components
+    distance: Scalar | None  # d², if the prior variance is learned
+    objective: Scalar | None  # for the quasi-Newton solver
+
+
+class HierarchicalServer(NamedTuple):
+    """The server's state."""
+
+    shared: Rows
+    prior_variance: Scalar | None = None  # if it is learned
+    variances: Variances | None = None  # of noise and scores, if they were estimated
+    spread: Spread | None = None  # if the prior variance is learned without ξ
+    memory: Memory | None = None  # for the quasi-Newton solver
 
 
 class Solver(NamedTuple):
     """How components are updated; a step size of None is automatic."""
 
     # (data, local components, shared components, prior variance, step size) -> local components
-    local_step: Callable[[Member, Rows, Rows, Scalar, Array | None], Rows]
+    local_step: Callable[[LikelihoodMember, Rows, Rows, Scalar, Array | None], Rows]
     # (shared components, local components, prior variance, global step size) -> uplink
     message: Callable[[Rows, Rows, Scalar, Array | None], PyTree]
     # (shared components, reduced uplink) -> shared components
@@ -68,7 +98,7 @@ SOLVERS = {
 
 
 def predicted_gain(
-    data: Member, local: Rows, moved: Rows, variance: Scalar, step_size: Array | None
+    data: LikelihoodMember, local: Rows, moved: Rows, variance: Scalar, step_size: Array | None
 ) -> Scalar:
     """Return what the step to `moved` is predicted to lower ONE client's objective by.
 
@@ -83,3 +113,37 @@ def predicted_gain(
         held = jnp.vdot(local, data.moment.row_products(local)[0]) / len(local)
         curvature = data.precision * held + 1 / variance
     return curvature / 2 * jnp.sum((moved - local) ** 2)
+
+
+def first_memory(shared: Rows, variance: Scalar | None, learning: Learning | None) -> Memory:
+    """Return the quasi-Newton server's state before the first step."""
+    if variance is None or learning is None:
+        return initial_memory(shared.T)
+    # The hyperprior's curvature is D/2 along log σ², that of the distances 1/σ² along V.
+    curvature = learning.degrees(shared.shape[1]) / 2 * variance
+    return initial_memory(shared.T, jnp.log(variance)[None], curvature[None])
+
+
+def climbed(
+    server: HierarchicalServer, uplink: Message, learning: Learning | None
+) -> tuple[HierarchicalServer, dict[str, Array]]:
+    """Take a quasi-Newton step in the shared components, and in log σ² if it is learned."""
+    assert server.memory is not None and uplink.objective is not None
+    value, slope, least, most = -uplink.objective, None, None, None
+    variance, memory = server.prior_variance, server.memory
+    if learning is not None:
+        assert variance is not None and uplink.distance is not None
+        place = memory.numbers[0], server.shared.shape[1]
+        more, by_logarithm = learning.slope(variance, uplink.distance, *place)
+        value, slope = value + more, by_logarithm[None]
+        most = jnp.full(1, jnp.inf, slope.dtype)
+        least = -most
+        if server.spread is not None:
+            least = jnp.log(jax.lax.stop_gradient(server.spread.least))[None]
+    memory, _, left = climb(memory, Evaluation(uplink.shared.T, value, slope), least, most)
+    diagnostics = {"gap": left}
+    if variance is not None:
+        variance = jnp.exp(memory.numbers[0])
+        diagnostics = {"prior_variance": variance} | diagnostics
+    server = server._replace(shared=memory.shared, prior_variance=variance, memory=memory)
+    return server, diagnostics

@@ -34,7 +34,7 @@ from jaxfed.pca.components import (
 )
 
 
-class Member(NamedTuple):
+class ConsensusMember(NamedTuple):
     """One client's prepared data."""
 
     moment: Moment  # A_i A_iᵀ: the sum over the samples, not their mean
@@ -42,7 +42,7 @@ class Member(NamedTuple):
     client_id: Int[Array, ""]
 
 
-class Server(NamedTuple):
+class ConsensusServer(NamedTuple):
     """The server's state."""
 
     shared: Frame  # Z
@@ -57,6 +57,12 @@ class Eigensolver(Algorithm):
 
     rank: int = eqx.field(static=True)
     stop: Literal["objective", "kkt"] | None = eqx.field(static=True)
+
+    @property
+    @final
+    def eigenvectors(self) -> int:
+        """The rank."""
+        return self.rank
 
     @final
     def _set(self, rank: int, stop: Literal["objective", "kkt"] | None) -> None:
@@ -76,7 +82,7 @@ class Eigensolver(Algorithm):
         check_warm_start(warm_start, clients, self.rank, None)
 
     @final
-    def prepare(self, data: Samples | Moment, client_id, rounds) -> Member:
+    def prepare(self, data: Samples | Moment, client_id, rounds) -> ConsensusMember:
         """Return the client's matrix A_i A_iᵀ, or its samples, whichever is cheaper."""
         # A `Moment` divides by its count. With a count of one it is the sum A_i A_iᵀ, as in the
         # paper; the number of samples is kept beside it.
@@ -88,21 +94,25 @@ class Eigensolver(Algorithm):
             summed = Moment(data.count * data.dense, None, one, data.count * data.trace)
         else:
             summed = Moment(None, data.samples, one, data.count * data.trace)
-        return Member(summed, data.count, client_id)
+        return ConsensusMember(summed, data.count, client_id)
 
 
 class Measured(Eigensolver):
     """An eigensolver whose server measures how good the components of a round were."""
 
     @final
-    def first_message(self, key, data: Member, warm_start) -> Sum | None:
+    def first_message(self, key, data: ConsensusMember, warm_start) -> Sum | None:
         """Return the energy |A_i|_F² of the samples if the stopping rule needs it."""
         return Sum(data.moment.trace) if self.stop == "kkt" else None
 
     @final
     def _first(
-        self, key: RandomKey, energy: Array | None, like: Member, warm_start: Personalized | None
-    ) -> Server:
+        self,
+        key: RandomKey,
+        energy: Array | None,
+        like: ConsensusMember,
+        warm_start: Personalized | None,
+    ) -> ConsensusServer:
         """Return the server's first state, with random components or the warm start's."""
         dtype = like.moment.trace.dtype
         if warm_start is None:
@@ -111,12 +121,12 @@ class Measured(Eigensolver):
         else:
             shared = warm_start.shared.astype(dtype)
         # NaN for f makes the first relative change NaN, which is below no tolerance.
-        return Server(orthonormalize(shared), jnp.full((), jnp.nan, dtype), energy)
+        return ConsensusServer(orthonormalize(shared), jnp.full((), jnp.nan, dtype), energy)
 
     @final
     def _measures(
         self,
-        server: Server,
+        server: ConsensusServer,
         captured: Array,
         product: Frame | None,
         exact: Bool[Array, ""] | None = None,
@@ -143,12 +153,14 @@ class HoldsBasis(Measured):
     """An eigensolver whose server holds and sends only the components."""
 
     @final
-    def server_init(self, key, first: Array | None, like: Member, warm_start) -> Server:
+    def server_init(
+        self, key, first: Array | None, like: ConsensusMember, warm_start
+    ) -> ConsensusServer:
         """Return the first components."""
         return self._first(key, first, like, warm_start)
 
     @final
-    def downlink(self, server: Server) -> Frame:
+    def downlink(self, server: ConsensusServer) -> Frame:
         """Return the components."""
         return server.shared
 
@@ -158,7 +170,7 @@ class HoldsBasis(Measured):
         return orthonormalize(downlink)
 
 
-def residual_variance(data: Member, captured: Float[Array, ""]) -> Float[Array, ""]:
+def residual_variance(data: ConsensusMember, captured: Float[Array, ""]) -> Float[Array, ""]:
     """Return a client's mean squared reconstruction error per sample, for the history."""
     return uncaptured(data.moment, captured) / jnp.maximum(data.size, 1)
 

@@ -11,7 +11,8 @@ from jax import lax
 from jaxtyping import Array, Bool, Float
 
 from jaxfed.linalg import matmul, svd
-from jaxfed.linalg.svd import not_rounding
+from jaxfed.linalg.sums import sum_of_rows, unit_of
+from jaxfed.linalg.svd import not_rounding, rounding
 
 # A client's score counts up to this number, so that no client decides alone.
 MOST = 4.0
@@ -70,6 +71,8 @@ def last_above(scores, threshold):
 def evidence_of(data, key, threshold, most: tuple[int, int], draws: int, subsets: int) -> Evidence:
     """Compute all scores, of all clients and of the subsets."""
     rows, counts = data.values.astype(data.count.dtype), data.count
+    units = jax.vmap(unit_of)(rows)
+    rows = rows / units[:, None, None]
     m, _, d = rows.shape
     most_shared, most_local = most
     of_noise, of_agreement, of_local, of_subsets = jax.random.split(key, 4)
@@ -101,6 +104,7 @@ def evidence_of(data, key, threshold, most: tuple[int, int], draws: int, subsets
     basis = _refined(scaled, basis, rank - shared)
     noise = _against_noise(rows, counts, basis, of_local, most_local, draws)
     scores = together(noise.scores, jnp.ones(m, rows.dtype))
+    variance = variance * units * units
     return Evidence(agreement, noise, scores, together(noise.scores, chosen), variance)
 
 
@@ -115,11 +119,13 @@ def _against_noise(rows, counts, basis, key, levels: int, draws: int) -> Levels:
     """Compare clients' singular values outside the basis with noise, one after another."""
     outside = rows - matmul(matmul(rows, basis), basis.T)
     triples = jax.vmap(svd)(outside)
-    eps = jnp.finfo(rows.dtype).eps * max(rows.shape[1:])
-    norms = jnp.sqrt(jnp.sum(rows**2, axis=(1, 2)))
+    # By the largest singular value of all samples; what was taken out leaves its rounding.
+    norms = jnp.sqrt(jax.vmap(sum_of_rows)(rows**2).sum(axis=1))
+    least = jax.vmap(lambda norm: rounding(norm[None], rows.shape[1:]))(norms)
     # Noise of samples whose mean was subtracted has mean zero, too.
-    means = jnp.sqrt(jnp.sum(jnp.sum(rows, axis=1) ** 2, axis=1) / counts)
-    known = SampleFacts(counts, eps * norms, means <= jnp.sqrt(eps) * norms)
+    means = jnp.sqrt(jnp.sum(jax.vmap(sum_of_rows)(rows) ** 2, axis=1) / counts)
+    centred = means <= (64 * jnp.finfo(rows.dtype).eps) ** 0.5 * norms
+    known = SampleFacts(counts, least, centred)
     # Each bit of a word is the sign of an entry in another draw; the first word is for matching.
     words = len(rows), 1 + math.ceil(draws / 32), *rows.shape[1:]
     bits = jax.random.bits(key, words, jnp.uint32)

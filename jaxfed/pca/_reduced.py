@@ -1,4 +1,4 @@
-"""Personalized PCA as a problem in the shared components alone, for derivatives and `VarProPerPCA`.
+"""Personalized PCA as a problem in the shared components alone.
 
     F(U) = mean_i max_V [ tr UᵀS_iU + tr g(VᵀS_iV) ] / 2   over orthonormal V orthogonal to U,
 
@@ -18,11 +18,14 @@ from jaxtyping import Array, Float
 from jaxfed.linalg import Moment, polar, thin_product
 from jaxfed.linalg.division import ratio
 from jaxfed.pca._ascent import SolutionAscent
-from jaxfed.pca.components import Frame, best_local, mean_energies, uncaptured
+from jaxfed.pca.components import Frame, Rows, best_local, mean_energies, uncaptured
 
 Active = Float[Array, " local_rank"] | None
 Scalar = Float[Array, ""]
 Inner = Float[Array, "local_rank local_rank"]
+
+# The limit of the penalty, relative to the weakest of a client's components.
+LIMIT = 10.0
 
 
 class Penalty(NamedTuple):
@@ -48,6 +51,24 @@ class Penalty(NamedTuple):
         square = kept @ kept
         lost = share * self.limit * jnp.trace(eye - square)
         return jnp.trace(inner) - lost, eye - share * square @ kept
+
+
+def limit_of(moment: Moment, rows: Rows, active: Active) -> Scalar:
+    """Return ONE client's limit c of the penalty, from its top components, which `rows` hold.
+
+    Args:
+        moment: the client's second moment.
+        rows: its top components, as many as are shared and local.
+        active: as in `evaluate`.
+    """
+    variances = jnp.diagonal(moment.row_products(rows)[1])
+    if active is not None:
+        shared = jnp.ones(len(rows) - len(active), bool)
+        variances = jnp.where(jnp.append(shared, active > 0), variances, variances[0])
+    # Rounding alone is no variance.
+    least = jnp.finfo(variances.dtype).eps * moment.dim * variances.max()
+    weakest = variances.min()
+    return LIMIT * jnp.where(weakest > least, weakest, 0)
 
 
 class Uplink(NamedTuple):

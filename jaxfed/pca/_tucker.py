@@ -25,7 +25,7 @@ ModeFactors = tuple[Float[Array, "_ _"], ...]  # (size, rank) of each mode, with
 Second = Float[Array, "size size"]  # second moment of a mode
 
 
-class Member(NamedTuple):
+class TuckerMember(NamedTuple):
     """ONE client's prepared samples."""
 
     values: Tensors  # divided by the root of their number
@@ -57,11 +57,11 @@ class Updates(Algorithm):
     local_ranks: eqx.AbstractVar[tuple[int, ...]]
     orthogonal_modes: eqx.AbstractVar[tuple[int, ...]]
 
-    def prepare(self, data: Samples, client_id, rounds) -> Member:
+    def prepare(self, data: Samples, client_id, rounds) -> TuckerMember:
         """Return the samples as tensors whose squares add up to the mean energy."""
         scale = jax.lax.rsqrt(jnp.maximum(data.count, 1))
         values = data.values.astype(data.count.dtype) * scale
-        return Member(values.reshape(-1, *self.shape), jnp.sum(values**2))
+        return TuckerMember(values.reshape(-1, *self.shape), jnp.sum(values**2))
 
     @property
     def modes(self) -> range:
@@ -84,7 +84,7 @@ class Updates(Algorithm):
                 shared = replaced(shared, k, orthonormalize(shared[k]))
         return Pair(shared, local)
 
-    def shared_moment(self, k: int, data: Member, pair: Pair) -> Second:
+    def shared_moment(self, k: int, data: TuckerMember, pair: Pair) -> Second:
         """Return a client's second moment in a mode, whose energy the shared factor captures."""
         rest = mode_products(data.values, pair.shared, but=k)
         if self.orthogonal_modes == (k,):
@@ -99,7 +99,7 @@ class Updates(Algorithm):
         """Return the best shared factor of a mode, near the one before."""
         return top_eigenvectors(moment + self._proximal(before), self.shared_ranks[k])[1]
 
-    def first_local(self, shared: ModeFactors, data: Member) -> ModeFactors:
+    def first_local(self, shared: ModeFactors, data: TuckerMember) -> ModeFactors:
         """Return the best local factors of each mode by itself, beside the shared part."""
         rest = data.values
         for k in self.orthogonal_modes:
@@ -107,7 +107,7 @@ class Updates(Algorithm):
             rest = rest - _times(rest, matmul(factor, factor.T), k)
         return tuple(self._best_local(k, second(rest, k), shared[k]) for k in self.modes)
 
-    def update_local(self, k: int, data: Member, pair: Pair, before: LocalFactor) -> Updated:
+    def update_local(self, k: int, data: TuckerMember, pair: Pair, before: LocalFactor) -> Updated:
         """Replace the local factor of a mode by the best one, near the one before."""
         # The shared part has no influence: it is orthogonal to the local factor of another mode,
         # or projected out in this one.
@@ -116,7 +116,7 @@ class Updates(Algorithm):
         return Updated(replaced(pair.local, k, factor), energy(moment, factor))
 
     def update_all_local(
-        self, shared: ModeFactors, local: ModeFactors, data: Member
+        self, shared: ModeFactors, local: ModeFactors, data: TuckerMember
     ) -> ModeFactors:
         """Update a client's local factors of all modes in turn."""
         pair = self.aligned(shared, local)

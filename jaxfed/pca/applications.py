@@ -52,7 +52,7 @@ def cluster_clients(
     Example:
         >>> import jax, jaxfed as jf
         >>> data = jf.data.perpca_synthetic(
-        ...     jax.random.key(0), clients=8, features=12, shared_rank=1, local_rank=2,
+        ...     key=jax.random.key(0), clients=8, features=12, shared_rank=1, local_rank=2,
         ...     samples=100, shared_scale=3.0, local="random", groups=2,
         ... )
         >>> clients = jf.Clients.from_samples(data.samples)
@@ -147,7 +147,8 @@ def separate_video(
         shared_rank: rank of the background.
         local_rank: rank of the moving part of each frame.
         rounds: rounds of `algorithm`.
-        algorithm: by default `PerPCA(shared_rank, local_rank)`.
+        algorithm: by default `PerPCA(shared_rank, local_rank, local_penalty=0)`, which minimizes
+            the paper's objective.
         warm_start: where to start; by default `OneShot(shared_rank, local_rank)`.
 
     Returns:
@@ -161,7 +162,7 @@ def separate_video(
 
     Example:
         >>> import jax, jax.numpy as jnp, jaxfed as jf
-        >>> video = jf.data.image_sequence_synthetic(jax.random.key(0), frames=8, blobs=1)
+        >>> video = jf.data.image_sequence_synthetic(key=jax.random.key(0), frames=8, blobs=1)
         >>> parts = jf.pca.separate_video(video.frames, 3, 3, rounds=20)
         >>> brightest = parts.foreground.reshape(8, -1).argmax(axis=1, keepdims=True)
         >>> there = jnp.take_along_axis(video.foreground.reshape(8, -1), brightest, axis=1)
@@ -214,14 +215,15 @@ def topic_words(
     words, rows of V_i for a group's words.
 
     Args:
-        counts: word counts of each group's documents, a list of `(n_i, words)` arrays; see
-            `jaxfed.data.bag_of_words`.
+        counts: word counts of each group's documents, a list of `(n_i, words)` arrays, as from
+            scikit-learn's `CountVectorizer`.
         vocabulary: the word of each column.
         shared_rank: number of shared components.
         local_rank: number of each group's local components.
         words: how many words to return for the common part and for each group.
         rounds: rounds of `algorithm`.
-        algorithm: by default `PerPCA(shared_rank, local_rank)`.
+        algorithm: by default `PerPCA(shared_rank, local_rank, local_penalty=0)`, which minimizes
+            the paper's objective.
         warm_start: where to start; by default the shared components of
             `OneShot(shared_rank, local_rank)`, computed without a words x words matrix.
 
@@ -237,7 +239,10 @@ def topic_words(
     Example:
         >>> import jaxfed as jf
         >>> texts = [["tax war", "war oil oil", "tax war oil"], ["tax school", "school tax tax"]]
-        >>> counts, vocabulary = jf.data.bag_of_words(texts, min_count=1)
+        >>> from sklearn.feature_extraction.text import CountVectorizer
+        >>> words = CountVectorizer(dtype="float32").fit(sum(texts, []))
+        >>> counts = [words.transform(group).toarray() for group in texts]
+        >>> vocabulary = list(words.get_feature_names_out())
         >>> topics = jf.pca.topic_words(
         ...     counts, vocabulary, shared_rank=1, local_rank=1, words=1, rounds=10
         ... )
@@ -293,9 +298,9 @@ def _thin_start(clients: Clients, shared_rank: int, local_rank: int) -> Personal
 
 
 def _checked(algorithm: PerPCA | None, shared_rank: int, local_rank: int, rounds: int) -> PerPCA:
-    """Return the algorithm, by default `PerPCA` with these ranks."""
+    """Return the algorithm, by default `PerPCA` with these ranks and the paper's objective."""
     check_count("rounds", rounds)  # before anything is computed
-    default = PerPCA(shared_rank, local_rank)
+    default = PerPCA(shared_rank, local_rank, local_penalty=0.0)
     if algorithm is not None:
         check_instance("algorithm", algorithm, PerPCA, "jaxfed.pca.PerPCA or None")
     return algorithm or default

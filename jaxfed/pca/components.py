@@ -95,7 +95,7 @@ def warn_of_few(local_rank: int, clients: ClientsLike) -> None:
             f"clients: wanted more samples of each client than the {local_rank} local components, "
             f"got a client with {fewest}, which its local components reproduce whatever is shared. "
             "Learn fewer local components, or use an algorithm with a prior, such as "
-            "jaxfed.pca.AdaptivePCA",
+            "jaxfed.pca.HierarchicalPCA",
             stacklevel=caller(),
         )
 

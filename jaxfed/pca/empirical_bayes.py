@@ -63,6 +63,7 @@ from jaxfed.pca.likelihood import (
     estimated,
     extrapolated,
     joint_moment,
+    objective_scale,
     precision,
     variances_message,
     variances_of,
@@ -87,7 +88,7 @@ class Uplink(NamedTuple):
     objective: Scalar | None  # for the quasi-Newton solver
 
 
-class Server(NamedTuple):
+class EmpiricalBayesServer(NamedTuple):
     """The server's state."""
 
     shared: Frame
@@ -109,7 +110,8 @@ class EmpiricalBayesPCA(Algorithm):
 
     The prior is a distribution of subspaces with density proportional to exp(κ/2 ‖VᵀU‖²), so the
     learned σ² = 1/κ is also the best `prior_variance` of `HierarchicalPCA`. It grows without bound
-    as the clients' subspaces become unrelated, whereas that of `AdaptivePCA` hardly exceeds 1/d. If
+    as the clients' subspaces become unrelated, whereas the one that `HierarchicalPCA` learns hardly
+    exceeds 1/d. If
     samples show no spread, it falls to its lower limit, a hundredth of the mean sampling variance
     1/c, below which a client's components no longer change; `history["at_lower_limit"]` is 1 in
     such rounds. With very few clients, it comes out too small, as V takes up part of the scatter.
@@ -165,6 +167,11 @@ class EmpiricalBayesPCA(Algorithm):
         """Whether every client must take part in each round, as the quasi-Newton solver needs."""
         return self.solver == "quasi_newton"
 
+    @property
+    def eigenvectors(self) -> int:
+        """The rank."""
+        return self.rank
+
     def check(self, clients, warm_start) -> None:
         """Raise a `ValueError` if the rank or the warm start does not fit."""
         check_proper_rank(self.rank, clients)
@@ -186,7 +193,7 @@ class EmpiricalBayesPCA(Algorithm):
         first["precision"] = weight
         return first if warm_start is not None else first | {"moment": moment_message(data, weight)}
 
-    def server_init(self, key, first: dict[str, PyTree], like, warm_start) -> Server:
+    def server_init(self, key, first: dict[str, PyTree], like, warm_start) -> EmpiricalBayesServer:
         """Return the first components and a prior as strong as the samples."""
         top = (
             moment_received(first["moment"]).top(self.rank)[1]
@@ -206,14 +213,14 @@ class EmpiricalBayesPCA(Algorithm):
             # the posterior has κ along V.
             curvature = self.rank * (like.dim - self.rank) / (2 * weight)
             memory = initial_memory(top, place[None], curvature[None])
-        return Server(top, weight, at_rest(weight), most, variances, memory)
+        return EmpiricalBayesServer(top, weight, at_rest(weight), most, variances, memory)
 
-    def for_other_data(self, server: Server) -> Server:
+    def for_other_data(self, server: EmpiricalBayesServer) -> EmpiricalBayesServer:
         """Return the state without steps, which extrapolations continue."""
         memory = server.memory and for_other_data(server.memory)
         return server._replace(previous=at_rest(server.concentration), memory=memory)
 
-    def downlink(self, server: Server) -> Downlink:
+    def downlink(self, server: EmpiricalBayesServer) -> Downlink:
         """Return the shared components and the concentration."""
         return Downlink(server.shared, server.concentration, server.variances)
 
@@ -261,10 +268,16 @@ class EmpiricalBayesPCA(Algorithm):
         held = jnp.vdot(weights[:count], top) - concentration * jnp.vdot(shared, product)
         left = (data.trace - ratio(held, self._precision(data, found))) / (features - rank)
         sent = objective if self.solver == "quasi_newton" else None
-        diagnostics = {"objective": objective, "residual_variance": left}
+        diagnostics = {
+            "objective": objective,
+            "objective_scale": objective_scale(data),
+            "residual_variance": left,
+        }
         return Uplink(product, distance, sent), local, diagnostics
 
-    def server_step(self, key, server: Server, uplink: Uplink) -> tuple[Server, Diagnostics]:
+    def server_step(
+        self, key, server: EmpiricalBayesServer, uplink: Uplink
+    ) -> tuple[EmpiricalBayesServer, Diagnostics]:
         """Update the shared components and the concentration from the mean posterior."""
         known = diagnostics_of(server.variances)
         if server.memory is not None:
@@ -293,8 +306,8 @@ class EmpiricalBayesPCA(Algorithm):
         return server, {**found, **known}
 
     def _climbed(
-        self, server: Server, memory: Memory, uplink: Uplink
-    ) -> tuple[Server, dict[str, Array]]:
+        self, server: EmpiricalBayesServer, memory: Memory, uplink: Uplink
+    ) -> tuple[EmpiricalBayesServer, dict[str, Array]]:
         """Take a quasi-Newton step in the shared components and log κ together."""
         assert uplink.objective is not None
         concentration, features = server.concentration, len(server.shared)
@@ -324,7 +337,7 @@ class EmpiricalBayesPCA(Algorithm):
         # Runs once, so compile time matters more than speed.
         return aligned(top.T, downlink.shared.T, "svd").T
 
-    def shared_result(self, server: Server) -> Frame:
+    def shared_result(self, server: EmpiricalBayesServer) -> Frame:
         """Return the shared components."""
         return server.shared
 
@@ -351,7 +364,7 @@ class EmpiricalBayesPCA(Algorithm):
         """
         return refuse_implicit(self, self.solver == "quasi_newton")
 
-    def bases(self, server: Server, local: None) -> Bases:
+    def bases(self, server: EmpiricalBayesServer, local: None) -> Bases:
         """Return the shared components."""
         return Bases(shared=(server.shared,))
 

@@ -20,10 +20,11 @@ from jaxfed._checks import shown
 from jaxfed.contract import Diagnostics, check_count, check_name, check_positive, hyperparameter
 from jaxfed.core.contract.reduction import Sum
 from jaxfed.linalg import orthonormalize
+from jaxfed.linalg.sums import scaled_norm
 from jaxfed.pca._consensus import (
+    ConsensusMember,
+    ConsensusServer,
     HoldsBasis,
-    Member,
-    Server,
     residual_variance,
 )
 from jaxfed.pca.components import Frame, deflate
@@ -138,7 +139,7 @@ class FAPS(Accelerated, HoldsBasis):
     def _products(self, rounds: int) -> int:
         return rounds * (self.local_steps + 1 if self.local_solver == "fixed" else 2)
 
-    def client_init(self, key, downlink: Frame, data: Member, warm_start) -> Consensus:
+    def client_init(self, key, downlink: Frame, data: ConsensusMember, warm_start) -> Consensus:
         """Return X_i = Z with its multiplier."""
         # |A_i|_2². The paper's initial penalty is 0.15 times that (Section 5.2).
         norm = data.moment.largest_eigenvalue()
@@ -151,7 +152,7 @@ class FAPS(Accelerated, HoldsBasis):
             age=jnp.zeros((), jnp.int32),
         )
 
-    def client_step(self, key, downlink: Frame, local: Consensus, data: Member):
+    def client_step(self, key, downlink: Frame, local: Consensus, data: ConsensusMember):
         """Improve the local solution, update the multiplier, send Q_i Z."""
         # Lines 5 to 7 of Algorithm 1. The penalty that rule (25) gives below, β^(k+1), serves from
         # the next round on.
@@ -174,14 +175,16 @@ class FAPS(Accelerated, HoldsBasis):
             diagnostics,
         )
 
-    def server_step(self, key, server: Server, uplink: Masked) -> tuple[Server, Diagnostics]:
+    def server_step(
+        self, key, server: ConsensusServer, uplink: Masked
+    ) -> tuple[ConsensusServer, Diagnostics]:
         """Take one step of subspace iteration on the sum of the Q_i."""
         product, captured, gradient = uplink
         if gradient is not None:
             captured = jnp.vdot(server.shared, gradient)
         assert captured is not None
         measured = self._measures(server, captured, gradient)
-        return Server(orthonormalize(product), captured, server.energy), measured
+        return ConsensusServer(orthonormalize(product), captured, server.energy), measured
 
     def _adapted(self, local: Consensus, z: Frame) -> tuple[Array, Array]:
         """Return the next penalty by rule (25), and the distance to compare with next."""
@@ -190,13 +193,15 @@ class FAPS(Accelerated, HoldsBasis):
         # The distance of X^(k) and Z^(k): `local.x` is the basis before this round's steps. From a
         # residual, since inner products lose all digits of a small distance. It needs no
         # derivative, and a norm has none at zero.
-        distance = 2**0.5 * jnp.linalg.norm(jax.lax.stop_gradient(deflate(z, local.x)))
+        distance = 2**0.5 * scaled_norm(jax.lax.stop_gradient(deflate(z, local.x)))
         due = local.age % PERIOD == 0
         grows = due & (local.age > 0) & (local.distance <= DECREASE * distance)
         grown = (1 + self.penalty_growth.astype(z.dtype)) * local.penalty
         return jnp.where(grows, grown, local.penalty), jnp.where(due, distance, local.distance)
 
-    def _solve(self, local: Consensus, z: Frame, data: Member) -> tuple[Frame, Frame, Array]:
+    def _solve(
+        self, local: Consensus, z: Frame, data: ConsensusMember
+    ) -> tuple[Frame, Frame, Array]:
         """Run subspace iteration on H_i from the client's own basis X, by the local rule.
 
         Returns:
@@ -228,7 +233,7 @@ class FAPS(Accelerated, HoldsBasis):
         eps = jnp.finfo(z.dtype).eps
 
         def residual(x, hx):
-            return jnp.linalg.norm(deflate(hx, x))
+            return scaled_norm(deflate(hx, x))
 
         first = h(initial, image)
         wanted = tol * residual(initial, first)
@@ -239,10 +244,10 @@ class FAPS(Accelerated, HoldsBasis):
             image = moment.mv(new)
             hnew = h(new, image)
             if self.local_solver == "relative_change":
-                met = jnp.linalg.norm(new - x) <= tol * jnp.linalg.norm(new)  # (26)
+                met = scaled_norm(new - x) <= tol * scaled_norm(new)  # (26)
             else:
                 # (14); the violation cannot fall below its rounding error.
-                slack = 8 * eps * jnp.linalg.norm(hnew)
+                slack = 8 * eps * scaled_norm(hnew)
                 met = residual(new, hnew) <= jnp.maximum(wanted, slack)
             return met, new, image, hnew, done + 1
 
@@ -253,5 +258,5 @@ class FAPS(Accelerated, HoldsBasis):
         )
         return x, image, steps
 
-    def client_result(self, downlink: Frame, local: Consensus, data: Member) -> None:
+    def client_result(self, downlink: Frame, local: Consensus, data: ConsensusMember) -> None:
         """Return None: there are no local components."""

@@ -6,11 +6,14 @@ client's components are only its local ones. Scores have the same order.
 
 Samples are an array `(m, n, d)` or a list of `(n_i, d)` arrays, one per client, centred like the
 samples that the components were learned from. With `client=i`, or without local components, they
-may be one array `(n, d)`. A client is named by its id, as in `solution.ids`; by its position among
-those of `result.local` where only a result or an estimator is given.
+may be one array `(n, d)`. In place of an array, there may be a data frame, whose columns are put in
+the order of the features that were learned. A client is named by its name, if it has one, or by its
+id, as in `solution.ids`; by its position among those of `result.local` where only a result or an
+estimator is given.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -22,19 +25,21 @@ from jaxtyping import Array, ArrayLike, Float, Int
 from jaxfed._checks import checked_array, is_list
 from jaxfed.contract import Personalized, check_count, refuse
 from jaxfed.core.clients.clients import Clients
+from jaxfed.core.clients.names import DataFrame, like
 from jaxfed.core.clients.samples import Samples
-from jaxfed.core.run.result import Fitted, not_learned, place_of, result_of
-from jaxfed.linalg import Moment
+from jaxfed.core.run.result import Fitted, in_learned_order, place_of
+from jaxfed.linalg import Moment, matmul
+from jaxfed.metrics.components import side_by_side
 from jaxfed.metrics.reconstruction import moments
 from jaxfed.pca.components import Frame, best_local, check_fits, moment_behind
 
 Tables: TypeAlias = (
-    Float[ArrayLike, "m n d"] | Float[ArrayLike, "n d"] | Sequence[Float[ArrayLike, "n_i d"]]
+    Float[ArrayLike, "m n d"]
+    | Float[ArrayLike, "n d"]
+    | DataFrame
+    | Sequence[Float[ArrayLike, "n_i d"] | DataFrame]
 )
 Found: TypeAlias = Float[Array, "..."] | list[Float[Array, "n_i ..."]]
-
-# The largest overlap at which shared and local components still count as orthogonal.
-OVERLAP = 0.01
 
 
 class ExplainedVariance(NamedTuple):
@@ -52,13 +57,13 @@ class ExplainedVariance(NamedTuple):
     total: Float[Array, " m"]
 
 
-def transform(fitted: Fitted, samples: Tables, *, client: int | None = None) -> Found:
+def transform(fitted: Fitted, samples: Tables, *, client: int | str | None = None) -> Found:
     """Compute scores: the coordinates of samples in their client's components.
 
     Args:
         fitted: a solution, its result, an estimator, or what `jaxfed.load` returned.
         samples: `(m, n, d)`, a list of `(n_i, d)`, or `(n, d)` with `client`.
-        client: id of the client that all samples belong to.
+        client: name or id of the client that all samples belong to.
 
     Returns:
         Scores in the form of the samples, with r in place of d: `(m, n, r)`, `(n_i, r)`, `(n, r)`.
@@ -70,13 +75,13 @@ def transform(fitted: Fitted, samples: Tables, *, client: int | None = None) -> 
     return _mapped("samples", lambda x, basis: x @ basis, fitted, samples, client, 0)
 
 
-def inverse_transform(fitted: Fitted, scores: Tables, *, client: int | None = None) -> Found:
+def inverse_transform(fitted: Fitted, scores: Tables, *, client: int | str | None = None) -> Found:
     """Reconstruct samples from scores, in the span of their client's components.
 
     Args:
         fitted: a solution, its result, an estimator, or what `jaxfed.load` returned.
         scores: as `transform` returns them: `(m, n, r)`, a list of `(n_i, r)`, or `(n, r)`.
-        client: id of the client that all scores belong to.
+        client: name or id of the client that all scores belong to.
 
     Returns:
         Samples in the form of the scores, with d in place of r.
@@ -87,7 +92,7 @@ def inverse_transform(fitted: Fitted, scores: Tables, *, client: int | None = No
     return _mapped("scores", lambda z, basis: z @ basis.T, fitted, scores, client, 1)
 
 
-def anomaly_score(fitted: Fitted, samples: Tables, *, client: int | None = None) -> Found:
+def anomaly_score(fitted: Fitted, samples: Tables, *, client: int | str | None = None) -> Found:
     """Compute the squared distance of samples to the span of their client's components.
 
     Source: the Q statistic of Jackson & Mudholkar (1979), Control procedures for residuals
@@ -96,7 +101,7 @@ def anomaly_score(fitted: Fitted, samples: Tables, *, client: int | None = None)
     Args:
         fitted: a solution, its result, an estimator, or what `jaxfed.load` returned.
         samples: `(m, n, d)`, a list of `(n_i, d)`, or `(n, d)` with `client`.
-        client: id of the client that all samples belong to.
+        client: name or id of the client that all samples belong to.
 
     Returns:
         One distance per sample, at least 0: `(m, n)`, a list of `(n_i,)`, or `(n,)`.
@@ -111,7 +116,7 @@ def anomaly_score(fitted: Fitted, samples: Tables, *, client: int | None = None)
     return _mapped("samples", distance, fitted, samples, client, 0)
 
 
-def complete(fitted: Fitted, samples: Tables, *, client: int | None = None) -> Found:
+def complete(fitted: Fitted, samples: Tables, *, client: int | str | None = None) -> Found:
     """Fill in missing entries of samples from their client's components.
 
     The scores of a sample are the least-squares solution on its observed entries, the shortest one
@@ -121,10 +126,10 @@ def complete(fitted: Fitted, samples: Tables, *, client: int | None = None) -> F
         fitted: a solution, its result, an estimator, or what `jaxfed.load` returned.
         samples: `(m, n, d)`, a list of `(n_i, d)`, or `(n, d)` with `client`; NaN marks missing
             entries.
-        client: id of the client that all samples belong to.
+        client: name or id of the client that all samples belong to.
 
     Returns:
-        Samples in the same form; observed entries do not change.
+        Samples in the same form; observed entries do not change, but for the precision in use.
 
     Raises:
         ValueError: as `transform`, but NaN is allowed.
@@ -133,8 +138,10 @@ def complete(fitted: Fitted, samples: Tables, *, client: int | None = None) -> F
     def of_one(x: Float[Array, " d"], basis: Frame) -> Float[Array, " d"]:
         missing = jnp.isnan(x)
         known, kept = jnp.where(missing, 0, x), jnp.where(missing[:, None], 0, basis)
-        scores = jnp.linalg.pinv(kept.T @ kept, hermitian=True) @ (kept.T @ known)
-        return jnp.where(missing, basis @ scores, x)
+        # Of the rows, not of their Gram matrix, whose condition number is the square.
+        least = float(jnp.finfo(basis.dtype).eps) * max(basis.shape[1], 64)
+        scores = matmul(jnp.linalg.pinv(kept, rtol=least), known)
+        return jnp.where(missing, matmul(basis, scores), x)
 
     def of_all(x, basis):
         return jax.vmap(of_one, (0, None))(x, basis)
@@ -159,7 +166,8 @@ def explained_variance(fitted: Fitted, samples: Tables | Moment) -> ExplainedVar
             or values are not finite (unless traced).
     """
     shared, local = side_by_side(fitted)
-    data = moments(samples, None)
+    tables: Any = in_learned_order(fitted, samples, "samples")
+    data = moments(tables, None)
     features = [len(shared)] if shared is not None else []
     clients = []
     if local is not None:
@@ -178,16 +186,20 @@ def explained_variance(fitted: Fitted, samples: Tables | Moment) -> ExplainedVar
     return ExplainedVariance(by_shared, by_local, data.trace)
 
 
-def fit_local(fitted: Fitted, samples: Tables, rank: int) -> Personalized:
+def fit_local(fitted: Fitted, samples: Tables | Clients, rank: int | None = None) -> Personalized:
     """Compute components of new clients: the same shared ones, and local ones from their samples.
+
+    Nothing is sent. Where the shared components were learned from `jaxfed.privacy.release_moments`,
+    clients compute their local ones at home from the samples themselves, in place of local ones
+    that noise spoils.
 
     The local components are the best ones orthogonal to the shared ones: top eigenvectors of the
     deflated second moment, as in Shi & Kontar (2024), (14).
 
     Args:
         fitted: a solution with shared components, its result, or what `jaxfed.load` returned.
-        samples: the new clients' samples: `(m, n, d)`, or a list of `(n_i, d)`.
-        rank: number of local components of each client.
+        samples: the new clients' samples: `(m, n, d)`, a list of `(n_i, d)`, or `jaxfed.Clients`.
+        rank: number of local components of each client, by default as many as in `fitted`.
 
     Returns:
         The same shared components, and the new clients' local components, `(m, d, rank)`.
@@ -196,20 +208,31 @@ def fit_local(fitted: Fitted, samples: Tables, rank: int) -> Personalized:
         ValueError: if `fitted` is not a result of PCA, it has no shared components orthogonal to
             local ones, or the samples or the rank do not fit.
     """
-    shared, _ = side_by_side(fitted)
+    shared, local = side_by_side(fitted)
+    if rank is None and local is not None:
+        rank = local.shape[-1]
     check_count("rank", rank)
+    assert rank is not None
     if shared is None:
         raise refuse("fitted", "shared components with local ones beside them", fitted)
-    clients = Clients.from_samples(samples)
+    tables: Any = samples
+    clients = samples if isinstance(samples, Clients) else Clients.from_samples(tables)
+    clients = like(clients, getattr(fitted, "saved_", fitted))
+    clients.layout.check_in_memory("fit_local")
     if clients.features != len(shared):
-        raise refuse("samples", f"{len(shared)} features", clients.data.values)
+        raise refuse("samples", f"{len(shared)} features", clients.parts[0])
     check_fits("shared components + rank", shared.shape[1] + rank, clients)
+    local = _best_local(clients.unbucketed().data, shared, rank)
+    return Personalized(shared, local)
 
-    def of_one(data: Samples) -> Frame:
-        moment = moment_behind(data)
+
+@partial(jax.jit, static_argnames="rank")
+def _best_local(data: Samples | Moment, shared: Frame, rank: int) -> Float[Array, "m d r2"]:
+    def of_one(own: Samples | Moment) -> Frame:
+        moment = moment_behind(own)
         return best_local(moment, shared.astype(moment.trace.dtype), rank)
 
-    return Personalized(shared, jax.jit(jax.vmap(of_one))(clients.data))
+    return jax.vmap(of_one)(data)
 
 
 def principal_axes(
@@ -259,39 +282,12 @@ def finite_clients(
     return np.flatnonzero(finite)
 
 
-def side_by_side(
-    fitted: Fitted, argument: str = "fitted"
-) -> tuple[Frame | None, Float[Array, "m d r2"] | None]:
-    """Return a client's components: shared and local ones, or only local ones if the two overlap.
-
-    Raises:
-        ValueError: if `fitted` is not a result of PCA.
-    """
-    result = result_of(fitted, "PCA", argument)
-    parts = [(result.shared, 2), (result.local, 3)]
-    if not any(part is not None for part, _ in parts) or not all(
-        part is None or getattr(part, "ndim", None) == axes for part, axes in parts
-    ):
-        raise not_learned(fitted, "PCA", argument)
-    shared, local = (None if part is None else jnp.asarray(part) for part, _ in parts)
-    if shared is None or local is None:
-        return shared, local
-    if len(shared) != local.shape[1]:
-        raise not_learned(fitted, "PCA", argument)
-    # Of a client that failed in a robust run, components are NaN.
-    overlap = jnp.nanmax(jnp.abs(shared.T @ local))
-    # A traced overlap is unknown: count them as orthogonal.
-    if not isinstance(overlap, Tracer) and overlap > OVERLAP:
-        return None, local
-    return shared, local
-
-
 def _mapped(
     argument: str,
     function: Callable[[Array, Frame], Array],
     fitted: Fitted,
     tables: Tables,
-    client: int | None,
+    client: int | str | None,
     axis: int,
     *,
     gaps: bool = False,
@@ -302,6 +298,8 @@ def _mapped(
     NaN.
     """
     shared, local = side_by_side(fitted)
+    if axis == 0:  # tables of features
+        tables = in_learned_order(fitted, tables, argument)
 
     def basis(i: int | Array) -> Frame:
         parts = [shared, None if local is None else local[i]]

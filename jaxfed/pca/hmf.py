@@ -33,13 +33,13 @@ from jaxfed.linalg.precision import client_matmul, data_matmul
 from jaxfed.pca import _ascent
 from jaxfed.pca._alternating import Alternated, evaluate
 from jaxfed.pca._ascent import ascend, fingerprint, first_state, message
-from jaxfed.pca._starts import StartName, first_shared, start_message, with_starts
+from jaxfed.pca._shared_and_local import SharedAndLocal
+from jaxfed.pca._starts import StartName, first_shared, start_message
 from jaxfed.pca.components import (
     Rows,
     beside,
     check_room,
     check_warm_start,
-    common_local,
     first_components,
     mean_energies,
     retract,
@@ -54,7 +54,7 @@ PENALTY = 0.1
 PAIRS = 20
 
 
-class Member(NamedTuple):
+class HMFMember(NamedTuple):
     """ONE client's prepared data."""
 
     values: Float[Array, "samples features"]  # missing entries are zero
@@ -70,7 +70,7 @@ class Message(NamedTuple):
     curvature: Scalar | None  # of the squared error; None if nothing is automatic
 
 
-class Server(NamedTuple):
+class HMFServer(NamedTuple):
     """The server's state."""
 
     components: Rows
@@ -78,7 +78,7 @@ class Server(NamedTuple):
     first: Scalar | None  # the largest curvature of any client before the first round
 
 
-class Local(NamedTuple):
+class HMFLocal(NamedTuple):
     """ONE client's state for gradient steps; `"quasi_newton"` keeps the components alone."""
 
     components: Rows
@@ -94,7 +94,7 @@ class Pace(NamedTuple):
 
 
 @final
-class HMF(Algorithm):
+class HMF(SharedAndLocal):
     r"""Heterogeneous matrix factorization.
 
     A client's matrix of samples is \(Y \approx V U^\top + W U_i^\top\), with shared components U,
@@ -103,7 +103,7 @@ class HMF(Algorithm):
 
     * `"quasi_newton"`: each round, a client improves its local components and all scores by a few
       steps of alternating least squares, and the server takes a step of limited-memory BFGS in the
-      shared components, as in `VarProPerPCA`. It needs a small fraction of the rounds.
+      shared components, as in `PerPCA`. It needs a small fraction of the rounds.
     * `"gradient"`, the paper's: a client makes its local components orthogonal to the shared ones
       without changing the approximation, \(V \leftarrow V + W U_i^\top U (U^\top U)^{-1}\) and
       \(U_i \leftarrow U_i - U (U^\top U)^{-1} U^\top U_i\), and takes a gradient step with all four
@@ -186,7 +186,7 @@ class HMF(Algorithm):
         warn_of_few(self.local_rank, clients)
         check_warm_start(warm_start, clients, self.shared_rank, self.local_rank)
 
-    def prepare(self, data: samples.SampleRows, client_id, rounds) -> Member:
+    def prepare(self, data: samples.SampleRows, client_id, rounds) -> HMFMember:
         """Replace missing entries by zeros, and compute the largest eigenvalue."""
         observed = data.observed
         values = jnp.where(observed, data.values, 0).astype(data.count.dtype)
@@ -196,13 +196,13 @@ class HMF(Algorithm):
         # Missing entries are zeros here, which makes the eigenvalue too small by about the observed
         # share.
         curvature = ratio(Moment.from_dense(inner).largest_eigenvalue(), share)
-        return Member(values, observed, curvature, fingerprint(client_id, moment.trace))
+        return HMFMember(values, observed, curvature, fingerprint(client_id, moment.trace))
 
     def at_round(self, number: Int[Array, ""]) -> Self:
         """Return the algorithm with the number of a round, which marks its messages."""
         return eqx.tree_at(lambda x: x.number, self, number, is_leaf=lambda x: x is None)
 
-    def first_message(self, key, data: Member, warm_start):
+    def first_message(self, key, data: HMFMember, warm_start):
         """Return what the server starts from: a deflated moment and the largest eigenvalue."""
         first: dict[str, PyTree] = {}
         if self._needs_curvature:
@@ -212,7 +212,7 @@ class HMF(Algorithm):
             first["moment"] = start_message(self.start, moment, self.shared_rank, self.local_rank)
         return first
 
-    def server_init(self, key, first, like, warm_start) -> Server | _ascent.Server:
+    def server_init(self, key, first, like, warm_start) -> HMFServer | _ascent.AscentServer:
         """Return the shared components and, for gradient steps, the largest curvature."""
         if warm_start is not None:
             shared = warm_start.shared.T
@@ -222,9 +222,9 @@ class HMF(Algorithm):
         if self.solver == "quasi_newton":
             return first_state(shared, PAIRS)
         curvature = first.get("curvature")
-        return Server(shared, curvature, curvature)
+        return HMFServer(shared, curvature, curvature)
 
-    def client_init(self, key, downlink: Message, data: Member, warm_start) -> Local | Rows:
+    def client_init(self, key, downlink: Message, data: HMFMember, warm_start) -> HMFLocal | Rows:
         """Return the warm start's local components, or the top ones; for gradient steps, scores."""
         shared = downlink.components
         if warm_start is not None and warm_start.local is not None:
@@ -236,9 +236,9 @@ class HMF(Algorithm):
         if self.solver == "quasi_newton":
             return components
         together = jnp.concatenate([shared, components])
-        return Local(components, *self._split(data_matmul(data.values, together.T)))
+        return HMFLocal(components, *self._split(data_matmul(data.values, together.T)))
 
-    def downlink(self, server: Server | _ascent.Server) -> Message:
+    def downlink(self, server: HMFServer | _ascent.AscentServer) -> Message:
         """Return the shared components, and the curvature unless nothing is automatic."""
         return Message(server.components, getattr(server, "curvature", None))
 
@@ -248,20 +248,20 @@ class HMF(Algorithm):
             return downlink
         return downlink._replace(components=retract(downlink.components, "polar"))
 
-    def client_step(self, key, downlink: Message, local: Local | Rows, data: Member):
+    def client_step(self, key, downlink: Message, local: HMFLocal | Rows, data: HMFMember):
         """Take the solver's step."""
-        if isinstance(local, Local):
+        if isinstance(local, HMFLocal):
             return self._descend(downlink, local, data)
         return self._alternate(downlink.components, local, data)
 
-    def _alternate(self, shared: Rows, local: Rows, data: Member):
+    def _alternate(self, shared: Rows, local: Rows, data: HMFMember):
         """Improve the local components, and evaluate the objective and its gradient."""
         found = evaluate(data.values, data.observed, shared, local)
         uplink = message(found.ascent, shared.T, -found.objective, data.fingerprint, self.number)
         energies = mean_energies(found.energies, self.shared_rank, None)
         return uplink, found.local, {"objective": found.objective, **energies}
 
-    def _descend(self, downlink: Message, local: Local, data: Member):
+    def _descend(self, downlink: Message, local: HMFLocal, data: HMFMember):
         """Make the local components orthogonal to the shared ones, and take a gradient step."""
         shared = downlink.components
         components, *scores = _corrected(local, shared)
@@ -282,7 +282,7 @@ class HMF(Algorithm):
         # Scores have curvature one while components are orthonormal; half, as in `_pace`.
         step = jnp.asarray(0.5 if self.step_size is None else self.step_size, rest.dtype)
         climb = data_matmul(rest, together.T)
-        local = Local(moved, *self._split(scores + step * climb))
+        local = HMFLocal(moved, *self._split(scores + step * climb))
         uplink = Message(copy, None if downlink.curvature is None else curvature)
         gap = ratio(jnp.sum((moved - components) ** 2), own_pace.step) + step * jnp.sum(climb**2)
         energies = mean_energies(jnp.sum(scores**2, axis=0), self.shared_rank, None)
@@ -299,38 +299,27 @@ class HMF(Algorithm):
         if server.first is None or uplink.curvature is None:
             assert self.step_size is not None
             gap = square / self.step_size.astype(square.dtype)
-            return Server(uplink.components, None, None), {"gap": gap}
+            return HMFServer(uplink.components, None, None), {"gap": gap}
         # The averaged step in U has at most the mean of the clients' curvatures, which grows where
         # large scores follow from few observed entries: see `client_step`.
         curvature = jnp.maximum(server.first, uplink.curvature)
         gap = ratio(square, self._pace(server.curvature).step)
-        return Server(uplink.components, curvature, server.first), {"gap": gap}
+        return HMFServer(uplink.components, curvature, server.first), {"gap": gap}
 
-    def for_other_data(self, server: Server | _ascent.Server) -> _ascent.Server | None:
+    def for_other_data(
+        self, server: HMFServer | _ascent.AscentServer
+    ) -> _ascent.AscentServer | None:
         """Return a quasi-Newton state without a value to compare the next one with."""
-        return _ascent.for_other_data(server) if isinstance(server, _ascent.Server) else None
+        return _ascent.for_other_data(server) if isinstance(server, _ascent.AscentServer) else None
 
-    def client_result(self, downlink: Message, local: Local | Rows, data: Member):
+    def client_result(self, downlink: Message, local: HMFLocal | Rows, data: HMFMember):
         """Return the local components, orthonormal and orthogonal to the shared ones."""
-        own = local.components if isinstance(local, Local) else local
+        own = local.components if isinstance(local, HMFLocal) else local
         return beside(retract(downlink.components, "polar").T, own.T)
 
-    def shared_result(self, server: Server | _ascent.Server):
+    def shared_result(self, server: HMFServer | _ascent.AscentServer):
         """Return the shared components, orthonormal."""
         return retract(server.components, "polar").T
-
-    def different_starts(self, count: int) -> list[Self]:
-        """Return copies with different starts; all but a few are random."""
-        return with_starts(self, count)
-
-    @property
-    def energy_weighted(self) -> bool:
-        """True: a mean of squared errors weights clients by their variance."""
-        return True
-
-    def remarks(self, result, history):
-        """Warn if the local components are common to all clients."""
-        return common_local(result)
 
     def bases(self, server: PyTree, local: PyTree) -> Bases:
         """Return the components, each with its scores; none for `"quasi_newton"`."""
@@ -362,14 +351,14 @@ class HMF(Algorithm):
         return jnp.split(scores, [self.shared_rank], axis=1)
 
 
-def _corrected(local: Local, shared: Rows) -> Local:
+def _corrected(local: HMFLocal, shared: Rows) -> HMFLocal:
     """Make local components orthogonal to the shared ones without changing the approximation."""
     gram = client_matmul(shared, shared.T)
     # A lossy channel may turn a component into zeros.
     least = jnp.finfo(gram.dtype).eps * jnp.trace(gram) + jnp.finfo(gram.dtype).tiny
     gram += least * jnp.eye(len(gram), dtype=gram.dtype)
     overlap = jnp.linalg.solve(gram, client_matmul(shared, local.components.T))
-    return Local(
+    return HMFLocal(
         local.components - client_matmul(overlap.T, shared),
         local.shared_scores + client_matmul(local.scores, overlap.T),
         local.scores,

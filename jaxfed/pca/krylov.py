@@ -28,7 +28,7 @@ from jaxfed.contract import Diagnostics, check_count
 from jaxfed.core.contract.reduction import Sum
 from jaxfed.linalg import orthonormalize, top_eigenvectors
 from jaxfed.linalg.division import ratio
-from jaxfed.pca._consensus import Member, relative_change
+from jaxfed.pca._consensus import ConsensusMember, relative_change
 from jaxfed.pca.components import Frame, RandomKey, frobenius_norm, positive
 from jaxfed.pca.subspace_iteration import Accelerated
 
@@ -48,7 +48,7 @@ class Totals(NamedTuple):
     size: Float[Array, ""]  # number of samples
 
 
-class Server(NamedTuple):
+class LanczosServer(NamedTuple):
     """The server's state, in units in which |A|_F² is one."""
 
     basis: Float[Array, "features columns"]  # Q: the blocks sent, or Ritz vectors of earlier ones
@@ -88,6 +88,7 @@ class BlockLanczos(Accelerated):
     """
 
     needs_everybody = True  # products of different rounds are combined
+    calls_libraries = True
 
     memory: int | None = eqx.field(static=True)
 
@@ -125,13 +126,13 @@ class BlockLanczos(Accelerated):
         wanted = max(6, COLUMNS // self.rank) if self.memory is None else self.memory
         return min(wanted, -(-features // self.rank))
 
-    def first_message(self, key, data: Member, warm_start) -> Sum:
+    def first_message(self, key, data: ConsensusMember, warm_start) -> Sum:
         """Return the energy and the number of the samples."""
         # The energy is the unit of all that the server keeps, and the count turns it into an error
         # per sample.
         return Sum(Totals(data.moment.trace, data.size))
 
-    def server_init(self, key, first: Totals, like, warm_start) -> Server:
+    def server_init(self, key, first: Totals, like, warm_start) -> LanczosServer:
         """Return an empty memory and a first block: the warm start's, or random."""
         features, dtype = like.moment.dim, like.moment.trace.dtype
         if warm_start is None:
@@ -140,7 +141,7 @@ class BlockLanczos(Accelerated):
             block = warm_start.shared.astype(dtype)
         columns = self._blocks(features) * self.rank
         unknown = jnp.full((), jnp.nan, dtype)
-        return Server(
+        return LanczosServer(
             basis=jnp.zeros((features, columns), dtype),
             # A Aᵀ has no negative eigenvalue, so -1 puts unused columns behind all Ritz vectors.
             projected=-jnp.eye(columns, dtype=dtype),
@@ -153,21 +154,23 @@ class BlockLanczos(Accelerated):
             totals=first,
         )
 
-    def client_init(self, key, downlink: Frame, data: Member, warm_start) -> None:
+    def client_init(self, key, downlink: Frame, data: ConsensusMember, warm_start) -> None:
         """Return None: clients keep no state."""
 
-    def downlink(self, server: Server) -> Frame:
+    def downlink(self, server: LanczosServer) -> Frame:
         """Return the next block."""
         return server.block
 
-    def client_step(self, key, downlink: Frame, local: None, data: Member):
+    def client_step(self, key, downlink: Frame, local: None, data: ConsensusMember):
         """Multiply the block by the client's matrix."""
         product = data.moment.mv(downlink)
         # Only the server knows the components, and its objective replaces this one in the history.
         # The energy in the block costs nothing; the error would take another pass over the samples.
         return Sum(product), local, {"objective": jnp.sum(downlink * product)}
 
-    def server_step(self, key, server: Server, uplink: Frame) -> tuple[Server, Diagnostics]:
+    def server_step(
+        self, key, server: LanczosServer, uplink: Frame
+    ) -> tuple[LanczosServer, Diagnostics]:
         """Add a block to the memory, and compute the next one."""
         # After convergence, more rounds would only add rounding errors, also to derivatives.
         new = lax.cond(
@@ -183,7 +186,7 @@ class BlockLanczos(Accelerated):
             "stopping_measure": measure,
         }
 
-    def _extended(self, key: RandomKey, server: Server, uplink: Frame) -> Server:
+    def _extended(self, key: RandomKey, server: LanczosServer, uplink: Frame) -> LanczosServer:
         basis, projected, used, _, block, before = server[:6]
         features, columns = basis.shape
         # In these units eigenvalues add up to at most one, whatever the scale of the data.
@@ -213,7 +216,7 @@ class BlockLanczos(Accelerated):
         unit = jnp.finfo(basis.dtype).eps * captured
         still = jnp.abs(captured - before) <= CHANGE * unit  # False in the first round: NaN
         converged = (still & (kkt <= VIOLATION * unit)) | (used >= features)
-        return Server(
+        return LanczosServer(
             basis=basis,
             projected=projected,
             used=used,
@@ -279,11 +282,15 @@ class BlockLanczos(Accelerated):
         )
         block = jnp.where(clear, rest / jnp.where(clear, size, 1), random)
         some = (jnp.arange(self.rank) < left).astype(block.dtype)
-        for _ in range(2):  # one pass leaves rounding errors as large as the part projected out
-            block = orthonormalize((block - basis @ (basis.T @ block)) * some) * some
-        return block
 
-    def shared_result(self, server: Server) -> Frame:
+        def outside(_, block):
+            return orthonormalize((block - basis @ (basis.T @ block)) * some) * some
+
+        # One pass leaves rounding errors as large as the part projected out. A loop, since two
+        # copies take longer to compile.
+        return lax.fori_loop(0, 2, outside, block)
+
+    def shared_result(self, server: LanczosServer) -> Frame:
         """Return the best components within the memory, Q V, improved by one more product."""
         values, vectors = top_eigenvectors(server.projected, self.rank)
         last = lax.dynamic_slice_in_dim(vectors, server.used - self.rank, self.rank)

@@ -46,7 +46,7 @@ def precision(count: Scalar, noise: Number, scores: Number = 1.0) -> Scalar:
     Up to a constant factor, the likelihood is exp(c/2 tr UᵀSU), and n samples determine an entry of
     the components with the variance 1 / (c l).
     """
-    return count / (noise * (1 + noise / scores))
+    return count / noise / (1 + noise / scores)  # the square of the noise may overflow
 
 
 def negative_log_likelihood(moment: Moment, frame: Rows, variances: Variances) -> Scalar:
@@ -55,6 +55,14 @@ def negative_log_likelihood(moment: Moment, frame: Rows, variances: Variances) -
     log_det = (features - rank) * jnp.log(s) + rank * (jnp.log(scores) + jnp.log1p(s / scores))
     energy = jnp.trace(moment.row_products(frame)[1])
     return moment.count / 2 * (log_det + (moment.trace - energy / (1 + s / scores)) / s)
+
+
+def objective_scale(moment: Moment) -> Scalar:
+    """What a difference of `negative_log_likelihood` is relative to: n d / 2.
+
+    Its own magnitude would depend on the samples' unit.
+    """
+    return jnp.asarray(moment.count * moment.dim / 2)
 
 
 def likelihood_gradient(moment: Moment, frame: Rows, precision: Number) -> Rows:
@@ -164,14 +172,6 @@ def variances_of(given: Array | None, found: Variances | None, dtype: DTypeLike)
     return Variances(given.astype(dtype))
 
 
-class Spread(NamedTuple):
-    """What learning the prior variance without ξ takes."""
-
-    share: Scalar  # 1 - 1/m for m clients
-    least: Scalar  # the smallest variance allowed
-    previous: Float[Array, " 2"]  # log σ² of the last round, and EM's step from there
-
-
 def at_rest(value: Scalar) -> Float[Array, " 2"]:
     """Return a `previous` of `extrapolated` by which the next step from a value is EM's own."""
     return jnp.stack([jnp.log(value), jnp.zeros_like(value)])
@@ -245,20 +245,20 @@ def check_proper_rank(rank: int, clients: ClientsLike) -> None:
         raise ValueError(f"rank: wanted less than the {clients.features} features, got {rank}")
 
 
-class Member(NamedTuple):
+class LikelihoodMember(NamedTuple):
     """One client's prepared data."""
 
     moment: Moment
     precision: Scalar  # c, or n before the variances are known
     curvature: Scalar | None  # that times the largest eigenvalue, if it sets the step size
 
-    def under(self, found: Variances | None) -> "Member":
+    def under(self, found: Variances | None) -> "LikelihoodMember":
         """Return the same with c in place of n, if the variances were estimated."""
         if found is None:
             return self
         unit = precision(jnp.ones_like(self.precision), *found)
         curvature = None if self.curvature is None else unit * self.curvature
-        return Member(self.moment, unit * self.precision, curvature)
+        return LikelihoodMember(self.moment, unit * self.precision, curvature)
 
 
 def member(
@@ -269,7 +269,7 @@ def member(
     *,
     factor: float = 1.0,
     curvature: bool = False,
-) -> Member:
+) -> LikelihoodMember:
     """Prepare one client's data.
 
     Args:
@@ -286,10 +286,12 @@ def member(
         weight = precision(weight, noise_variance.astype(moment.trace.dtype))
     weight = factor * weight
     largest = weight * moment_behind(data).largest_eigenvalue() if curvature else None
-    return Member(moment, weight, largest)
+    return LikelihoodMember(moment, weight, largest)
 
 
-def pooled_message(data: Member, rule: str, warm_start: Personalized | None) -> dict[str, PyTree]:
+def pooled_message(
+    data: LikelihoodMember, rule: str, warm_start: Personalized | None
+) -> dict[str, PyTree]:
     """Return a client's second moment times its precision if the start is pooled."""
     pooled = warm_start is None and rule == "pooled"
     # Weighted as in the likelihood: the top eigenvectors of mean c_i S_i are the most likely
@@ -301,7 +303,7 @@ def initial_shared(
     rank: int,
     key: RandomKey,
     first: dict[str, PyTree],
-    like: Member,
+    like: LikelihoodMember,
     warm_start: Personalized | None,
 ) -> Rows:
     """Return the first shared components: warm start, top eigenvectors of the mean, or random."""
@@ -309,14 +311,16 @@ def initial_shared(
         return warm_start.shared.T
     if "moment" in first:
         return moment_received(first["moment"]).top(rank)[1].T
-    return stiefel.random(key, like.moment.dim, rank, like.moment.trace.dtype).T
+    return stiefel.random(like.moment.dim, rank, dtype=like.moment.trace.dtype, key=key).T
 
 
-def initial_local(rank: int, key: RandomKey, data: Member, warm_start: Personalized | None) -> Rows:
+def initial_local(
+    rank: int, key: RandomKey, data: LikelihoodMember, warm_start: Personalized | None
+) -> Rows:
     """Return a client's first components: the warm start's, or random."""
     if warm_start is not None and warm_start.local is not None:
         return warm_start.local.T
-    return stiefel.random(key, data.moment.dim, rank, data.moment.trace.dtype).T
+    return stiefel.random(data.moment.dim, rank, dtype=data.moment.trace.dtype, key=key).T
 
 
 def stepped(frame: Rows, gradient: Rows, step_size: Array | None, curvature: Scalar | None) -> Rows:

@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int
 from jaxfed._checks import check_count, check_name
 from jaxfed.core.contract.reduction import Gather, Sum
 from jaxfed.linalg import orthonormalize, polar
-from jaxfed.pca._consensus import Measured, Member, Server, residual_variance
+from jaxfed.pca._consensus import ConsensusMember, ConsensusServer, Measured, residual_variance
 from jaxfed.pca.components import Frame
 from jaxfed.pca.subspace_iteration import Accelerated
 
@@ -37,7 +37,7 @@ class Aligned(NamedTuple):
 class PowerServer(NamedTuple):
     """The server's state."""
 
-    common: Server
+    common: ConsensusServer
     steps: Int[Array, ""]
 
 
@@ -97,7 +97,7 @@ class LocalPower(Accelerated, Measured):
         steps = jnp.asarray(self.local_steps, jnp.int32)
         return PowerServer(self._first(key, first, like, warm_start), steps)
 
-    def client_init(self, key, downlink: Downlink, data: Member, warm_start) -> None:
+    def client_init(self, key, downlink: Downlink, data: ConsensusMember, warm_start) -> None:
         """Return None: clients keep no state."""
 
     def downlink(self, server: PowerServer) -> Downlink:
@@ -108,7 +108,7 @@ class LocalPower(Accelerated, Measured):
         """Return the downlink with orthonormal components."""
         return downlink._replace(shared=orthonormalize(downlink.shared))
 
-    def client_step(self, key, downlink: Downlink, local: None, data: Member):
+    def client_step(self, key, downlink: Downlink, local: None, data: ConsensusMember):
         """Make as many products with the client's matrix as the server asks for."""
         z, steps = downlink
         first = data.moment.mv(z)
@@ -143,7 +143,7 @@ class LocalPower(Accelerated, Measured):
             product = self._aligned_sum(product)
         # A sum of repeated local products is not A Aᵀ Z.
         measured = self._measures(common, captured, product, exact=steps <= 1)
-        common = Server(orthonormalize(product), captured, common.energy)
+        common = ConsensusServer(orthonormalize(product), captured, common.energy)
         return PowerServer(common, jnp.maximum(steps // 2, 1)), measured
 
     def _aligned_sum(self, clients: Aligned) -> Frame:

@@ -52,6 +52,12 @@ class _OneRank(OneExchange):
         check_count("rank", rank)
         self.rank = rank
 
+    @property
+    @final
+    def eigenvectors(self) -> int:
+        """The rank."""
+        return self.rank
+
     @final
     def check(self, clients, warm_start) -> None:
         """Raise a `ValueError` if the rank does not fit."""
@@ -185,6 +191,11 @@ class OneShot(OneExchange):
         if self.method == "median":
             first = _median_factor(first)
         return moment_received(first).top(self.shared_rank)[1]
+
+    @property
+    def eigenvectors(self) -> int:
+        """Shared and local components together."""
+        return self.shared_rank + self.local_rank
 
     @property
     def energy_weighted(self) -> bool:

@@ -162,7 +162,7 @@ def suggest_ranks(
     Example:
         >>> import jax, jaxfed as jf
         >>> data = jf.data.perpca_synthetic(
-        ...     jax.random.key(0), clients=10, features=12, shared_rank=2, local_rank=2,
+        ...     key=jax.random.key(0), clients=10, features=12, shared_rank=2, local_rank=2,
         ...     samples=100, shared_scale=2.0, local_scale=2.0, noise_variance=0.5,
         ...     local="random",
         ... )

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float
 
 from jaxfed._checks import check_count, check_positive, checked_array
+from jaxfed.linalg.svd import singular_values
 
 Matrix = Float[Array, "rows columns"]
 
@@ -72,7 +73,7 @@ def robust_pca(
 
 @jax.jit
 def _pursue(matrix, weight, tol, rounds):
-    spectral = jnp.linalg.norm(matrix, 2)
+    spectral = singular_values(matrix)[0]
     # In units of the largest singular value, so that the matrix may be zero or large.
     unit = jnp.where(spectral > 0, spectral, 1)
     scaled = matrix / unit

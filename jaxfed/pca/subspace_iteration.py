@@ -14,10 +14,10 @@ import jax.numpy as jnp
 from jaxfed.contract import Bases, Diagnostics, check_name
 from jaxfed.core.contract.reduction import Sum
 from jaxfed.pca._consensus import (
+    ConsensusMember,
+    ConsensusServer,
     Eigensolver,
     HoldsBasis,
-    Member,
-    Server,
     residual_variance,
 )
 from jaxfed.pca.components import RETRACTIONS, Frame
@@ -66,22 +66,24 @@ class SubspaceIteration(HoldsBasis):
     def _products(self, rounds: int) -> int:
         return rounds
 
-    def client_init(self, key, downlink: Frame, data: Member, warm_start) -> None:
+    def client_init(self, key, downlink: Frame, data: ConsensusMember, warm_start) -> None:
         """Return None: clients keep no state."""
 
-    def client_step(self, key, downlink: Frame, local: None, data: Member):
+    def client_step(self, key, downlink: Frame, local: None, data: ConsensusMember):
         """Multiply the components by the client's matrix."""
         product = data.moment.mv(downlink)
         captured = jnp.vdot(downlink, product)
         return Sum(product), local, {"objective": residual_variance(data, captured)}
 
-    def server_step(self, key, server: Server, uplink: Frame) -> tuple[Server, Diagnostics]:
+    def server_step(
+        self, key, server: ConsensusServer, uplink: Frame
+    ) -> tuple[ConsensusServer, Diagnostics]:
         """Orthonormalize the sum."""
         # f(Z) = tr Zᵀ A Aᵀ Z is known from the sum, so rule (27) needs no extra number.
         captured = jnp.vdot(server.shared, uplink)
         measured = self._measures(server, captured, uplink)
         shared = RETRACTIONS[self.retraction](uplink)
-        return Server(shared, captured, server.energy), measured
+        return ConsensusServer(shared, captured, server.energy), measured
 
     def through(self) -> "SubspaceIteration":
         """Return subspace iteration with polar factors, whose bases converge with the subspace."""
@@ -89,7 +91,7 @@ class SubspaceIteration(HoldsBasis):
             return self
         return SubspaceIteration(self.rank, stop=self.stop, retraction="polar")
 
-    def bases(self, server: Server, local: None) -> Bases:
+    def bases(self, server: ConsensusServer, local: None) -> Bases:
         """Return the components."""
         return Bases(shared=(server.shared,))
 

@@ -19,7 +19,6 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxfed._checks import check_number
 from jaxfed.contract import (
-    Algorithm,
     Bases,
     check_count,
     check_factor,
@@ -32,13 +31,13 @@ from jaxfed.core.contract.reduction import Gram, Symmetric
 from jaxfed.linalg import Moment
 from jaxfed.linalg.division import ratio
 from jaxfed.linalg.precision import client_matmul, data_matmul
-from jaxfed.pca._starts import StartName, first_shared, start_message, with_starts
+from jaxfed.pca._shared_and_local import SharedAndLocal
+from jaxfed.pca._starts import StartName, first_shared, start_message
 from jaxfed.pca.components import (
     Rows,
     best_local,
     check_room,
     check_warm_start,
-    common_local,
     deflate,
     mean_energies,
     multiplied,
@@ -54,7 +53,7 @@ Table = Float[Array, "samples features"]
 FIRST = 3.0
 
 
-class Member(NamedTuple):
+class TCMFMember(NamedTuple):
     """ONE client's prepared data."""
 
     values: Table  # missing entries are zero
@@ -62,7 +61,7 @@ class Member(NamedTuple):
     first_threshold: Scalar
 
 
-class Local(NamedTuple):
+class TCMFLocal(NamedTuple):
     """ONE client's state.
 
     Attributes:
@@ -78,7 +77,7 @@ class Local(NamedTuple):
 
 
 @final
-class TCMF(Algorithm):
+class TCMF(SharedAndLocal):
     r"""Triple component matrix factorization by alternating minimization.
 
     A client's matrix of samples is \(Y \approx V U^\top + W U_i^\top + S\), with shared components
@@ -93,7 +92,7 @@ class TCMF(Algorithm):
 
     In a round of the factorization, a client computes its best local components and scores beside
     U, the top eigenvectors of the deflated \((Y - S)^\top (Y - S)\), and the server takes a step of
-    orthogonal iteration, as in `PerPCA(variant="power")`:
+    orthogonal iteration, as in `PerPCA(solver="gradient", variant="power")`:
     \(U \leftarrow GR(\mathrm{mean} (I - U_i U_i^\top) (Y - S)^\top (Y - S) U)\).
 
     Samples may have missing entries (`Clients.from_samples(missing="mask")`), which count as errors
@@ -174,7 +173,7 @@ class TCMF(Algorithm):
         warn_of_few(self.local_rank, clients)
         check_warm_start(warm_start, clients, self.shared_rank, self.local_rank)
 
-    def prepare(self, data: samples.SampleRows, client_id, rounds) -> Member:
+    def prepare(self, data: samples.SampleRows, client_id, rounds) -> TCMFMember:
         """Replace missing entries by zeros, and compute the first threshold."""
         observed = data.observed
         values = jnp.where(observed, data.values, 0).astype(data.count.dtype)
@@ -184,9 +183,9 @@ class TCMF(Algorithm):
             first = FIRST * jnp.nan_to_num(jnp.nanquantile(magnitudes, 0.75))
         else:
             first = self.first_threshold.astype(values.dtype)
-        return Member(values, observed, first)
+        return TCMFMember(values, observed, first)
 
-    def first_message(self, key, data: Member, warm_start) -> Gram | Symmetric | None:
+    def first_message(self, key, data: TCMFMember, warm_start) -> Gram | Symmetric | None:
         """Return what the server starts from."""
         if warm_start is not None:
             return None
@@ -200,10 +199,10 @@ class TCMF(Algorithm):
         values = like.values
         return first_shared(first, self.shared_rank, key, values.shape[1], values.dtype)
 
-    def client_init(self, key, downlink: Rows, data: Member, warm_start) -> Local:
+    def client_init(self, key, downlink: Rows, data: TCMFMember, warm_start) -> TCMFLocal:
         """Return the samples without the entries above the first threshold."""
         rounds = None if self.inner_rounds == 1 else jnp.zeros((), jnp.int32)
-        return Local(_first(data), data.first_threshold, rounds)
+        return TCMFLocal(_first(data), data.first_threshold, rounds)
 
     def downlink(self, server: Rows) -> Rows:
         """Return the shared components, as rows."""
@@ -213,7 +212,7 @@ class TCMF(Algorithm):
         """Return the downlink with orthonormal components."""
         return retract(downlink, "polar")
 
-    def client_step(self, key, downlink: Rows, local: Local, data: Member):
+    def client_step(self, key, downlink: Rows, local: TCMFLocal, data: TCMFMember):
         """Factorize the samples without their sparse part, renew that, and take a step."""
         shared = downlink.T
         own = best_local(_moment(local.cleaned), shared, self.local_rank)
@@ -238,10 +237,10 @@ class TCMF(Algorithm):
     def server_step(self, key, server: Rows, uplink: Rows):
         """Take a step of orthogonal iteration."""
         energy = jnp.vdot(server, uplink) / self.shared_rank
-        gap = ratio(jnp.sum(deflate(uplink.T, server.T) ** 2), energy)
+        gap = jnp.sum(ratio(deflate(uplink.T, server.T), energy) ** 2) * energy
         return retract(multiplied(server, uplink), "polar"), {"gap": gap}
 
-    def client_result(self, downlink: Rows, local: Local, data: Member):
+    def client_result(self, downlink: Rows, local: TCMFLocal, data: TCMFMember):
         """Return the best local components of the samples without their sparse part."""
         return best_local(_moment(local.cleaned), downlink.T, self.local_rank)
 
@@ -249,20 +248,7 @@ class TCMF(Algorithm):
         """Return the shared components."""
         return server.T
 
-    def different_starts(self, count: int) -> list[Self]:
-        """Return copies with different starts; all but a few are random."""
-        return with_starts(self, count)
-
-    @property
-    def energy_weighted(self) -> bool:
-        """True: a mean of squared errors weights clients by their variance."""
-        return True
-
-    def remarks(self, result, history):
-        """Warn if the local components are common to all clients."""
-        return common_local(result)
-
-    def bases(self, server: Rows, local: Local) -> Bases:
+    def bases(self, server: Rows, local: TCMFLocal) -> Bases:
         """Return the shared components."""
         return Bases(shared=(server.T,))
 
@@ -279,16 +265,16 @@ class TCMF(Algorithm):
             )
         return self
 
-    def _renewed(self, local: Local, low_rank: Table, data: Member) -> Local:
+    def _renewed(self, local: TCMFLocal, low_rank: Table, data: TCMFMember) -> TCMFLocal:
         """Return the state with a smaller threshold, and the sparse part that belongs to it."""
         decay, final = (x.astype(low_rank.dtype) for x in (self.decay, self.threshold))
         threshold = decay * local.threshold + (1 - decay) * final
-        renewed = Local(_without_errors(data, low_rank, threshold), threshold, None)
+        renewed = TCMFLocal(_without_errors(data, low_rank, threshold), threshold, None)
         if local.rounds is None:
             return renewed
         rounds = local.rounds + 1
         is_last = rounds % self.inner_rounds == 0
-        return Local(
+        return TCMFLocal(
             jnp.where(is_last, renewed.cleaned, local.cleaned),
             jnp.where(is_last, renewed.threshold, local.threshold),
             rounds,
@@ -300,12 +286,12 @@ def _moment(table: Table) -> Moment:
     return Moment.from_samples(table, 1)
 
 
-def _without_errors(data: Member, low_rank: Table, threshold: Scalar) -> Table:
+def _without_errors(data: TCMFMember, low_rank: Table, threshold: Scalar) -> Table:
     """Return Y - S, where S is zero except at missing entries and errors above the threshold."""
     small = jnp.abs(data.values - low_rank) <= threshold
     return jnp.where(data.observed & small, data.values, low_rank)
 
 
-def _first(data: Member) -> Table:
+def _first(data: TCMFMember) -> Table:
     """Return the samples before the first round, when the low-rank parts are zero."""
     return _without_errors(data, jnp.zeros_like(data.values), data.first_threshold)

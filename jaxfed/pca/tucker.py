@@ -29,10 +29,10 @@ from jaxfed.linalg import Moment, polar
 from jaxfed.linalg.triangle import to_triangle
 from jaxfed.pca._starts import common_message
 from jaxfed.pca._tucker import (
-    Member,
     ModeFactors,
     Pair,
     Scalar,
+    TuckerMember,
     Updates,
     energy,
     factors_of,
@@ -53,7 +53,7 @@ T = TypeVar("T")
 LocalFrame = Float[Array, "features local_rank"]
 
 
-class Server(NamedTuple):
+class TuckerServer(NamedTuple):
     """The server's state."""
 
     factors: ModeFactors
@@ -161,7 +161,7 @@ class PerTucker(Updates):
         mode = (number - 1) % len(self.shape)
         return eqx.tree_at(lambda x: x.mode, self, mode, is_leaf=lambda x: x is None)
 
-    def first_message(self, key, data: Member, warm_start) -> tuple[Gram, ...] | None:
+    def first_message(self, key, data: TuckerMember, warm_start) -> tuple[Gram, ...] | None:
         """Return a message about the client's top directions in each mode."""
         if warm_start is not None:
             return None
@@ -172,20 +172,22 @@ class PerTucker(Updates):
             messages.append(common_message(moment, first_components(moment, rank)))
         return tuple(messages)
 
-    def server_init(self, key, first, like, warm_start) -> Server:
+    def server_init(self, key, first, like, warm_start) -> TuckerServer:
         """Return factors of the directions common to most clients, or the warm start's."""
         if warm_start is None:
             each = zip(first, self.shared_ranks, strict=True)
             factors = tuple(moment_received(x).top(rank)[1] for x, rank in each)
         else:
             factors = factors_of(warm_start.shared, self.shape, self.shared_ranks)
-        return Server(factors)
+        return TuckerServer(factors)
 
-    def downlink(self, server: Server) -> ModeFactors:
+    def downlink(self, server: TuckerServer) -> ModeFactors:
         """Return the shared factors."""
         return server.factors
 
-    def client_init(self, key, downlink: ModeFactors, data: Member, warm_start) -> ModeFactors:
+    def client_init(
+        self, key, downlink: ModeFactors, data: TuckerMember, warm_start
+    ) -> ModeFactors:
         """Return the warm start's local factors, or the best ones of each mode by itself."""
         if warm_start is None or warm_start.local is None:
             return self.first_local(downlink, data)
@@ -197,7 +199,7 @@ class PerTucker(Updates):
         """Return the downlink with orthonormal components."""
         return tuple(polar(factor) for factor in downlink)
 
-    def client_step(self, key, downlink: ModeFactors, local: ModeFactors, data: Member):
+    def client_step(self, key, downlink: ModeFactors, local: ModeFactors, data: TuckerMember):
         """Update the local factor of the last round's mode, and send the moment of this round's."""
         pair = self.aligned(downlink, local)
 
@@ -215,22 +217,22 @@ class PerTucker(Updates):
         upper, local, captured = self._in_mode(step)
         return Symmetric(upper), local, {"objective": jnp.maximum(data.energy - captured, 0)}
 
-    def server_step(self, key, server: Server, uplink: Array):
+    def server_step(self, key, server: TuckerServer, uplink: Array):
         """Update the shared factor of this round's mode."""
         moment = moment_received(uplink).matrix()
 
-        def step(k: int) -> Server:
+        def step(k: int) -> TuckerServer:
             size, before = self.shape[k], server.factors[k]
             factor = self.update_shared(k, moment[:size, :size], before)
-            return Server(replaced(server.factors, k, factor))
+            return TuckerServer(replaced(server.factors, k, factor))
 
         return self._in_mode(step), {}
 
-    def client_result(self, downlink: ModeFactors, local: ModeFactors, data: Member) -> Frame:
+    def client_result(self, downlink: ModeFactors, local: ModeFactors, data: TuckerMember) -> Frame:
         """Update all local factors once more, and return their products."""
         return kronecker_product(self.update_all_local(downlink, local, data))
 
-    def shared_result(self, server: Server) -> Frame:
+    def shared_result(self, server: TuckerServer) -> Frame:
         """Return the products of the shared factors."""
         return kronecker_product(server.factors)
 
@@ -276,12 +278,12 @@ class AllModes(Updates):
         """Return the shared components."""
         return server
 
-    def client_init(self, key, downlink: Frame, data: Member, warm_start) -> LocalFrame:
+    def client_init(self, key, downlink: Frame, data: TuckerMember, warm_start) -> LocalFrame:
         """Return the local components of the solution."""
         assert warm_start is not None
         return warm_start.local
 
-    def client_step(self, key, downlink: Frame, local: LocalFrame, data: Member):
+    def client_step(self, key, downlink: Frame, local: LocalFrame, data: TuckerMember):
         """Update all local factors, and send the second moments of all modes."""
         shared = factors_of(downlink, self.shape, self.shared_ranks)
         own = factors_of(local, self.shape, self.local_ranks)

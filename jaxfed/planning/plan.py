@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import PyTree
 
 from jaxfed import backend, channel, participation
@@ -17,8 +18,8 @@ from jaxfed.core.clients.clients import Clients
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
 from jaxfed.core.run.arguments import LOSSLESS, checked_warm_start, problem_of
 from jaxfed.core.run.compiling import compiler_options
-from jaxfed.core.run.loop import Options, prepare_run
-from jaxfed.core.run.runner import programs, whole_run
+from jaxfed.core.run.loop import Options, protocol_of, whole_run
+from jaxfed.core.run.runner import programs
 from jaxfed.core.run.solution import Solution
 from jaxfed.core.store.saved import Saved
 from jaxfed.core.wire.wire import Wire
@@ -50,8 +51,8 @@ class Plan(NamedTuple):
         devices: number of devices.
         clients: clients per device, including padding.
         fits: whether the run fits into the device's memory; None if that is unknown.
-        chunk_size: of `jaxfed.backend.chunked` on each device; None for all clients at once. If
-            nothing fits, the smallest size tried.
+        clients_per_block: of `jaxfed.backend.chunked` on each device; None for all clients at
+            once. If nothing fits, the smallest size tried.
         memory: per device, as in `compiled.memory_analysis()` of the program of `jaxfed.fit`; None
             if the compiler refused the program.
         needed: bytes per device in total, even if the compiler refused the program.
@@ -71,7 +72,7 @@ class Plan(NamedTuple):
     devices: int
     clients: int
     fits: bool | None
-    chunk_size: int | None
+    clients_per_block: int | None
     memory: MemoryUse | None
     needed: int
     available: int | None
@@ -86,7 +87,8 @@ class Plan(NamedTuple):
     advice: str | None
 
     def __str__(self) -> str:
-        held = "all at once" if self.chunk_size is None else f"chunked({self.chunk_size})"
+        size = self.clients_per_block
+        held = "all at once" if size is None else f"chunked({size})"
         fits = {True: "fits", False: "does not fit", None: "fits into that much memory"}
         room = "" if self.available is None else f" of {_size(self.available)}"
         more = " and parts of variable length" if self.varies else ""
@@ -126,7 +128,7 @@ def plan(
     channel: channel.Channel | Wire = LOSSLESS,
     participation: participation.Participation | None = None,
     backend: Backend | None = None,
-    chunk_size: int | None = None,
+    clients_per_block: int | None = None,
 ) -> Plan:
     """Predict what `jaxfed.fit` needs on machines that are not present, by compiling for them.
 
@@ -147,7 +149,7 @@ def plan(
         channel: as in `fit`.
         participation: as in `fit`.
         backend: how clients are mapped; None chooses as described above.
-        chunk_size: clients per block on each device; None searches for it.
+        clients_per_block: clients per block on each device; None searches for it.
 
     Returns:
         The plan, which you can print.
@@ -161,10 +163,10 @@ def plan(
     check_instance("algorithm", algorithm, Algorithm, "a jaxfed algorithm")
     check_instance("clients", clients, Clients, "jaxfed.Clients")
     start = checked_warm_start(warm_start)
-    if backend is not None and chunk_size is not None:
-        raise refuse("chunk_size", "None beside a backend", chunk_size)
-    if chunk_size is not None:
-        check_count("chunk_size", chunk_size)
+    if backend is not None and clients_per_block is not None:
+        raise refuse("clients_per_block", "None beside a backend", clients_per_block)
+    if clients_per_block is not None:
+        check_count("clients_per_block", clients_per_block)
     place = target(topology)
     count = len(place.devices)
     each = -(-len(clients) // count)
@@ -172,8 +174,8 @@ def plan(
         lambda x: jax.ShapeDtypeStruct((each * count, *x.shape[1:]), x.dtype), clients
     )
     run = _Run(algorithm, filled, rounds, start, channel, participation)
-    tried = [_attempt(place, run, backend or _mapped(place, chunk_size), chunk_size)]
-    if backend is None and chunk_size is None:
+    tried = [_attempt(place, run, backend or _mapped(place, clients_per_block), clients_per_block)]
+    if backend is None and clients_per_block is None:
         while tried[-1].fits is False and (size := _smaller(tried[-1], place, each)):
             tried.append(_attempt(place, run, _mapped(place, size), size))
     return _reported(place, tried[-1], each, sum(x.seconds for x in tried))
@@ -241,9 +243,8 @@ def _attempt(place: Target, run: _Run, mapped: Backend, size: int | None) -> _At
     # Shapes stand in for arrays, so that nothing is computed or stored here.
     key = jax.eval_shape(lambda: jax.random.key(0))
     problem, start = jax.eval_shape(made, run.algorithm, run.clients, key, run.warm_start)
-    costs = jax.eval_shape(
-        lambda *both: prepare_run(both[0], both[1], run.rounds)[2], problem, start
-    )
+    nothing = np.zeros((), np.uint32)  # parts of variable length are not counted
+    costs = protocol_of(problem, start, run.rounds).costs(nothing, nothing)
     spread = jax.sharding.NamedSharding(place.mesh(), jax.sharding.PartitionSpec(AXIS))
 
     def along(tree: PyTree) -> PyTree:
@@ -307,7 +308,7 @@ def _reported(place: Target, best: _Attempt, each: int, seconds: float) -> Plan:
         devices=len(place.devices),
         clients=each,
         fits=best.fits,
-        chunk_size=best.size,
+        clients_per_block=best.size,
         memory=None if best.found is None else _memory(best.found),
         needed=best.needed,
         available=place.memory,

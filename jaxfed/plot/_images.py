@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import ArrayLike, Real
 
 from jaxfed._checks import check_count, refuse
-from jaxfed.core.run.result import result_of
+from jaxfed.core.run.result import names_of, result_of
 from jaxfed.plot import drawing
 
 _CLIENTS = 5  # of a model, whose local components are drawn
@@ -55,8 +55,8 @@ def components(
         if group is not None
     }
     drawing.check_named("groups", arrays, "components")
-    if feature_names is None:
-        feature_names = getattr(groups, "feature_names_in_", None)
+    if feature_names is None and not names_of(groups).of_views:
+        feature_names = names_of(groups).features
     labels = [drawing.checked_features(feature_names, len(x)) for x in arrays.values()]
     panel = drawing.within(figure, ax)
     if image_shape is None:
@@ -89,7 +89,8 @@ def components(
 def _parts(model: Any) -> dict[str, Any]:
     """The shared components of a model and the local ones of its first clients, by name."""
     shared, local = result_of(model, "PCA", "groups")
-    labels = getattr(model, "groups_", range(_CLIENTS))  # those of an estimator's clients
+    # Those of an estimator's clients, or names.
+    labels = getattr(model, "groups_", names_of(model).clients or range(_CLIENTS))
     names = [f"client {label}" for label in labels[:_CLIENTS]]
     if local is None or np.shape(local)[-1:] == (0,):
         return {"shared": shared}

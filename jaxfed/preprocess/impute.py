@@ -9,10 +9,11 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from jaxfed.contract import Algorithm, Bases, check_count
-from jaxfed.core.clients.imputation import Imputation
+from jaxfed.core.clients.imputation import Imputation, least_variance
 from jaxfed.core.clients.samples import SampleRows, check_rows
 from jaxfed.core.common.printing import is_known
 from jaxfed.linalg.division import ratio
+from jaxfed.linalg.sums import sum_of_rows
 
 ROUNDS = 50  # enough for imputed entries and second moments to converge
 # Minimum noise of a feature, relative to the mean over features. Otherwise features that hardly
@@ -43,14 +44,14 @@ class Model(NamedTuple):
     spread: ClientVariances
 
 
-class Server(NamedTuple):
+class ImputeServer(NamedTuple):
     """The server's state."""
 
     model: Model
     observed: Row  # share of entries that were observed
 
 
-class Member(NamedTuple):
+class ImputeMember(NamedTuple):
     """ONE client's prepared data; missing entries are zero."""
 
     values: Float[Array, "samples features"]
@@ -58,7 +59,7 @@ class Member(NamedTuple):
     size: Float[Array, ""]  # number of samples
 
 
-class Local(NamedTuple):
+class ImputeLocal(NamedTuple):
     """ONE client's part: the deviation of its mean, and its own loadings."""
 
     mean: Row
@@ -70,7 +71,8 @@ class First(NamedTuple):
 
     observed: Row
     values: Row
-    squares: Row
+    within: Row  # squared deviations from the client's mean
+    means: Row  # squared means, times the numbers of samples
 
 
 class Uplink(NamedTuple):
@@ -156,25 +158,30 @@ class Impute(Algorithm):
                     f"warm_start: wanted models of Impute with loadings {wanted}, got {got}"
                 )
 
-    def prepare(self, data: SampleRows, client_id, rounds) -> Member:
+    def prepare(self, data: SampleRows, client_id, rounds) -> ImputeMember:
         """Replace missing entries by zeros, and remember where they are."""
         observed = data.observed
         values = jnp.where(observed, data.values, 0).astype(data.count.dtype)
-        return Member(values, observed, data.count)
+        return ImputeMember(values, observed, data.count)
 
-    def first_message(self, key, data: Member, warm_start) -> First:
+    def first_message(self, key, data: ImputeMember, warm_start) -> First:
         """Return what the common mean and the features' variances need."""
         observed, values = data.observed.astype(data.values.dtype), data.values
-        sums = (x.sum(axis=0) / data.size for x in (observed, values, values**2))
-        return First(*sums)
+        count, total = sum_of_rows(observed), sum_of_rows(values)
+        mean = total / jnp.maximum(count, 1)
+        # About the client's mean, since squares of means hide small variances.
+        within = sum_of_rows(observed * (values - mean) ** 2)
+        return First(*(x / data.size for x in (count, total, within, total * mean)))
 
-    def server_init(self, key, first: First, like, warm_start) -> Server:
+    def server_init(self, key, first: First, like, warm_start) -> ImputeServer:
         """Return random components, or the warm start's."""
         # A lossy channel may turn a number into zero.
         observed = jnp.where(first.observed > 0, first.observed, 1)
-        mean, square = first.values / observed, first.squares / observed
-        # At least rounding error, in case the difference of the squares is lost in it.
-        variance = jnp.maximum(square - mean**2, jnp.finfo(mean.dtype).eps * jnp.abs(square))
+        mean, within, square = (x / observed for x in (first.values, first.within, first.means))
+        between = square - mean**2
+        # A lossy channel may turn a variance into a negative number.
+        variance = jnp.maximum(within, 0)
+        variance += jnp.where(between > 16 * jnp.finfo(mean.dtype).eps * square, between, 0)
         typical = jnp.mean(variance)
         if warm_start is None:
             draw = jax.random.normal(key, (len(mean), self.shared_rank), mean.dtype)
@@ -187,23 +194,23 @@ class Impute(Algorithm):
             )
         noise = jnp.maximum(variance, LEAST_NOISE * typical) / 2
         spread = FIRST_SPREAD * jnp.maximum(variance, jnp.finfo(mean.dtype).eps * typical)
-        return Server(Model(mean, loadings, noise, ClientVariances(spread, spread)), observed)
+        return ImputeServer(Model(mean, loadings, noise, ClientVariances(spread, spread)), observed)
 
-    def downlink(self, server: Server) -> Model:
+    def downlink(self, server: ImputeServer) -> Model:
         """Return the common part of the model."""
         return server.model
 
-    def client_init(self, key, downlink: Model, data: Member, warm_start) -> Local:
+    def client_init(self, key, downlink: Model, data: ImputeMember, warm_start) -> ImputeLocal:
         """Draw a local part from the prior, or return the warm start's."""
         if warm_start is not None and warm_start.local is not None:
             own: Imputation = warm_start.local
-            return Local(own.mean - downlink.mean, own.loadings[:, self.shared_rank :])
+            return ImputeLocal(own.mean - downlink.mean, own.loadings[:, self.shared_rank :])
         shape = (data.values.shape[1], self.local_rank)
         draw = jax.random.normal(key, shape, data.values.dtype)
         spread = downlink.spread
-        return Local(jnp.zeros_like(spread.mean), draw * jnp.sqrt(spread.loadings)[:, None])
+        return ImputeLocal(jnp.zeros_like(spread.mean), draw * jnp.sqrt(spread.loadings)[:, None])
 
-    def client_step(self, key, downlink: Model, local: Local, data: Member):
+    def client_step(self, key, downlink: Model, local: ImputeLocal, data: ImputeMember):
         """Update the posterior of the scores, then that of the local part, then the message."""
         shared_rank, local_rank = self.shared_rank, self.local_rank
         downlink = _usable(downlink)
@@ -232,7 +239,7 @@ class Impute(Algorithm):
         precision = gram[:, own, own] / downlink.noise[:, None, None]
         precision += jnp.eye(local_rank + 1, dtype=values.dtype) / prior[:, None, :]
         found = jnp.linalg.solve(precision, (rest / downlink.noise[:, None])[..., None])[..., 0]
-        local = Local(found[:, -1], found[:, :-1])
+        local = ImputeLocal(found[:, -1], found[:, :-1])
 
         loadings = jnp.concatenate([downlink.loadings, found], axis=1)
         fitted = jnp.einsum("drs,ds->dr", gram, loadings)
@@ -252,7 +259,7 @@ class Impute(Algorithm):
         )
         return uplink, local, {"objective": jnp.sum(error) / jnp.sum(observed)}
 
-    def server_step(self, key, server: Server, uplink: Uplink):
+    def server_step(self, key, server: ImputeServer, uplink: Uplink):
         """Take a step in the shared loadings; update noise and variances."""
         model, observed = server
         # A feature observed in few samples has a correspondingly smaller curvature.
@@ -263,21 +270,21 @@ class Impute(Algorithm):
             lambda x: (x + TYPICAL_WEIGHT * jnp.mean(x)) / (1 + TYPICAL_WEIGHT), uplink.spread
         )
         model = Model(model.mean, model.loadings + step, noise, spread)
-        return Server(model, observed), {}
+        return ImputeServer(model, observed), {}
 
-    def client_result(self, downlink: Model, local: Local, data: Member) -> Imputation:
+    def client_result(self, downlink: Model, local: ImputeLocal, data: ImputeMember) -> Imputation:
         """Return the model of the client's samples."""
         return self._model(_usable(downlink), local, data.observed.astype(data.values.dtype))
 
-    def shared_result(self, server: Server) -> Imputation:
+    def shared_result(self, server: ImputeServer) -> Imputation:
         """Return the model for unknown clients: local parts are zero, up to their variance."""
         model = server.model
         features = len(model.mean)
         nobody = jnp.zeros((features, self.local_rank), model.mean.dtype)
-        local = Local(jnp.zeros_like(model.mean), nobody)
+        local = ImputeLocal(jnp.zeros_like(model.mean), nobody)
         return self._model(model, local, jnp.zeros((1, features), model.mean.dtype))
 
-    def bases(self, server: Server, local: Local) -> Bases:
+    def bases(self, server: ImputeServer, local: ImputeLocal) -> Bases:
         """Return both sets of loadings, which rotate with their scores."""
         return Bases(shared=(server.model.loadings,), own=(local.loadings,))
 
@@ -287,7 +294,7 @@ class Impute(Algorithm):
         return True
 
     def _model(
-        self, model: Model, local: Local, observed: Float[Array, "samples features"]
+        self, model: Model, local: ImputeLocal, observed: Float[Array, "samples features"]
     ) -> Imputation:
         information = observed.sum(axis=0) / model.noise
         variances = ClientVariances(*(1 / (information + 1 / prior) for prior in model.spread))
@@ -323,9 +330,8 @@ def _usable(model: Model) -> Model:
     """
 
     def positive(x: Row) -> Row:
-        limits = jnp.finfo(x.dtype)
-        # So small that the inverse, times any number of samples, does not overflow.
-        return jnp.maximum(x, jnp.maximum(limits.eps * jnp.max(x), limits.tiny**0.75))
+        least = jnp.finfo(x.dtype).eps * jnp.max(x)
+        return jnp.maximum(x, jnp.maximum(least, least_variance(x.dtype)))
 
     spread = jax.tree.map(positive, model.spread)
     return model._replace(noise=positive(model.noise), spread=spread)

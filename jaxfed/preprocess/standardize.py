@@ -11,6 +11,7 @@ from jaxfed.contract import Algorithm, check_flag, check_name
 from jaxfed.core.clients.samples import IncompleteSamples, SampleRows, check_rows
 from jaxfed.core.clients.standardization import Standardization
 from jaxfed.core.contract.algorithm import nothing_left
+from jaxfed.linalg.sums import sum_of_rows
 from jaxfed.reduction import Gather, Sum
 
 CENTERS = ("shared", "local", "none")
@@ -201,15 +202,9 @@ def _sums(data: SampleRows, about: Row | float) -> _Sums:
     apart = jnp.where(observed, data.values.astype(data.count.dtype) - about, 0)
     # For complete samples, one count serves all features.
     counted = observed if isinstance(data, IncompleteSamples) else data.mask[:, None]
-    return _Sums(_total(counted.astype(apart.dtype)), _total(apart), _total(apart**2))
-
-
-def _total(x: Float[Array, "samples columns"]) -> Float[Array, " columns"]:
-    """Sum over samples pairwise: errors grow with the logarithm of their number."""
-    while len(x) > 1:
-        half = (len(x) + 1) // 2
-        x = x[:half].at[: len(x) - half].add(x[half:])
-    return x[0]
+    return _Sums(
+        sum_of_rows(counted.astype(apart.dtype)), sum_of_rows(apart), sum_of_rows(apart**2)
+    )
 
 
 def _over(total: Array, count: Array) -> Array:

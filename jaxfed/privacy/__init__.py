@@ -1,19 +1,52 @@
-"""Privacy: guarantees of noise (`accounting`) and attacks on messages without it (`attacks`)."""
+"""Privacy of persons and of clients, and attacks on messages.
+
+`release_moments` protects each person behind a client's data, once for all that is computed from
+it. `jaxfed.channel.gaussian` protects a whole client in every message, and `epsilon` and `spent`
+account for it. The attacks show what messages without noise reveal.
+"""
 
 from jaxfed import _names
-from jaxfed.privacy.accounting import epsilon as epsilon
-from jaxfed.privacy.accounting import noise_multiplier as noise_multiplier
-from jaxfed.privacy.accounting import spent as spent
-from jaxfed.privacy.attacks import client_matrix as client_matrix
-from jaxfed.privacy.attacks import first_message_attack as first_message_attack
-from jaxfed.privacy.attacks import linear_attack as linear_attack
-from jaxfed.privacy.attacks import minimum_norm as minimum_norm
-from jaxfed.privacy.attacks import norm_leak as norm_leak
-from jaxfed.privacy.attacks import outside_span as outside_span
-from jaxfed.privacy.attacks import public_guess as public_guess
-from jaxfed.privacy.attacks import relative_error as relative_error
-from jaxfed.privacy.attacks import restart_attack as restart_attack
-from jaxfed.privacy.transcript import Transcript as Transcript
-from jaxfed.privacy.transcript import record as record
+from jaxfed.core.clients.guarantee import Guarantee
+from jaxfed.privacy.accounting import epsilon, noise_multiplier, spent
+from jaxfed.privacy.attacks import (
+    client_matrix,
+    first_message_attack,
+    linear_attack,
+    minimum_norm,
+    norm_leak,
+    outside_span,
+    public_guess,
+    relative_error,
+    restart_attack,
+)
+from jaxfed.privacy.audit import audit
+from jaxfed.privacy.expected import expected_error, persons_needed
+from jaxfed.privacy.ledger import Ledger
+from jaxfed.privacy.moments import release_moments
+from jaxfed.privacy.statement import statement
+from jaxfed.privacy.transcript import Transcript, record
 
+__all__ = [
+    "Guarantee",
+    "Ledger",
+    "Transcript",
+    "audit",
+    "client_matrix",
+    "epsilon",
+    "expected_error",
+    "first_message_attack",
+    "linear_attack",
+    "minimum_norm",
+    "noise_multiplier",
+    "norm_leak",
+    "outside_span",
+    "persons_needed",
+    "public_guess",
+    "record",
+    "relative_error",
+    "release_moments",
+    "restart_attack",
+    "spent",
+    "statement",
+]
 __dir__ = _names.public_names(__name__)

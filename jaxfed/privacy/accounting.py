@@ -3,14 +3,11 @@ r"""Differential privacy of runs with `jaxfed.channel.gaussian`, computed with `
 For what a server can compute without such noise, see `jaxfed.privacy.attacks`.
 """
 
-import functools
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from jax.core import Tracer
-from jaxtyping import Float
-from scipy.stats import norm
 
 from jaxfed._checks import (
     check_count,
@@ -24,6 +21,7 @@ from jaxfed._optional import require
 from jaxfed.core.run.solution import Solution
 from jaxfed.core.run.status import Status
 from jaxfed.core.wire.release import Release
+from jaxfed.privacy._losses import composed, losses_of
 
 Adjacency = Literal["replace", "zero_out"]
 
@@ -83,7 +81,8 @@ def epsilon(
     Source: Balle & Wang (2018), Theorem 8, if all take part; else Balle, Barthe & Gaboardi
     (2018), Privacy amplification by subsampling (without replacement), composed by privacy loss
     distributions as in Zhu, Dong & Wang (2022), Optimal accounting of differential privacy via
-    characteristic function, and Doroshenko et al. (2022), Connect the dots.
+    characteristic function, and Doroshenko et al. (2022), Connect the dots; the tilt is Esscher's
+    (1932), On the probability function in the collective theory of risk.
     """
     check_positive("noise_multiplier", noise_multiplier, single=True)
     share = _checked_share(rounds, delta, participants, clients, adjacency, first_message)
@@ -173,9 +172,10 @@ def _releases(solution: Solution) -> tuple[Release, ...]:
 def _noise(release: Release) -> float:
     noise = release.channel.noise()
     if noise is None:
+        persons = "; jaxfed.privacy.statement says how the noise in the data protects persons"
         raise ValueError(
             f"solutions: wanted messages with noise, got {release.bits} bits through "
-            f"{release.channel!r}"
+            f"{release.channel!r}{'' if release.guarantee is None else persons}"
         )
     return noise
 
@@ -279,49 +279,13 @@ def _epsilon(parts: Sequence[_Part], delta: float, adjacency: Adjacency) -> floa
     known = float(package.get_epsilon_gaussian(sum(squares) ** -0.5, delta))
     if known == 0 or all(part.share == 1 for part in parts):
         return known
-    # A thousandth of the bound, so that rounding the losses up hardly matters.
+    # A thousandth of the bound, so that rounding the losses up hardly matters. Drawing participants
+    # never weakens the guarantee.
     step = min(1e-3, known / 1e3)
-    losses = [_losses(distance / part.multiplier, part, step, delta) for part in parts]
-    composed = functools.reduce(lambda one, other: one.compose(other), losses)
-    # The composed bound is rounded up, and drawing participants never weakens the guarantee.
-    return float(min(known, composed.get_epsilon_for_delta(delta)))
-
-
-def _losses(ratio: float, part: _Part, step: float, delta: float) -> Any:
-    """The distribution of a part's privacy loss, rounded up to multiples of a step.
-
-    Args:
-        ratio: how far a client can move the sum, relative to the noise's standard deviation.
-        part: the messages.
-        step: distance between the losses.
-        delta: losses with a total probability of a millionth of this are cut off.
-    """
-    pld = require("dp_accounting.pld", extra="privacy")
-    # Without a draw, the loss of one message is normal with mean ratio²/2 and standard deviation
-    # ratio; a draw can only make it smaller.
-    longest = ratio * (ratio / 2 - norm.ppf(1e-6 * delta / part.times))
-    places = np.arange(-(most := int(np.ceil(longest / step))), most + 1)
-    one = pld.pld_pmf.create_pmf_pessimistic_connect_dots(
-        step, places, _profile(places * step, ratio, part.share)
-    )
-    whole = pld.privacy_loss_distribution.PrivacyLossDistribution(one)
-    with np.errstate(over="ignore"):  # dp-accounting skips infinite bounds
-        return whole.self_compose(part.times)
-
-
-def _profile(
-    epsilon: Float[np.ndarray, " n"], ratio: float, share: float
-) -> Float[np.ndarray, " n"]:
-    r"""The smallest \(\delta\) of one message for each \(\varepsilon\) of either sign."""
-    size = np.abs(epsilon)
-    # The epsilon without a draw, which the draw reduces to this one.
-    undrawn = size + np.log1p(-(1 - share) * np.exp(-size)) - np.log(share)
-    # Theorem 8 of Balle & Wang at this epsilon, in logarithms against overflow.
-    above = norm.cdf(ratio / 2 - undrawn / ratio)
-    below = np.exp(undrawn + norm.logcdf(-ratio / 2 - undrawn / ratio))
-    delta = share * np.maximum(above - below, 0)
-    # Either of the two data sets may come first.
-    return np.clip(np.where(epsilon >= 0, delta, -np.expm1(-size) + np.exp(-size) * delta), 0, 1)
+    losses = [
+        losses_of(distance / part.multiplier, part.share, part.times, step, delta) for part in parts
+    ]
+    return min(known, max(0.0, composed(losses, step, delta)))
 
 
 def _distance(adjacency: Adjacency) -> int:

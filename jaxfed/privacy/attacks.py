@@ -111,7 +111,9 @@ def relative_error(estimate: Matrix, truth: Matrix, *, calibrated: bool = False)
     if norm == 0:
         return float("nan")
     if calibrated:
-        terms = np.stack([estimate.ravel(), np.eye(len(truth)).ravel()], axis=1)
+        # Of similar lengths, so that a small estimate is not taken for rounding.
+        unit = np.abs(estimate).max(initial=0)
+        terms = np.stack([(estimate / (unit or 1)).ravel(), np.eye(len(truth)).ravel()], axis=1)
         weights = np.linalg.lstsq(terms, truth.ravel(), rcond=None)[0]
         estimate = (terms @ weights).reshape(truth.shape)
     return float(np.linalg.norm(estimate - truth) / norm)

@@ -15,8 +15,8 @@ from jaxfed.core.clients.clients import Clients
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
 from jaxfed.core.contract.reduction import plain
 from jaxfed.core.contract.wrapper import Wrapper
-from jaxfed.core.round.client import first_message
-from jaxfed.core.round.problem import Problem, before_rounds
+from jaxfed.core.round.client import exchange
+from jaxfed.core.round.problem import Problem, broadcast_of
 from jaxfed.core.round.rounds import begin, one_round
 from jaxfed.core.round.whole import WHOLE, members_of, prepared
 from jaxfed.core.run.arguments import problem_of
@@ -82,7 +82,10 @@ def record(
     problem, start = problem_of(
         algorithm, clients, rounds, key, warm_start, channel, None, backend.vmap()
     )
-    recorded = replace(problem, algorithm=_Recorded(problem.algorithm), uplink=_Tap(problem.uplink))
+    up, *others = problem.wire.channels
+    recorded = replace(
+        problem, algorithm=_Recorded(problem.algorithm), wire=Wire(_Tap(up), *others)
+    )
     transcript = _run(recorded, start, jnp.asarray(client), rounds)
     found = jax.tree.map(lambda x: np.asarray(x, np.float64), transcript)
     return found._replace(features=clients.features)
@@ -168,8 +171,8 @@ def _first_message(
 ) -> PyTree:
     """One client's message before the first round, as decoded by the receiver."""
     member = jax.tree.map(lambda x: x[client], members_of(problem, warm_start))
-    message = first_message(problem, before_rounds(problem, warm_start), member)
-    return plain(problem.first_uplink.receive(message.decoded, None))
+    message, _ = exchange(problem, broadcast_of(problem, 0, None, warm_start), member)
+    return plain(problem.wire.first_up.receive(message.decoded, None))
 
 
 def check_client(clients: Clients, client: int) -> None:

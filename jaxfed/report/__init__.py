@@ -23,6 +23,7 @@ from jaxfed._checks import (
     refuse,
 )
 from jaxfed.core.clients.clients import Clients
+from jaxfed.core.clients.names import like
 from jaxfed.core.common.files import replacing
 from jaxfed.core.common.printing import is_known
 from jaxfed.core.run.result import Fitted, ids_of, saved_of
@@ -59,12 +60,12 @@ def html(
             Sections that need more than these know are left out.
         clients: the clients of the run.
         title: title of the page.
-        names: names of the clients; numbered by default.
+        names: names of the clients; their own by default, or numbers.
         metadata: values by which the map of clients is coloured, see `jaxfed.plot.client_map`; by
             default their numbers of samples.
         label: what the metadata are.
         image_shape: height and width, if features are pixels.
-        feature_names: names of the features, if they are not pixels.
+        feature_names: names of the features; those of the clients by default.
         ranks: what `jaxfed.pca.suggest_ranks` returned, if it was used to choose the ranks.
         confidence: the result of `jaxfed.inference.confidence` for this run, for a section with its
             intervals.
@@ -81,7 +82,11 @@ def html(
     """
     record = saved_of(fitted)
     check_instance("clients", clients, Clients, "the jaxfed.Clients of the run")
-    number = record.clients or len(clients)
+    clients = like(clients, record)
+    known, number = clients.names, record.clients or len(clients)
+    names = known.clients if names is None else names
+    if feature_names is None and not known.of_views:
+        feature_names = known.features
     if names is not None:
         check_texts("names", names)
     if feature_names is not None:

@@ -1,6 +1,5 @@
 """The report's section on privacy: what left the clients, and what a server could infer from it."""
 
-import re
 from typing import Any
 
 import numpy as np
@@ -10,9 +9,8 @@ from jaxfed.core.clients.clients import Clients
 from jaxfed.core.contract.calls import RESERVED
 from jaxfed.core.run.message_parts import MessagePart, message_parts
 from jaxfed.core.run.solution import Solution
-from jaxfed.core.wire.channel import Channel
 from jaxfed.core.wire.release import Release
-from jaxfed.privacy import spent
+from jaxfed.privacy import spent, statement
 from jaxfed.report._page import facts, paragraph, table
 
 DELTA = 1e-5
@@ -66,18 +64,8 @@ def _released(release: Release, when: str) -> dict[str, Any]:
         "times": int(np.asarray(release.times)),
         "senders": "varies" if some is None else f"{some:,} of {clients:,}",
         "bits per message": f"{release.bits:,.0f}",
-        "channel": _called(release.channel),
+        "channel": repr(release.channel),
     }
-
-
-def _called(channel: Channel) -> str:
-    """A channel as the call that creates it."""
-    text = " ".join(repr(channel).split()).replace("( ", "(").replace(" )", ")")
-
-    def function(match: re.Match[str]) -> str:
-        return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", match[1]).lower()
-
-    return re.sub(r"\b_([A-Za-z]+)(?=\()", function, text)
 
 
 def _message(part: MessagePart) -> dict[str, Any]:
@@ -94,6 +82,8 @@ def _meaning(
     solution: Solution, releases: list[tuple[Release, str]], messages: list[MessagePart]
 ) -> list[str]:
     """What this means for privacy, in sentences."""
+    if all(release.guarantee is not None for release, _ in releases):
+        return statement(solution).split("\n")
     channels = [release.channel for release, _ in releases]
     hidden = _groups(solution)
     noisy = all(channel.noise() is not None for channel in channels)

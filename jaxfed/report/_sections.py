@@ -16,12 +16,14 @@ from jaxfed.aggregation.robust import FAR
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.samples import Samples
 from jaxfed.core.common.printing import in_bytes
+from jaxfed.core.contract.algorithm import Personalized
 from jaxfed.core.run.solution import Solution
 from jaxfed.core.store.saved import Saved, story
 from jaxfed.inference import Confidence
 from jaxfed.metrics import misalignment, separation
+from jaxfed.metrics.components import side_by_side
 from jaxfed.pca import principal_axes
-from jaxfed.pca.fitted import finite_clients, side_by_side
+from jaxfed.pca.fitted import finite_clients
 from jaxfed.pca.ranks import SuggestedRanks
 from jaxfed.report import intervals
 from jaxfed.report._page import Section, facts, figure, folded, paragraph, table
@@ -259,7 +261,7 @@ def _clients(given: Given, picture: Any) -> Section | None:
     samples = given.drawn(some)
     if samples:
         chosen = None if local is None else local[some]
-        found = separation(samples, shared, chosen, per_client=True)
+        found = separation(Personalized(shared, chosen), samples, per_client=True)
         drawn = plot.variance_shares(found, names=names)
         parts.append(picture(drawn, "How each client's variance splits"))
     if local is not None and len(some) > 2:

@@ -13,6 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxfed.contract import check_count, check_instance, check_positive, hyperparameter, refuse
 from jaxfed.core.clients.checks import is_traced
 from jaxfed.core.clients.clients import Clients
+from jaxfed.core.clients.names import like
 from jaxfed.core.clients.samples import Samples, other_data
 from jaxfed.core.common.buckets import in_order, layout_of, parts_of
 from jaxfed.linalg import Moment, matmul
@@ -87,7 +88,8 @@ class Forgetting(eqx.Module):
         Args:
             clients: what the last update returned; None before the first update, which then returns
                 the moments of the new samples.
-            newer: clients with new samples or with moments of these, matched by id.
+            newer: clients with new samples or with moments of these, matched by name, without names
+                by id; features are put in the order of before, by name.
 
         Returns:
             All clients of both, known clients first. A client that is not in `newer`, or has no
@@ -103,9 +105,12 @@ class Forgetting(eqx.Module):
         _check(newer, "newer")
         if self.rank is not None and self.rank > newer.features:
             raise refuse("rank", f"at most the {newer.features} features", self.rank)
+        if clients is not None:
+            _check(clients, "clients")
+            newer = like(newer, clients)
         today = self._summaries(newer)
         if clients is None:
-            return Clients(today, newer.ids, newer.weights)
+            return Clients(today, newer.ids, newer.weights, names=newer.names)
         before = self._checked(clients, today)
         if is_traced(clients.ids) or is_traced(newer.ids):
             if len(clients) != len(newer):
@@ -117,7 +122,8 @@ class Forgetting(eqx.Module):
             union = _union(np.asarray(clients.ids), np.asarray(newer.ids))
         data = self._of_union(before, today, union)
         weights = _chosen(union, clients.weights, newer.weights, before.count, today.count)
-        return Clients(data, jnp.asarray(union.ids), weights / weights.sum())
+        names = clients.names.with_others(newer.names, union.known, union.newer)
+        return Clients(data, jnp.asarray(union.ids), weights / weights.sum(), names=names)
 
     def _summaries(self, newer: Clients) -> Moment:
         """Return the new samples' moments in the stored form, with a leading client axis."""
@@ -150,7 +156,6 @@ class Forgetting(eqx.Module):
         Raises:
             ValueError: if they do not have the form of the new ones.
         """
-        _check(clients, "clients")
         before = clients.parts[0]
 
         def form(data):

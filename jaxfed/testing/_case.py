@@ -15,14 +15,12 @@ from jaxfed import backend, channel
 from jaxfed._checks import refuse
 from jaxfed.core.backends.backend import Backend
 from jaxfed.core.clients.clients import Clients
-from jaxfed.core.common.buckets import first_of
-from jaxfed.core.contract import calls as contract
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
-from jaxfed.core.contract.reduction import wrapped
 from jaxfed.core.round.rounds import begin
 from jaxfed.core.round.whole import WHOLE, prepared
 from jaxfed.core.run.arguments import problem_of
 from jaxfed.core.run.fit import fit
+from jaxfed.core.run.loop import protocol_of
 from jaxfed.core.run.rollout import rollout
 from jaxfed.core.run.solution import Solution
 from jaxfed.core.wire.channel import Channel
@@ -144,21 +142,16 @@ class Case:
     def messages(self) -> Messages:
         """One client's first message, a downlink and an uplink, filled with random numbers."""
 
-        def made(algorithm, clients, key):
-            problem, state = problem_and_state(algorithm, clients, key, self.rounds, None)
-            data, local = first_of((problem.clients.data, state.local))
-            first = contract.first_message(algorithm, key, data, None)
-            downlink = state.downlink.receiver
-            in_round = algorithm.at_round(state.round + 1)
-            uplink = contract.client_step(in_round, key, downlink, local, data)[0]
-            return Messages(wrapped(first), downlink, wrapped(uplink))
-
         def drawn(shape):
             values = rng.normal(size=shape.shape)
             return jnp.asarray(values if floating(shape) else np.abs(9 * values), shape.dtype)
 
         rng = np.random.default_rng(0)
-        return jax.tree.map(drawn, jax.eval_shape(made, self.algorithm, self.clients, self.key))
+        options = None, channel.lossless(), None, backend.vmap()
+        problem, start = problem_of(self.algorithm, self.clients, self.rounds, self.key, *options)
+        shapes = protocol_of(problem, start, self.rounds)
+        messages = Messages(shapes.firsts[0].decoded, shapes.downlink, shapes.uplink)
+        return jax.tree.map(drawn, messages)
 
 
 def _run(algorithm, clients, key, channel=None, participation=None, backend=None, *, rounds):
@@ -188,7 +181,9 @@ def fit_in_chunks(
     case: Case, algorithm: Algorithm, clients: Clients, key: Key[Array, ""], **options: Any
 ) -> Solution:
     """Run `fit` in two or three chunks."""
-    return fit(algorithm, clients, rounds=case.rounds, key=key, chunk_rounds=chunk(case), **options)
+    return fit(
+        algorithm, clients, rounds=case.rounds, key=key, rounds_per_chunk=chunk(case), **options
+    )
 
 
 def every_backend() -> dict[str, Backend]:

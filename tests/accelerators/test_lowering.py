@@ -14,7 +14,7 @@ from jaxfed.linalg import Moment
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "kind",
-    [pytest.param(kind, id=kind.__name__) for kind in matrix.CASES],
+    list(matrix.CASES),
 )
 def test_lowers_for_accelerators(kind):
     function, arguments = matrix.program(kind, "lossless", "forward", rounds=2)

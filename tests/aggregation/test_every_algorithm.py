@@ -7,7 +7,7 @@ import jax
 import pytest
 
 import jaxfed as jf
-from jaxfed.aggregation import Robust, TrimmedMean
+from jaxfed.aggregation import Robust, trimmed_mean
 from tests.examples import CLIENTS, GOOD, family, parametrized
 
 # What these send has no robust form.
@@ -28,7 +28,7 @@ def runs(name):
     """As it is and with group means, by a trimmed mean that trims nothing."""
     algorithm = GOOD[name].make(CLIENTS)
     clients = family(algorithm).draw()
-    robust = Robust(algorithm, TrimmedMean(0.0), groups=CLIENTS)
+    robust = Robust(algorithm, trimmed_mean(0.0), groups=CLIENTS)
     options = {"clients": clients, "rounds": 2, "key": jax.random.key(0)}
     return (functools.partial(jf.fit, each, **options) for each in (algorithm, robust))
 

@@ -10,22 +10,22 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize
 
 from jaxfed.aggregation import (
-    Biweight,
-    CentredClipping,
-    CoordinateMedian,
-    GeometricMedian,
-    TrimmedMean,
+    biweight,
+    centred_clipping,
+    coordinate_median,
+    geometric_median,
+    trimmed_mean,
 )
 from jaxfed.aggregation.rules import weighted_quantile
 
 pytestmark = pytest.mark.usefixtures("x64")
 
 RULES = {
-    "biweight": Biweight(),
-    "geometric median": GeometricMedian(),
-    "coordinate median": CoordinateMedian(),
-    "trimmed mean": TrimmedMean(),
-    "clipping": CentredClipping(),
+    "biweight": biweight(),
+    "geometric median": geometric_median(),
+    "coordinate median": coordinate_median(),
+    "trimmed mean": trimmed_mean(),
+    "clipping": centred_clipping(),
 }
 every_rule = pytest.mark.parametrize("name", RULES)
 aggregate = jax.jit(lambda rule, rows, shares: rule.aggregate(rows, shares))
@@ -47,7 +47,7 @@ def test_the_coordinate_median_equals_numpys(counts):
     rows, _ = draw_rows(groups=len(counts))
     rows, shares = jnp.asarray(rows), jnp.asarray(counts) / np.sum(counts)
     chex.assert_trees_all_close(
-        aggregate(CoordinateMedian(), rows, shares), median(rows, counts), rtol=1e-12
+        aggregate(coordinate_median(), rows, shares), median(rows, counts), rtol=1e-12
     )
     first = weighted_quantile(rows, shares, 1e-6)
     chex.assert_trees_all_equal(first, rows[np.array(counts) > 0].min(0))
@@ -57,9 +57,9 @@ def test_the_trimmed_mean_is_the_mean_of_what_is_left():
     counts = [3, 1, 0, 2, 5, 1, 2, 6]
     rows, _ = draw_rows(groups=len(counts))
     every = np.sort(np.repeat(rows, counts, axis=0), axis=0)
-    found = aggregate(TrimmedMean(0.25), rows, np.array(counts) / 20)
+    found = aggregate(trimmed_mean(0.25), rows, np.array(counts) / 20)
     chex.assert_trees_all_close(found, every[5:15].mean(0), rtol=1e-12)
-    mean = aggregate(TrimmedMean(0.0), rows, np.array(counts) / 20)
+    mean = aggregate(trimmed_mean(0.0), rows, np.array(counts) / 20)
     chex.assert_trees_all_close(mean, every.mean(0), rtol=1e-12)
 
 
@@ -76,7 +76,7 @@ def test_the_geometric_median_has_the_smallest_sum_of_distances(kind):
     for _ in range(20000):
         inverse = shares / (np.linalg.norm(rows - center, axis=1) + 1e-14)
         center = inverse @ rows / inverse.sum()
-    found = aggregate(GeometricMedian(), rows, shares)
+    found = aggregate(geometric_median(), rows, shares)
     sums = [shares @ np.linalg.norm(rows - np.asarray(x), axis=1) for x in (found, center)]
     assert sums[0] <= sums[1] * (1 + 1e-9)
 
@@ -84,7 +84,7 @@ def test_the_geometric_median_has_the_smallest_sum_of_distances(kind):
 def test_the_biweight_has_the_smallest_bounded_loss():
     rows, shares = draw_rows(1)
     rows[:3] += 8
-    start = np.asarray(aggregate(GeometricMedian(), rows, shares))
+    start = np.asarray(aggregate(geometric_median(), rows, shares))
     lengths = np.linalg.norm(rows - start, axis=1)
     order = np.argsort(lengths)
     typical = lengths[order][np.searchsorted(np.cumsum(shares[order]), 0.5)]
@@ -96,7 +96,7 @@ def test_the_biweight_has_the_smallest_bounded_loss():
 
     wanted = minimize(loss, start, tol=1e-12).x
     chex.assert_trees_all_close(
-        aggregate(Biweight(steps=300, directions=0), rows, shares), wanted, atol=1e-5
+        aggregate(biweight(steps=300, directions=0), rows, shares), wanted, atol=1e-5
     )
 
 
@@ -108,7 +108,7 @@ def test_lies_as_short_as_honest_differences_do_not_add_up():
     honest = rows[30:].mean(0)
     mean, plain, found = (
         np.linalg.norm(aggregate(rule, rows, shares) - honest)
-        for rule in (TrimmedMean(0.0), Biweight(directions=0), Biweight())
+        for rule in (trimmed_mean(0.0), biweight(directions=0), biweight())
     )
     assert plain > 0.9 * mean
     # The bias is that of a median of which three tenths of the mass lie on one side.
@@ -120,14 +120,14 @@ def test_medians_along_directions_cost_little_without_lies():
     draws = np.random.default_rng(4).normal(size=(200, 100, 30))
     found, mean = (
         np.mean([np.sum(aggregate(rule, rows, shares) ** 2) for rows in draws])
-        for rule in (Biweight(), TrimmedMean(0.0))
+        for rule in (biweight(), trimmed_mean(0.0))
     )
     assert found < 1.05 * mean
 
 
 def test_clipped_deviations_sum_to_zero():
     rows, shares = draw_rows(2)
-    found = np.asarray(aggregate(CentredClipping(2000), rows, shares))
+    found = np.asarray(aggregate(centred_clipping(2000), rows, shares))
     deviations = rows - found
     lengths = np.linalg.norm(deviations, axis=1)
     order = np.argsort(lengths)
@@ -218,10 +218,10 @@ def test_derivatives_are_central_differences(name):
 @pytest.mark.parametrize(
     ("make", "argument"),
     [
-        (lambda: Biweight(cutoff=-1.0), "cutoff"),
-        (lambda: TrimmedMean(0.5), "trimmed"),
-        (lambda: TrimmedMean(1), "trimmed"),
-        (lambda: CentredClipping(-1), "steps"),
+        (lambda: biweight(cutoff=-1.0), "cutoff"),
+        (lambda: trimmed_mean(0.5), "trimmed"),
+        (lambda: trimmed_mean(1), "trimmed"),
+        (lambda: centred_clipping(-1), "steps"),
     ],
 )
 def test_bad_settings_are_refused(make, argument):

@@ -1,5 +1,7 @@
 """The table of algorithms and channels has a row for everything that is exported."""
 
+import re
+
 import pytest
 
 import jaxfed as jf
@@ -13,11 +15,16 @@ def test_every_exported_algorithm_has_a_row():
         for value in vars(package).values()
         if isinstance(value, type) and issubclass(value, jf.Algorithm)
     }
-    missing = sorted(kind.__name__ for kind in exported - table.CASES.keys())
+
+    def named(kind):
+        return any(re.split(r"[,.]", name)[0] == kind.__name__ for name in table.CASES)
+
+    missing = sorted(kind.__name__ for kind in exported if not named(kind))
     assert not missing, (
         f"add an entry for {', '.join(missing)} to CASES in bench/tables/channels.py"
     )
-    assert all(isinstance(case.make(), kind) for kind, case in table.CASES.items())
+    made = {name: type(case.make()).__name__ for name, case in table.CASES.items()}
+    assert all(name.startswith(kind) for name, kind in made.items())
 
 
 def test_cells_say_what_it_costs_and_whether_it_converges():
@@ -37,7 +44,7 @@ def _share(rounds: int, scale: float) -> str:
 
 @pytest.mark.slow
 def test_rows_are_runs():
-    kinds = (jf.pca.SubspaceIteration, jf.gcca.MVLSA)
+    kinds = ("SubspaceIteration", "MVLSA")
     names = ("diff. 4 bits", "masks, 20 bits")
     power, one_shot = table.rows(kinds, names, rounds=60)
     assert power["algorithm"] == "SubspaceIteration" and one_shot["algorithm"] == "MVLSA"
@@ -48,6 +55,6 @@ def test_rows_are_runs():
 
 @pytest.mark.slow
 def test_networks_are_sent_array_by_array():
-    (row,) = table.rows((jf.generative.FedAvg,), ("diff. 4 bits",), rounds=20)
+    (row,) = table.rows(("FedAvg",), ("diff. 4 bits",), rounds=20)
     numbers = 2 * 30 * 3 + 30 + 3  # in four arrays, with a scale each
     assert row["diff. 4 bits"] == _share(20, 4 * 32 / numbers)

@@ -30,7 +30,7 @@ def test_digits_are_dealt_without_repetition():
 
 @pytest.mark.slow
 def test_thermal_reproduction_on_small_frames(tmp_path):
-    video = image_sequence_synthetic(jax.random.key(1), frames=10, height=24, width=36, blobs=1)
+    video = image_sequence_synthetic(key=jax.random.key(1), frames=10, height=24, width=36, blobs=1)
     (tmp_path / "thermal").mkdir()
     frames = 1000 * np.asarray(video.frames)[:4, ::2, ::3]
     file = tmp_path / "thermal" / "ambench_layer361.npz"
@@ -40,7 +40,9 @@ def test_thermal_reproduction_on_small_frames(tmp_path):
     expected = jf.fit(
         jf.pca.Local(10), jf.Clients.from_samples(frames / 1000), rounds=1, key=jax.random.key(0)
     ).result
-    error = float(jf.metrics.reconstruction_error(jnp.asarray(frames / 1000), *expected))
+    error = float(
+        jf.metrics.reconstruction_error(jf.Personalized(*expected), jnp.asarray(frames / 1000))
+    )
     assert measured["each client alone", "error"] == pytest.approx(error, rel=1e-3, abs=1e-6)
     shares = [measured["PerPCA", f"{part} energy"] for part in ("shared", "own")]
     assert 0.5 < shares[0] <= 1

@@ -1,10 +1,12 @@
 """Runs the command line for its tests, and reads what it writes and says."""
 
+import contextlib
 import json
+from types import SimpleNamespace
 
 import numpy as np
 
-from jaxfed.cli import main
+from jaxfed.cli import _options, main
 
 # Most of the time goes into compiling: fits share ranks, data shapes and chunks of one round
 # (those of less than a hundred rounds) wherever what is tested allows it.
@@ -14,6 +16,15 @@ RANKS = ["--shared-rank", "2", "--local-rank", "2"]
 def run(*words):
     """Run a command; return its exit status."""
     return main([str(word) for word in words])
+
+
+def parsed(monkeypatch, words):
+    """The values of a command's options, which is not run."""
+    found = []
+    monkeypatch.setattr(_options, "SimpleNamespace", lambda **values: found.append(values))
+    with contextlib.suppress(AttributeError):  # there are no values
+        run(*words)
+    return SimpleNamespace(**found[0])
 
 
 def fit(algorithm, data, out, *options):

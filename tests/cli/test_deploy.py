@@ -15,7 +15,7 @@ from tests.cli.command_line import refused
 def test_deploy_writes_an_app_that_flower_takes(tmp_path, capsys):
     flwr = pytest.importorskip("flwr.supercore.object_ref")
     app = tmp_path / "app"
-    settings = ["--set", "shared_rank=2", "local_rank=1", "variant=polar"]
+    settings = ["--set", "shared_rank=2", "local_rank=1", "solver=gradient", "variant=polar"]
     command = ["deploy", "new", str(app), "--algorithm", "PerPCA"]
     assert main([*command, *settings, "--rounds", "7"]) == 0
     assert "federation/app.py" in capsys.readouterr().out
@@ -49,6 +49,36 @@ def test_deploy_writes_masks_into_an_app(tmp_path, capsys):
     exec((tmp_path / "app" / "federation" / "app.py").read_text(), names)
     wanted = jf.Wire(jf.channel.secure_sum(4, bits=32, bound=2.5), jf.channel.lossless())
     assert repr(names["channel"]) == repr(wanted)
+
+
+@pytest.mark.parametrize(
+    ("option", "name"), [("--seed", "key"), ("--nodes", "clients"), ("--rounds", "rounds")]
+)
+def test_deploy_writes_no_app_that_cannot_start(tmp_path, capsys, option, name):
+    command = ["deploy", "new", str(tmp_path / "app"), "--algorithm", "pooled", "--set", "rank=1"]
+    for value in ("-1", str(2**32)) if option == "--seed" else ("0", "-1"):
+        assert f"{name}: wanted " in refused(capsys, main([*command, option, value]))
+    assert not (tmp_path / "app").exists()
+
+
+def test_a_trial_shows_why_nodes_did_not_answer(tmp_path):
+    local = pytest.importorskip("jaxfed.deploy.local")
+    made = local.LocalFederation(tmp_path, [{}, {}])
+    made.nodes = {0: None, 1: None}
+    made.log("node-0").write_text("INFO: x\n")
+    made.log("node-1").write_text("WARNING: no answer: first\nx\nWARNING: no answer: second\n")
+    assert made._reasons() == ["no answer: second"]
+
+
+def test_any_path_reaches_flower(tmp_path):
+    """Quotes, spaces, and what JSON writes as two characters."""
+    local = pytest.importorskip("jaxfed.deploy.local")
+    flwr = pytest.importorskip("flwr.common.config")
+    path = "/a 'b' \"c\" = \\d \N{PILE OF POO} \u00e9\t\x7f/x.npy"
+    config = {"data": path, "partition-id": 3, "worker": False, "share": 0.5}
+    made = local.LocalFederation(tmp_path, [config])
+    for name in ("node-0", "run"):
+        assert flwr.parse_config_args([made._toml(name, config)]) == config
 
 
 def test_sites_are_files_or_folders_of_files(tmp_path):

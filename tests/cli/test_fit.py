@@ -1,6 +1,5 @@
 """`jaxfed fit`: what each algorithm writes, runs that are interrupted, mistakes in one line."""
 
-import argparse
 import gzip
 import json
 import re
@@ -9,6 +8,8 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ import scipy.sparse
 import jaxfed
 from jaxfed import backend
 from jaxfed.cli import main
-from jaxfed.cli._common import backend_of
+from jaxfed.cli._common import TABLE, backend_of
 from jaxfed.cli.fit import _image_files, pca
 from jaxfed.core.common.files import locked
 from jaxfed.core.store.checkpoint import Checkpoint
@@ -34,7 +35,7 @@ def data(tmp_path_factory):
 
 def test_fit_writes_components_history_table_and_pictures(data, tmp_path, capsys):
     out = tmp_path / "out"
-    assert fit("perpca", data, out, *RANKS, "--rounds", 30, "--center") == 0
+    assert fit("perpca", data, out, *RANKS, "--rounds", 30, "--center", "local") == 0
     arrays, summary = loaded(out)
     frames = np.concatenate([np.repeat(arrays["shared"][None], 8, 0), arrays["local"]], axis=2)
     identity = np.broadcast_to(np.eye(4), (8, 4, 4))
@@ -65,7 +66,6 @@ def test_fit_writes_components_history_table_and_pictures(data, tmp_path, capsys
         (["local", "--rank", "4"], {"local": (8, 9, 4)}),
         (["pooled", "--rank", "4", "--image-shape", "3x3"], {"shared": (9, 4)}),
         (["oneshot", *RANKS, "--held-out", "0"], {"shared": (9, 2), "local": (8, 9, 2)}),
-        (["perpca-gradient", *RANKS, "--rounds", "5"], {"shared": (9, 2), "local": (8, 9, 2)}),
         (["hmf", *RANKS, "--rounds", "5"], {"shared": (9, 2), "local": (8, 9, 2)}),
         (
             ["tcmf", *RANKS, "--threshold", "2", "--rounds", "5"],
@@ -80,7 +80,7 @@ def test_fit_writes_components_history_table_and_pictures(data, tmp_path, capsys
         ),
         (
             [
-                "hierarchical",
+                "hierarchicalpca",
                 "--rank",
                 "2",
                 "--noise-variance",
@@ -94,7 +94,7 @@ def test_fit_writes_components_history_table_and_pictures(data, tmp_path, capsys
             ],
             {"shared": (9, 2), "local": (8, 9, 2)},
         ),
-        (["block-lanczos", "--rank", "2", "--rounds", "12"], {"shared": (9, 2)}),
+        (["blocklanczos", "--rank", "2", "--rounds", "12"], {"shared": (9, 2)}),
     ],
 )
 def test_other_algorithms(data, tmp_path, command, shapes):
@@ -108,7 +108,7 @@ def test_other_algorithms(data, tmp_path, command, shapes):
 @pytest.mark.slow
 def test_a_bootstrap_tells_how_sure_the_components_are(data, tmp_path, capsys):
     out = tmp_path / "out"
-    words = ["--held-out", "0", "--center", "--bootstrap", "50", "--report"]
+    words = ["--held-out", "0", "--center", "local", "--bootstrap", "50", "--report"]
     assert fit("perpca", data, out, *RANKS, "--rounds", "30", *words) == 0
     arrays, summary = loaded(out)
     axes, errors = arrays["confidence.axes"], arrays["confidence.axes_std"]
@@ -145,8 +145,56 @@ def test_what_cannot_be_resampled_is_refused_before_the_run(data, tmp_path, caps
     line = refused(capsys, fit("perpca", tmp_path / "few", out, *RANKS, *words))
     assert line == "jaxfed: --resample: wanted 3 clients or more, got 2"
     assert fit("pooled", data, out, "--rank", "2", "--bootstrap", "25") == 2
-    assert "--bootstrap: no such option" in capsys.readouterr().err
+    assert "Unknown option: --bootstrap" in capsys.readouterr().err
     assert not out.exists()
+
+
+@pytest.mark.slow
+def test_noise_protects_persons_and_local_components_are_made_at_home(data, tmp_path, capsys):
+    out = tmp_path / "out"
+    privacy = ["--epsilon", "1e4", "--delta", "1e-5", "--center", "local", "--held-out", "0"]
+    assert fit("perpca", data, out, *RANKS, *privacy, "--rounds", 30, "--report") in (0, 3)
+    assert "Who: each person behind the data" in capsys.readouterr().out
+    arrays, summary = loaded(out)
+    assert summary["privacy"][1].startswith("Unit: one row")
+    assert "Not covered: " in (out / "report.html").read_text()
+    assert str(arrays).count("epsilon 10000, delta 1e-05 per row") == 1
+    tables = [np.load(data / f"client{i}.npy") for i in range(8)]
+    tables = [x - x.mean(axis=0) for x in tables]
+    at_home = jaxfed.pca.fit_local(jaxfed.Personalized(arrays["shared"], None), tables, 2)
+    np.testing.assert_allclose(arrays["local"], at_home.local, atol=1e-4)
+    # Another release, whatever the seed.
+    assert fit("pooled", data, tmp_path / "a", "--rank", 2, "--epsilon", 1) == 0
+    assert fit("pooled", data, tmp_path / "b", "--rank", 2, "--epsilon", 1) == 0
+    one, other = (loaded(tmp_path / name)[0]["shared"] for name in "ab")
+    assert not np.allclose(one, other)
+
+
+def test_a_column_tells_whose_row_each_is(tmp_path, key, capsys):
+    rng = np.random.default_rng(0)
+    for name in "xy":
+        rows = [f"{k // 2},{a},{b},{c}" for k, (a, b, c) in enumerate(rng.normal(size=(12, 3)))]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["patient,a,b,c", *rows]))
+    options = {each.name: each.default for each in TABLE}
+    options |= {"data": tmp_path, "held_out": 0, "max_bytes": 10**6}
+    options |= {"center": "none", "scale": "none", "person": "patient"}
+    with ExitStack() as precision:
+        split = pca.read(SimpleNamespace(**options), key, precision)
+    assert split.features == ["a", "b", "c"] and split.train[0].shape == (12, 3)
+    np.testing.assert_array_equal(split.persons[1], np.arange(12) // 2)
+    for words, message in (
+        (["--person", "patient"], "--person: is for --epsilon"),
+        (["--epsilon", 1, "--person", "who"], r"--person: wanted a column .*\(patient, a, b, c\)"),
+        (["--epsilon", 1, "--center", "shared"], "--center: wanted none or local with --epsilon"),
+        (["--epsilon", 1, "--scale", "local"], "--scale: wanted none with --epsilon"),
+        (["--epsilon", 1, "--impute", 1, 1], "--impute: is not for --epsilon"),
+        (["--epsilon", 1, "--bootstrap", 9], "--bootstrap: is not for --epsilon"),
+        (["--epsilon", 0], "--epsilon: wanted a positive finite number, got 0.0"),
+        (["--epsilon", 1, "--delta", 1], "--delta: wanted a number between 0 and 1, got 1.0"),
+    ):
+        words = ["--shared-rank", 1, "--local-rank", 1, "--held-out", 0, *words]
+        line = refused(capsys, fit("perpca", tmp_path, tmp_path / "out", *words))
+        assert re.match(f"jaxfed: {message}", line), line
 
 
 @pytest.mark.slow
@@ -175,7 +223,7 @@ def test_non_negative_components_and_loadings(data, tmp_path, capsys):
 
 @pytest.mark.slow
 def test_what_was_learned_is_shown_and_used(data, tmp_path, capsys):
-    units = ["--center", "--scale", "energy"]
+    units = ["--center", "local", "--scale", "energy"]
     assert fit("oneshot", data, tmp_path / "fit", *RANKS, "--held-out", "0", *units) == 0
     saved = jaxfed.load(tmp_path / "fit" / "result.npz")
     assert saved.result.local.shape == (8, 9, 2) and saved.algorithm.startswith("OneShot(")
@@ -232,15 +280,71 @@ def test_tables_have_names_of_features_and_tables_of_scores(tmp_path):
         written = np.array([row.split(",")[1:] for row in rows], float)
         np.testing.assert_allclose(written[:, :2], found["scores"])
         np.testing.assert_allclose(written[:, 2], found["anomaly"])
+    saved = jaxfed.load(tmp_path / "out" / "result.npz")
+    assert saved.names.clients == ("a", "b")
+    assert saved.names.features == ("age", "weight", "height", "sugar")
+
+
+def test_commands_read_tables_as_people_write_them(tmp_path, capsys):
+    rng, path = np.random.default_rng(0), tmp_path / "table.csv"
+    rows = rng.normal(size=(20, 4)).round(6)
+    cells = [
+        f"{i + 1};{'ab'[i % 2]};{';'.join(map(str, row)).replace('.', ',')}"
+        for i, row in enumerate(rows)
+    ]
+    path.write_text("\n".join(["nr;site;age;weight;height;sugar", *cells]))
+    words = ["--client-column", "site"]
+    run_words = ["--shared-rank", 1, "--local-rank", 1, "--rounds", 2, "--held-out", 0]
+    assert "column 'nr' counts the rows" in refused(
+        capsys, fit("perpca", path, tmp_path / "no", *run_words, *words)
+    )
+    words += ["--id-column", "nr", "--drop", "sugar"]
+    assert fit("perpca", path, tmp_path / "out", *run_words, *words) == 0
+    saved = jaxfed.load(tmp_path / "out" / "result.npz")
+    assert saved.names.features == ("age", "weight", "height")
+    tables = [rows[i::2, :3] for i in range(2)]
+    alone = jaxfed.pca.anomaly_score(saved, tables)
+    command = ["transform", tmp_path / "out", "--data", path, "--out", tmp_path / "scores"]
+    assert run(*command, *words) == 0
+    with np.load(tmp_path / "scores" / "result.npz") as found:
+        np.testing.assert_allclose(found["anomaly"], np.concatenate(alone), rtol=1e-4, atol=1e-6)
+
+
+def test_columns_are_known_by_their_names(tmp_path, capsys):
+    """In another order, they used to be taken for each other."""
+    rng, table, moved, other = np.random.default_rng(0), [], [], []
+    column = ["--client-column", "site"]
+    for i in range(20):
+        site, cells = "ab"[i % 2], list(map(str, rng.normal(size=4)))
+        table.append([site, *cells])
+        moved.append([*cells[::-1], site])
+        other.append([site, *cells[:3], "7"])
+    heads = {"table": "site,age,weight,height,sugar", "moved": "sugar,height,weight,age,site"}
+    heads["other"] = "site,age,weight,height,pulse"
+    for name, rows in (("table", table), ("moved", moved), ("other", other)):
+        text = "\n".join([heads[name], *map(",".join, rows)])
+        (tmp_path / f"{name}.csv").write_text(text)
+    words = [*RANKS, "--shared-rank", 1, "--local-rank", 1, "--rounds", 2, *column]
+    assert fit("perpca", tmp_path / "table.csv", tmp_path / "out", *words) == 0
+    for name in ("table", "moved"):
+        command = ["transform", tmp_path / "out", "--data", tmp_path / f"{name}.csv", *column]
+        assert run(*command, "--out", tmp_path / name) == 0
+    scores = [(tmp_path / name / "scores.csv").read_text() for name in ("table", "moved")]
+    assert scores[0] == scores[1]
+    capsys.readouterr()
+    for words in (["transform"], ["personalize"]):
+        command = [*words, tmp_path / "out", "--data", tmp_path / "other.csv", *column]
+        text = refused(capsys, run(*command, "--out", tmp_path / "no"))
+        assert "without sugar, with pulse besides" in text
 
 
 def test_the_closest_option_is_suggested(data, tmp_path, capsys):
     assert fit("perpca", data, tmp_path / "out", *RANKS, "--runds", "3") == 2
     error = capsys.readouterr().err
-    assert "--runds: no such option; did you mean --rounds?" in error
+    assert "Unknown option: --runds. Did you mean --rounds?" in error
     # A required option that is misspelt, rather than missing.
     assert fit("perpca", data, tmp_path / "out", "--shared-ranc", "2") == 2
-    assert "--shared-ranc: no such option; did you mean --shared-rank?" in capsys.readouterr().err
+    assert "Did you mean --shared-rank instead of --shared-ranc?" in capsys.readouterr().err
     # `local` has no rounds.
     assert fit("local", data, tmp_path / "out", "--rank", "2", "--runds", "3") == 2
     assert "--rounds" not in capsys.readouterr().err
@@ -253,7 +357,7 @@ def test_clients_that_stand_out_are_named(data, tmp_path):
     rows = np.load(spoiled / "client5.npy")
     np.save(spoiled / "client5.npy", 100 * rows[:, ::-1])
     options = "--rank", "2", "--rounds", "10", "--groups", "8", "--report"
-    assert fit("subspace-iteration", spoiled, tmp_path / "out", *options) == 0
+    assert fit("subspaceiteration", spoiled, tmp_path / "out", *options) == 0
     _, summary = loaded(tmp_path / "out")
     assert value(summary, "groups far from the aggregate") == 1
     assert value(summary, "clients in them") == "client5"
@@ -272,7 +376,7 @@ def test_clients_that_stand_out_are_named(data, tmp_path):
         ("perpca", ["--scale", "shared", "--start", "several"]),
         ("perpca", ["--center", "local"]),
         ("hmf", ["--start", "spectrum"]),
-        ("gcca", ["--scale", "none"]),
+        ("maxvar", ["--scale", "none"]),
     ],
 )
 def test_one_client_that_overflows_does_not_end_a_robust_fit(name, options, data, tmp_path):
@@ -282,12 +386,12 @@ def test_one_client_that_overflows_does_not_end_a_robust_fit(name, options, data
     for path in data.iterdir():
         rows = np.load(path)[:20]
         np.save(spoiled / path.name, 1e30 * rows if path.stem == "client2" else rows)
-    ranks = ["--rank", "2"] if name == "gcca" else RANKS
+    ranks = ["--rank", "2"] if name == "maxvar" else RANKS
     options = [*ranks, "--rounds", "3", "--groups", "8", *options]
     assert fit(name, spoiled, tmp_path / "out", *options) == 0
     arrays, summary = loaded(tmp_path / "out")
     assert np.isfinite(arrays["shared"]).all()
-    if name != "gcca":
+    if name != "maxvar":
         assert value(summary, "clients left out of these measures") == 1
         assert 0 < value(summary, "error on training") < 100
         return
@@ -329,16 +433,19 @@ def test_the_best_of_several_starts_is_a_warm_start(data, tmp_path):
     ],
 )
 def test_backends(name, size, wanted):
-    assert repr(backend_of(argparse.Namespace(backend=name, chunk_size=size))) == repr(wanted)
+    assert repr(backend_of(SimpleNamespace(backend=name, clients_per_block=size))) == repr(wanted)
 
 
 def test_one_table_holds_all_clients(tmp_path, key):
     rng = np.random.default_rng(0)
     rows = [f"{place},{a},{b},{c}" for place in "xyx" for a, b, c in rng.normal(size=(5, 3))]
     (tmp_path / "all.csv").write_text("\n".join(["place,a,b,c", *rows]))
-    options = {"data": tmp_path / "all.csv", "client_column": "place", "held_out": 0.2}
+    options = {each.name: each.default for each in TABLE}
+    options |= {"data": tmp_path / "all.csv", "client_column": "place", "held_out": 0.2}
     options["max_bytes"] = 1
-    split = pca.read(argparse.Namespace(**options, center="shared", scale="none"), key)
+    with ExitStack() as precision:
+        arguments = SimpleNamespace(**options, center="shared", scale="none")
+        split = pca.read(arguments, key, precision)
     assert split.names == ["x", "y"]
     assert [len(samples) for samples in (*split.train, *split.held_out)] == [8, 4, 2, 1]
     mean = np.asarray(split.units.mean)
@@ -371,7 +478,7 @@ def test_fit_gcca_writes_what_is_common_and_resumes(tmp_path, capsys):
     (tmp_path / "data").mkdir()
     views, out = seen(tmp_path / "data"), tmp_path / "out"
     options = ["--rank", 2, "--rounds", 6, "--bits", 3, "--held-out", 0.25, "--checkpoint-every", 3]
-    assert fit("gcca", views, out, *options) == 0
+    assert fit("maxvar", views, out, *options) == 0
     assert "features: a 5, b 7, c 4." in capsys.readouterr().out
     arrays, summary = loaded(out)
     np.testing.assert_allclose(arrays["shared"].T @ arrays["shared"], np.eye(2), atol=1e-5)
@@ -395,7 +502,7 @@ def test_fit_gcca_writes_what_is_common_and_resumes(tmp_path, capsys):
 
     before = (out / "result.npz").read_bytes()
     (out / "result.json").unlink()  # as if it had been interrupted at the end
-    assert fit("gcca", views, out, *options) == 0
+    assert fit("maxvar", views, out, *options) == 0
     assert "Taking up" in capsys.readouterr().out
     assert (out / "result.npz").read_bytes() == before
 
@@ -427,7 +534,7 @@ def test_fit_gcca_takes_sparse_views_for_what_they_are(tmp_path):
         (tmp_path / name).mkdir()
         views = seen(tmp_path / name, sparse=name == "sparse")
         options = ["--rank", 2, "--rounds", 3, "--view-rank", 4, "--solver", "gradient"]
-        assert fit("gcca", views, tmp_path / f"{name} out", *options) == 0
+        assert fit("maxvar", views, tmp_path / f"{name} out", *options) == 0
     dense, sparse = loaded(tmp_path / "dense out"), loaded(tmp_path / "sparse out")
     for name in ("shared", "mean", "scale", "history_objective"):
         np.testing.assert_allclose(sparse[0][name], dense[0][name], atol=2e-4)
@@ -526,7 +633,7 @@ def read(path, **options):
         "seed": 0,
         "max_bytes": 2**30,
     }
-    return _image_files.read(argparse.Namespace(data=path, **defaults | options))
+    return _image_files.read(SimpleNamespace(data=path, **defaults | options))
 
 
 def whole(found):
@@ -652,7 +759,7 @@ def test_autoencoders_are_trained_and_reconstruct(options, coded, tmp_path, caps
         assert (out / picture).stat().st_size > 1000
     capsys.readouterr()
     assert run("info", out) == 0
-    kind = "AdaptiveAutoencoder" if personal else "FedAvg"
+    kind = "AdaptiveTraining" if personal else "FedAvg"
     assert kind in capsys.readouterr().out
     if options[0] == "--report":
         assert kind in (out / "report.html").read_text()
@@ -709,11 +816,11 @@ def test_a_killed_run_ends_where_the_uninterrupted_one_does(data, tmp_path, caps
     capsys.readouterr()
 
     # Not with another algorithm, other settings or other data.
-    assert fit("perpca-gradient", data, out, *RANKS) == 2
-    assert "algorithm was VarProPerPCA(" in capsys.readouterr().err
+    assert fit("hmf", data, out, *RANKS) == 2
+    assert "algorithm was PerPCA(" in capsys.readouterr().err
     assert fit("perpca", data, out, *options, "--tol", "1e-3") == 2
     assert "belongs to another run: tol was None" in capsys.readouterr().err
-    assert fit("perpca", data, out, *options, "--center") == 2
+    assert fit("perpca", data, out, *options, "--center", "local") == 2
     assert "belongs to another run: clients has other" in capsys.readouterr().err
 
     assert fit("perpca", data, out, *options) == 0
@@ -783,7 +890,7 @@ def test_force_resumes_its_own_run_and_discards_another(data, tmp_path, capsys):
     assert "Taking up" in capsys.readouterr().out
     assert (tmp_path / "result.npz").read_bytes() == result
     (tmp_path / "result.json").unlink()
-    assert fit("perpca", data, tmp_path, *options, "--center") == 0
+    assert fit("perpca", data, tmp_path, *options, "--center", "local") == 0
     assert (tmp_path / "result.npz").read_bytes() != result
 
 
@@ -830,15 +937,18 @@ MISTAKES = {
         ([*RANKS, "--rounds", "0"], "rounds: wanted"),
         ([*RANKS, "--participation", "99"], "participation: 99 clients"),
         ([*RANKS, "--held-out", "1"], "--held-out: wanted"),
-        ([*RANKS, "--chunk-size", "4"], "--chunk-size: is for"),
-        ([*RANKS, "--backend", "chunked", "--chunk-size", "0"], "--chunk-size: wanted"),
+        ([*RANKS, "--clients-per-block", "4"], "--clients-per-block: is for"),
+        (
+            [*RANKS, "--backend", "chunked", "--clients-per-block", "0"],
+            "--clients-per-block: wanted",
+        ),
         ([*RANKS, "--image-shape", "2x3"], "--image-shape: 2x3 is 6 pixels"),
         ([*RANKS, "--memory", "-1"], "memory: wanted"),
         ([*RANKS, "--checkpoint-every", "0"], "every: wanted"),
         ([*RANKS, "--client-column", "place"], "client_column"),
         ([*RANKS, "--data", "nowhere"], "nowhere"),
     ],
-    "gcca": [
+    "maxvar": [
         (["--rank", "0"], "rank: wanted"),
         (["--rank", "99"], "rank: 99 orthonormal components"),
         (["--rank", "2", "--bits", "9"], "bits: wanted"),
@@ -857,7 +967,7 @@ MISTAKES = {
         (("--batch-size", 8), "batch_size: wanted at most the smallest client's"),
         (("--hyper-prior", 0), "hyper_prior: wanted a positive finite number"),
         (("--image-shape", "3x4"), "--image-shape: 3x4x1 has 12 values"),
-        (("--chunk-size", 2), "--chunk-size: is for"),
+        (("--clients-per-block", 2), "--clients-per-block: is for"),
     ],
     "diffusion": [
         (("--training", "local", "--initial-spread", 0.1), "--initial-spread: is for"),
@@ -872,7 +982,7 @@ MISTAKES = {
         (("--initial-spread", 0), "initial_spread: wanted a positive finite number"),
         (("--widths", 2, 0, 2), "widths: wanted a whole number of at least 1, got 0"),
         (("--image-shape", "2x8"), "image_shape: .* halved twice"),
-        (("--chunk-size", 2), "--chunk-size: is for"),
+        (("--clients-per-block", 2), "--clients-per-block: is for"),
     ],
 }
 
@@ -885,9 +995,9 @@ def test_mistakes_are_told_in_one_line(
     data, pictures, coded, tmp_path, capsys, algorithm, options, message
 ):
     folders = {"perpca": data, "autoencoder": coded, "diffusion": pictures}
-    if algorithm == "gcca":
+    if algorithm == "maxvar":
         (tmp_path / "views").mkdir()
-        folders["gcca"] = seen(tmp_path / "views")
+        folders["maxvar"] = seen(tmp_path / "views")
     out = tmp_path / "out"
     assert fit(algorithm, folders[algorithm], out, *QUICK.get(algorithm, ()), *options) == 2
     captured = capsys.readouterr()
@@ -909,7 +1019,7 @@ def test_numbers_that_overflow_are_told_in_one_line(tmp_path, capsys):
     huge = written(tmp_path / "data", scale=1e20)
     assert fit("perpca", huge, tmp_path / "out", *RANKS) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "the objective is" in line and "in round 1" in line
+    assert "a message is not finite in round 1" in line
 
 
 @pytest.mark.slow

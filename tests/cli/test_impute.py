@@ -34,7 +34,17 @@ def data(tmp_path_factory):
 @pytest.fixture(scope="module")
 def learned(data, tmp_path_factory):
     out = tmp_path_factory.mktemp("learned") / "out"
-    options = [*RANKS, *IMPUTE, "--held-out", 0, "--center", "--scale", "energy", "--report"]
+    options = [
+        *RANKS,
+        *IMPUTE,
+        "--held-out",
+        0,
+        "--center",
+        "local",
+        "--scale",
+        "energy",
+        "--report",
+    ]
     assert fit("oneshot", data, out, *options) == 0
     return out
 
@@ -100,15 +110,13 @@ def test_missing_entries_are_refused_unless_asked_for(data, learned, tmp_path, c
     "command",
     [
         ["perpca", *RANKS],
-        ["perpca-gradient", *RANKS],
         ["local", "--rank", 2],
         ["pooled", "--rank", 2],
-        ["hierarchical", "--rank", 2, "--noise-variance", 0.5, "--prior-variance", 0.1],
-        ["adaptive", "--rank", 2],
-        ["empirical-bayes", "--rank", 2],
-        ["block-lanczos", "--rank", 2],
-        ["subspace-iteration", "--rank", 2],
-        ["local-power", "--rank", 2],
+        ["hierarchicalpca", "--rank", 2, "--noise-variance", 0.5, "--prior-variance", 0.1],
+        ["empiricalbayespca", "--rank", 2],
+        ["blocklanczos", "--rank", 2],
+        ["subspaceiteration", "--rank", 2],
+        ["localpower", "--rank", 2],
         ["faps", "--rank", 2],
     ],
     ids=lambda command: command[0],

@@ -134,15 +134,15 @@ def test_labels_may_be_text(key):
 )
 def test_sizes_add_up(seed, clients, skew, spare, least):
     total = least * clients + spare
-    sizes = partition_sizes(jax.random.key(seed), total, clients, skew, min_samples=least)
+    sizes = partition_sizes(total, clients, skew, key=jax.random.key(seed), min_samples=least)
     assert sizes.shape == (clients,)
     assert sizes.sum() == total
     assert sizes.min() >= least
 
 
 def test_skew_makes_sizes_unequal(key):
-    assert np.ptp(partition_sizes(key, 1003, 10)) == 1
-    assert np.ptp(partition_sizes(key, 1003, 10, 1.5)) > 100
+    assert np.ptp(partition_sizes(1003, 10, key=key)) == 1
+    assert np.ptp(partition_sizes(1003, 10, 1.5, key=key)) > 100
 
 
 @given(
@@ -246,9 +246,9 @@ KEY = jax.random.key(0)
             lambda: partition_dirichlet(SAMPLES, LABELS, 7, 1.0, min_samples=0, key=KEY),
             "min_samples",
         ),
-        (lambda: partition_sizes(KEY, 10, 11), "need 11, but there are 10"),
-        (lambda: partition_sizes(KEY, 10, 0), "clients"),
-        (lambda: partition_sizes(KEY, 10, 2, -1.0), "skew"),
+        (lambda: partition_sizes(10, 11, key=KEY), "need 11, but there are 10"),
+        (lambda: partition_sizes(10, 0, key=KEY), "clients"),
+        (lambda: partition_sizes(10, 2, -1.0, key=KEY), "skew"),
         (lambda: train_test_split([SAMPLES], 1.0, key=KEY), "between 0 and 1"),
         (lambda: train_test_split([SAMPLES], 0.0, key=KEY), "between 0 and 1"),
         (lambda: train_test_split([SAMPLES], 120, key=KEY), "cannot hold out 120"),

@@ -10,17 +10,15 @@ import pyarrow.parquet
 import pytest
 import scipy.sparse
 from PIL import Image
+from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
 
 from jaxfed.data import (
     ParquetGroups,
-    bag_of_words,
-    english_stop_words,
     read_arrays,
     read_folder,
     read_idx,
     read_images,
     read_table,
-    read_text,
     read_views,
 )
 from papers.perpca._transcripts import (
@@ -28,6 +26,7 @@ from papers.perpca._transcripts import (
     paragraphs,
     repair_mojibake,
     strip_transcript,
+    word_counts,
 )
 
 A = np.arange(6, dtype=np.float32).reshape(3, 2)
@@ -350,7 +349,7 @@ def test_parquet_folder(tmp_path):
         ("x,y\n1,2\n3\n", "ragged, line 3 has 1 cells and line 1 has 2"),
         ("x,y\n1,2\n3,four\n", "column 'y', row 1 .* is 'four', not a number"),
         ("x,y\n1,\n", "column 'y', row 0 .* is '', a missing value; missing=\"mask\""),
-        ("site,1,2\n1,2,3\n", "is 'site', not a number"),
+        ("site,1,2\n1,2,3\n", "whether line 1 is a header, since it has names and numbers"),
         ("x,y\n1,nan\n", "row 0, column 1 .* is nan"),
         ("x,y\n1,inf\n", "is inf"),
         ("x,y\n", "has a header and no rows"),
@@ -434,13 +433,13 @@ def test_mixed_formats_and_misplaced_columns_are_refused(tmp_path):
         read_table(tmp_path, client_column="site")
 
 
-@pytest.mark.parametrize("read", [read_arrays, read_table, read_images, read_text, read_idx])
+@pytest.mark.parametrize("read", [read_arrays, read_table, read_images, read_idx])
 def test_missing_path_is_not_found(tmp_path, read):
     with pytest.raises(FileNotFoundError, match="nowhere: no such"):
         read(tmp_path / "nowhere")
 
 
-@pytest.mark.parametrize("read", [read_arrays, read_table, read_images, read_text])
+@pytest.mark.parametrize("read", [read_arrays, read_table, read_images])
 def test_empty_folder_is_refused(tmp_path, read):
     with pytest.raises(ValueError, match="holds no file with suffix"):
         read(tmp_path)
@@ -449,7 +448,7 @@ def test_empty_folder_is_refused(tmp_path, read):
 def test_file_for_folder_and_folder_for_file_are_refused(tmp_path):
     (tmp_path / "a.txt").write_text("text")
     with pytest.raises(ValueError, match=r"a.txt: is a file, wanted a folder"):
-        read_text(tmp_path / "a.txt")
+        read_images(tmp_path / "a.txt")
     with pytest.raises(ValueError, match="is a folder, wanted a file"):
         read_idx(tmp_path)
     with pytest.raises(ValueError, match=r"a.txt: wanted a .npy or .npz"):
@@ -618,32 +617,18 @@ def test_other_compressed_files_that_take_too_much_are_refused(tmp_path):
         ("a.csv", read_table),
         ("a.parquet", read_folder),
         ("a.png", read_images),
-        ("a.txt", read_text),
     ],
 )
 def test_pipes_are_refused(tmp_path, name, read):
     os.mkfifo(tmp_path / name)
     with pytest.raises(ValueError, match=rf"{name}: wanted a regular file, got a pipe"):
         read(tmp_path)
-    if read not in (read_images, read_text):
+    if read is not read_images:
         with pytest.raises(ValueError, match=rf"{name}: wanted a regular file, got a pipe"):
             read(tmp_path / name)
 
 
 # Text -------------------------------------------------------------------------------------------
-
-
-def test_text_folder(tmp_path):
-    (tmp_path / "day10.txt").write_text("zweiter – Tag", encoding="utf-8")
-    (tmp_path / "day9.txt").write_text("first day", encoding="utf-8-sig")
-    (tmp_path / "data.bin").write_bytes(b"\xff")
-    assert read_text(tmp_path) == (["first day", "zweiter – Tag"], ["day9", "day10"])
-    (tmp_path / "day11.txt").write_bytes(b"caf\xe9")
-    with pytest.raises(ValueError, match=r"day11.txt: not UTF-8"):
-        read_text(tmp_path)
-    (tmp_path / "day11.txt").write_text(" \n")
-    with pytest.raises(ValueError, match=r"day11.txt: is empty"):
-        read_text(tmp_path)
 
 
 def test_paragraphs():
@@ -675,46 +660,23 @@ def test_transcript_keeps_what_was_said():
     assert said == ["Good evening.", "My view is: no. Really no.", "Why?"]
 
 
-def test_bag_of_words_counts_by_hand():
+def test_word_counts_by_hand():
     groups = [["Tax cut, tax CUT!", "a x."], ["The war and the tax", "War_2 war"]]
-    counts, words = bag_of_words(groups, min_count=2, stop_words={"the"}, drop_empty=False)
+    counts, words = word_counts(groups, {"the"}, min_count=2, drop_empty=False)
     assert words == ["cut", "tax", "war"]
     np.testing.assert_array_equal(counts[0], [[2, 2, 0], [0, 0, 0]])
     np.testing.assert_array_equal(counts[1], [[0, 1, 1], [0, 0, 1]])
     assert counts[0].dtype == np.float32
-    dropped, _ = bag_of_words(groups, min_count=2, stop_words={"the"})
+    dropped, _ = word_counts(groups, {"the"}, min_count=2)
     np.testing.assert_array_equal(dropped[0], [[2, 2, 0]])
 
 
-def test_bag_of_words_on_a_given_vocabulary():
-    counts, words = bag_of_words([["war tax war"]], vocabulary=["war", "oil"])
-    assert words == ["war", "oil"]
-    np.testing.assert_array_equal(counts[0], [[2, 0]])
-
-
 def test_stop_words_complete_each_other():
-    assert {"the", "and"} <= english_stop_words()
     assert {"going", "think", "know"} <= SPOKEN_FILLERS
-    assert len(SPOKEN_FILLERS - english_stop_words()) >= 60
+    assert len(SPOKEN_FILLERS - ENGLISH_STOP_WORDS) >= 60
     groups = [["the economy is going well I think", "economy economy"]]
-    _, words = bag_of_words(groups, min_count=1, stop_words=english_stop_words() | SPOKEN_FILLERS)
+    _, words = word_counts(groups, ENGLISH_STOP_WORDS | SPOKEN_FILLERS, min_count=1)
     assert words == ["economy"]
-
-
-@pytest.mark.parametrize(
-    ("groups", "arguments", "message"),
-    [
-        (["just text"], {}, r"groups\[0\]: wanted a list of texts, got .just text"),
-        ([["fine"], [1]], {}, r"groups\[1\]: wanted a list of texts"),
-        ([["rare words"]], {}, "min_count, vocabulary: no word occurs 6 times"),
-        ([["tax"], ["x"]], {"min_count": 1}, r"groups\[1\]: has no document"),
-        ([["tax"]], {"min_count": 0}, "min_count: wanted a whole number"),
-        ([["tax"]], {"stop_words": "english"}, "stop_words: wanted a collection"),
-    ],
-)
-def test_impossible_bags_are_refused(groups, arguments, message):
-    with pytest.raises(ValueError, match=message):
-        bag_of_words(groups, **arguments)
 
 
 # Views ------------------------------------------------------------------------------------------
@@ -831,3 +793,114 @@ def test_views_that_are_not_there_are_told(tmp_path):
         read_views(tmp_path)
     with pytest.raises(FileNotFoundError):
         read_views(tmp_path / "nowhere")
+
+
+# How tables are written --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "site;x;y\nBern;0,5;1\nBern;2;-3e2\nOslo;4;5\n",
+        "site\tx\ty\nBern\t0.5\t1\nBern\t2\t-3e2\nOslo\t4\t5\n",
+        "site|x|y\nBern|0.5|1\nBern|2|-3e2\nOslo|4|5\n",
+        "site x   y\nBern 0.5 1\nBern 2   -3e2\nOslo 4 5\n",
+        "# of 2024\n#\nsite,x,y\nBern,0.5,1\n# late\nBern,2,-3e2\nOslo,4,5\n",
+        'site,"x",y\n"Bern","0.5",1\n"Bern",2,-3e2\nOslo,4,5\n',
+    ],
+)
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_a_table_tells_how_it_is_written(tmp_path, content, encoding):
+    """These were one column of text, or refused as ragged."""
+    (tmp_path / "t.csv").write_text(content, encoding=encoding)
+    found = read_folder(tmp_path / "t.csv", client_column="site")
+    wanted = [np.array([[0.5, 1], [2, -300]]), np.array([[4.0, 5]])]
+    check(found, wanted, ["Bern", "Oslo"], np.float64)
+    assert found.features == ["x", "y"]
+
+
+def test_a_dialect_may_be_given(tmp_path):
+    (tmp_path / "t.csv").write_text("% one\n1;2,5\n3;4\n")
+    check(
+        read_table(tmp_path, sep=";", decimal=",", comment="%", header=False),
+        [np.array([[1, 2.5], [3, 4]])],
+        ["t"],
+        np.float64,
+    )
+    for given, refused in (
+        ({"sep": ";", "decimal": "."}, r"is '2,5', not a number; its decimal sign seems to be a"),
+        ({"sep": "|"}, r"is '3;4', not a number; cells seem to be separated by ;"),
+    ):
+        with pytest.raises(ValueError, match=refused):
+            read_table(tmp_path, comment="%", header="|" in given.values(), **given)
+    for given, refused in (
+        ({"sep": ";;"}, r"^sep: wanted one character"),
+        ({"decimal": "'"}, r"^decimal: wanted '\.' or ','"),
+        ({"sep": ",", "decimal": ","}, r"^decimal: .*other than sep"),
+        ({"header": "yes"}, r"^header: wanted True or False"),
+        ({"drop": "x"}, r"^drop: wanted a list of texts"),
+        ({"separator": ";"}, r"^separator: no such option"),
+    ):
+        with pytest.raises(ValueError, match=refused):
+            read_folder(tmp_path, **given)
+    np.save(tmp_path / "a.npy", A)
+    with pytest.raises(ValueError, match=r"a\.npy: sep=';' is for tables"):
+        read_folder(tmp_path / "a.npy", sep=";")
+
+
+def test_wavelengths_are_a_header_and_not_a_sample(tmp_path):
+    rng, waves = np.random.default_rng(0), np.arange(400, 500, 10)
+    spectra = rng.random((5, 10))
+
+    def write(first, rows):
+        lines = [first, *rows]
+        text = "\n".join(",".join(map(str, np.asarray(line).tolist())) for line in lines)
+        (tmp_path / "t.csv").write_text(text)
+
+    write(waves, spectra)
+    found = read_table(tmp_path)
+    np.testing.assert_allclose(found.samples[0], spectra)
+    assert found.features == [str(each) for each in waves]
+    assert len(read_table(tmp_path, header=False).samples[0]) == 6
+    # Samples that rise are samples.
+    write(waves, np.sort(spectra, axis=1))
+    assert len(read_table(tmp_path).samples[0]) == 6
+    write(waves**2, spectra)
+    with pytest.raises(
+        ValueError, match=r"whether line 1 is a header.*got 160000, 168100, .*--hea"
+    ):
+        read_table(tmp_path)
+    assert len(read_table(tmp_path, header=True).samples[0]) == 5
+    write(["id", *waves], [[f"a{i}", *row] for i, row in enumerate(spectra)])
+    found = read_table(tmp_path, id_column="id")
+    assert found.features == [str(each) for each in waves]
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_columns_that_are_no_features_are_refused_or_left_out(tmp_path, suffix):
+    """A column that counts rows used to be learned from."""
+    table = pd.DataFrame({"id": [1, 2, 3], "x": [0.5, 2, 1], "y": [3.0, 1, 2]})
+    table["sex"], table["day"] = ["f", "m", "f"], pd.to_datetime(["2020-01-01"] * 3)
+    path = tmp_path / f"t.{suffix}"
+
+    def write(columns):
+        part = table[columns]
+        part.to_csv(path, index=False) if suffix == "csv" else part.to_parquet(path)
+
+    write(["id", "x", "y"])
+    with pytest.raises(
+        ValueError, match=r"column 'id' counts the rows .* drop=\['id'\] \(--drop id"
+    ):
+        read_table(tmp_path)
+    xy = table[["x", "y"]].to_numpy()
+    for given in ({"drop": ["id"]}, {"id_column": "id"}, {"columns": ["x", "y"]}):
+        check(read_table(tmp_path, **given), [xy], ["t"], np.float64)
+    assert read_table(tmp_path, columns=["id", "y"]).features == ["id", "y"]
+    with pytest.raises(
+        ValueError, match=r"has no column 'ids'; did you mean id\?; it has id, x, y"
+    ):
+        read_table(tmp_path, drop=["ids"])
+    for other in ("sex", "day"):
+        write(["x", other])
+        with pytest.raises(ValueError, match=rf"column '{other}'.* leave the column out by drop="):
+            read_table(tmp_path)

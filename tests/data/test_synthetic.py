@@ -32,11 +32,11 @@ SMALL: dict[str, Any] = {
 
 
 def small(key, **changes: Any):
-    return perpca_synthetic(key, **{**SMALL, **changes})
+    return perpca_synthetic(key=key, **{**SMALL, **changes})
 
 
 def published(key, name, **changes: Any):
-    return perpca_synthetic(key, **{**PERPCA_SETTINGS[name], **changes})
+    return perpca_synthetic(key=key, **{**PERPCA_SETTINGS[name], **changes})
 
 
 @pytest.mark.parametrize("rotate", [False, True])
@@ -46,7 +46,7 @@ def test_components_are_orthonormal_and_local_ones_orthogonal_to_shared(
     key, shared_rank, local_rank, local, rotate
 ):
     data = perpca_synthetic(
-        key,
+        key=key,
         clients=4,
         features=7,
         shared_rank=shared_rank,
@@ -93,7 +93,7 @@ def test_random_groups_share_a_subspace(key):
 @pytest.mark.slow
 def test_second_moments_are_those_of_the_law(key):
     data = perpca_synthetic(
-        key,
+        key=key,
         clients=2,
         features=5,
         shared_rank=1,
@@ -158,7 +158,7 @@ def test_vmap_over_keys_and_scales_is_a_sweep(key):
 
     for i, stacked in enumerate(sweep(keys, scales)):
         one = perpca_synthetic(
-            keys[i], **SMALL, local_scale=float(scales[i]), noise_variance=float(scales[i])
+            key=keys[i], **SMALL, local_scale=float(scales[i]), noise_variance=float(scales[i])
         )
         chex.assert_trees_all_close(stacked, one.samples, rtol=1e-5, atol=1e-5)
 
@@ -240,7 +240,7 @@ def test_impossible_settings_are_refused(key, changes, message):
 
 @pytest.mark.slow
 def test_images_are_a_low_rank_background_and_sparse_blobs(key):
-    video = image_sequence_synthetic(key)
+    video = image_sequence_synthetic(key=key)
     assert video.frames.shape == (20, 32, 48)
     chex.assert_trees_all_close(video.frames, video.background + video.foreground, atol=1e-6)
     assert jnp.linalg.matrix_rank(video.background, rtol=1e-5) <= 3
@@ -254,7 +254,7 @@ def test_images_are_a_low_rank_background_and_sparse_blobs(key):
 
 
 def test_images_have_noise_of_the_given_variance(key):
-    video = image_sequence_synthetic(key, noise_variance=0.01)
+    video = image_sequence_synthetic(key=key, noise_variance=0.01)
     noise = video.frames - video.background - video.foreground
     chex.assert_trees_all_close(jnp.var(noise), 0.01, rtol=0.05)
 
@@ -272,7 +272,7 @@ def test_images_have_noise_of_the_given_variance(key):
 )
 def test_impossible_images_are_refused(key, changes):
     with pytest.raises(ValueError, match=next(iter(changes))):
-        image_sequence_synthetic(key, **changes)
+        image_sequence_synthetic(key=key, **changes)
 
 
 # --- a given spectrum ----------------------------------------------------------------------------

@@ -43,13 +43,9 @@ class Federation:
 
     def run(self, rounds, *, out="out", **options):
         """The saved solution."""
-        options = {"clients": len(self.grid.nodes), "key": 3} | options
+        given = {"clients": len(self.grid.nodes), "key": 3, "channel": self.channel}
         app = flower.server_app(
-            lambda config: self.algorithm,
-            rounds=rounds,
-            channel=self.channel,
-            out=self.folder / out,
-            **options,
+            lambda config: self.algorithm, rounds=rounds, out=self.folder / out, **(given | options)
         )
         app(self.grid, Context(1, 1, {}, RecordDict(), {}))
         return jf.load(self.folder / out / "solution.npz", like=None)

@@ -77,7 +77,7 @@ def finish(local, run, out, seconds):
 def test_tls_and_node_authentication(tmp_path, environment, clients):
     started = time.monotonic()
     app = tmp_path / "app"
-    settings = {"shared_rank": 2, "local_rank": 2, "step_size": 0.05}
+    settings = {"shared_rank": 2, "local_rank": 2, "solver": "gradient", "step_size": 0.05}
     write_app(app, "PerPCA", settings, clients=CLIENTS, rounds=3, key=0)
     nodes = configs(tmp_path, clients)
     nodes[1]["worker"] = False  # its messages' processes answer themselves
@@ -115,7 +115,7 @@ def wait_for(path, seconds):
 
 def test_a_killed_node_and_a_killed_server(tmp_path, environment, clients):
     app = tmp_path / "app"
-    settings = {"shared_rank": 2, "local_rank": 2, "step_size": 0.05}
+    settings = {"shared_rank": 2, "local_rank": 2, "solver": "gradient", "step_size": 0.05}
     write_app(app, "PerPCA", settings, clients=CLIENTS, rounds=6, key=0)
     code = app / "federation" / "app.py"
     text = code.read_text()
@@ -156,7 +156,7 @@ def test_a_killed_node_and_a_killed_server(tmp_path, environment, clients):
 def test_a_killed_superlink(tmp_path, environment, clients):
     """With its state in a file it knows its nodes again; the run goes on where it was."""
     app = tmp_path / "app"
-    settings = {"shared_rank": 2, "local_rank": 2, "step_size": 0.05}
+    settings = {"shared_rank": 2, "local_rank": 2, "solver": "gradient", "step_size": 0.05}
     write_app(app, "PerPCA", settings, clients=CLIENTS, rounds=3, key=0)
     environment |= {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "programs")}
     nodes, options = configs(tmp_path, clients), secured(tmp_path / "keys")

@@ -2,10 +2,13 @@
 
 import pickle
 import warnings
+from importlib import metadata
 
+import jax
 import numpy as np
 import pytest
 import sklearn
+from sklearn import datasets
 from sklearn.base import clone
 from sklearn.decomposition import PCA
 from sklearn.exceptions import ConvergenceWarning
@@ -15,6 +18,8 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import check_estimator
 
 from jaxfed import estimators
+from jaxfed.core.clients.checks import zeros_to_lend
+from jaxfed.estimators._arrays import clients_of
 
 M, N, D = 4, 30, 6
 
@@ -200,7 +205,7 @@ def test_a_prior_costs_nothing_where_clients_differ_and_noise_is_weak(unit):
             False,
         ),
     ],
-    ids=["PersonalizedPCA", "AdaptivePCA", "HierarchicalPCA"],
+    ids=["PersonalizedPCA", "learned prior", "given prior"],
 )
 def test_a_client_in_other_units_does_no_harm(make, named):
     X, groups, _ = sampled(m=12)
@@ -412,3 +417,89 @@ def test_what_clients_that_are_alike_have_in_common_is_shared():
     top = np.linalg.eigvalsh(np.cov(rows.T, bias=True))[-3:].sum()
     centred = rows - rows.mean(0)
     assert np.sum((centred @ model.components_.T) ** 2) / 300 > 0.99 * top
+
+
+@pytest.mark.parametrize("name", ["breast_cancer", "wine", "diabetes", "digits", "iris"])
+def test_federated_pca_of_raw_units_equals_that_of_scikit_learn(name):
+    X = getattr(datasets, f"load_{name}")().data
+    if name == "digits":
+        X = X * np.where(np.arange(64) == 20, 1000, 1)  # grams beside kilograms
+    flag = jax.config.read("jax_enable_x64")
+    found = estimators.FederatedPCA(3, random_state=0).fit(X, groups=np.arange(len(X)) % 4)
+    assert jax.config.read("jax_enable_x64") == flag
+    wanted = PCA(3, svd_solver="full").fit(X)
+    assert np.abs(found.components_) == pytest.approx(np.abs(wanted.components_), abs=1e-8)
+    ratio = wanted.explained_variance_ratio_
+    assert found.explained_variance_ratio_ == pytest.approx(ratio, rel=1e-8)
+    assert found.mean_ == pytest.approx(wanted.mean_, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    "estimator",
+    [estimators.FederatedPCA(2, random_state=0), estimators.PersonalizedPCA(1, 1, random_state=0)],
+)
+def test_integers_are_computed_in_double_and_single_precision_stays(estimator):
+    rng = np.random.default_rng(0)
+    groups = np.arange(60) % 3
+    X = np.rint(rng.normal(size=(60, 4)) * [1, 3, 100, 1e5]).astype(np.int64) + 10**9
+    of_integers = estimator.fit(X, groups=groups).components_
+    of_doubles = estimator.fit(X.astype(float), groups=groups).components_
+    assert np.array_equal(of_integers, of_doubles)
+    single = estimator.fit((X - 10**9).astype(np.float32), groups=groups)
+    assert single.transform((X - 10**9).astype(np.float32), groups=groups).dtype == np.float32
+
+
+def test_the_mean_of_many_rows_in_single_precision():
+    X = (1000 + 3 * np.random.default_rng(0).normal(size=(500_000, 3))).astype(np.float32)
+    found = estimators.FederatedPCA(1, random_state=0).fit(X, groups=np.zeros(len(X), int))
+    assert np.abs(found.mean_ - X.mean(axis=0, dtype=float)).max() < 1e-4
+    assert found.explained_variance_ratio_ == pytest.approx(1 / 3, abs=0.01)
+
+
+def test_variances_keep_single_precision():
+    """Also where a million squares add up, and where the mean is far from zero."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(20_000, 50)) * np.linspace(3, 1, 50) + 100
+    X, groups = X.astype(np.float32), np.arange(20_000) % 3
+    found = estimators.FederatedPCA(3, rounds=40).fit(X, groups=groups)
+    x, q = X.astype(float) - found.mean_.astype(float), found.components_.T
+    along, total = np.mean((x @ q) ** 2, axis=0), np.mean(np.sum(x**2, axis=1))
+    np.testing.assert_allclose(found.explained_variance_ratio_, along / total, rtol=2e-7)
+    assert found.noise_variance_ == pytest.approx((total - along.sum()) / 47, rel=2e-7)
+
+
+def test_samples_are_copied_once_or_never():
+    """XLA computes on the memory of NumPy, if it is aligned."""
+    X = zeros_to_lend((90, 4), np.dtype(np.float32))
+    X[:] = np.random.default_rng(0).normal(size=X.shape)
+    groups = np.repeat([0, 1], [60, 30])
+    for places, mean, memory in ((0 * groups, None, X), (groups, X.mean(axis=0), None)):
+        clients, tables = clients_of(X, places, mean)
+        wanted = X - (0 if mean is None else mean)
+        np.testing.assert_array_equal(np.concatenate(tables), wanted)
+        np.testing.assert_array_equal(clients.counts, np.bincount(places))
+        assert clients.data.values.unsafe_buffer_pointer() == tables[0].ctypes.data
+        assert memory is None or np.shares_memory(memory, tables[0])
+        assert not np.any(clients.data.values[-1, len(tables[-1]) :])
+
+
+def test_versions_are_read_once(data, monkeypatch):
+    X, groups, _ = data
+    model = estimators.FederatedPCA(2, rounds=2).fit(X, groups=groups)
+    monkeypatch.setattr(metadata, "version", None)
+    versions = model.fit(X, groups=groups).saved_.versions
+    versions.clear()
+    assert "jax" in model.fit(X, groups=groups).saved_.versions
+
+
+def test_views_stop_at_a_tolerance():
+    rng = np.random.default_rng(0)
+    common = rng.normal(size=(200, 2))
+    views = [common @ rng.normal(size=(2, d)) + rng.normal(size=(200, d)) for d in (5, 8)]
+    rough, whole = (
+        estimators.FederatedGCCA(2, tol=tol, random_state=0).fit(views) for tol in (0.1, None)
+    )
+    assert rough.n_iter_ < whole.n_iter_ < 50
+    assert whole.score(views) >= rough.score(views) - 1e-3
+    with pytest.raises(ValueError, match="tol: wanted a non-negative number or None, got -1"):
+        estimators.FederatedGCCA(2, tol=-1).fit(views)

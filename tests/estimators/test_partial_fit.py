@@ -82,7 +82,7 @@ def test_twice_is_two_updates():
         key = jax.random.key(np.random.RandomState(0).randint(2**31 - 1))
         options = {"rounds": 60, "key": key}
         if solution is None:
-            solution = jf.fit(jf.pca.VarProPerPCA(2, 2), clients, **options)
+            solution = jf.fit(jf.pca.PerPCA(2, 2), clients, **options)
         else:
             solution = jf.update(solution, clients, **options)
     shared, local = (np.asarray(part, float) for part in solution.result)
@@ -153,3 +153,14 @@ def test_bad_input_is_refused():
         found.set_params(forgetting=None).partial_fit(X * np.nan, groups=groups)
     chex.assert_trees_all_equal(spans(found), before)
     found.partial_fit(X[:1], groups=groups[:1])
+
+
+def test_means_that_jump_in_single_precision():
+    rng = np.random.default_rng(0)
+    first = rng.normal(size=(400, 3)).astype(np.float32) * np.float32([3, 1, 1])
+    found = fresh("FederatedPCA", n_components=2)
+    for offset in (0, 1e4, 0):
+        found.partial_fit(first + np.float32(offset), groups=np.arange(400) % 2)
+    wanted = np.concatenate([first + np.float32(offset) for offset in (0, 1e4, 0)]).astype(float)
+    axes = np.linalg.svd(wanted - wanted.mean(axis=0), full_matrices=False)[2][:2]
+    assert np.abs(found.components_) == pytest.approx(np.abs(axes), abs=1e-6)

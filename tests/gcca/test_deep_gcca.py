@@ -414,7 +414,7 @@ def test_any_module_is_a_network(key):
 
 @pytest.mark.slow
 def test_the_three_views_of_two_classes(key):
-    data = jf.data.nonlinear_views_synthetic(key, entities=2001, noise=0.0)
+    data = jf.data.nonlinear_views_synthetic(key=key, entities=2001, noise=0.0)
     assert [x.shape for x in data.views] == [(2001, 2)] * 3
     np.testing.assert_array_equal(data.labels[:4], [0, 1, 0, 1])
     one = np.asarray(data.labels) == 1
@@ -424,7 +424,7 @@ def test_the_three_views_of_two_classes(key):
     assert np.abs(x).max() < 3
     np.testing.assert_allclose(np.linalg.norm(third[~one], axis=1), 2, rtol=1e-5)
     np.testing.assert_allclose(np.cov(third[one].T), np.eye(2), atol=0.15)
-    noisy = jf.data.nonlinear_views_synthetic(key, entities=2001)
+    noisy = jf.data.nonlinear_views_synthetic(key=key, entities=2001)
     changes = [np.asarray(a - b) for a, b in zip(noisy.views, data.views, strict=True)]
     changes[2] = changes[2][~one]
     np.testing.assert_allclose([c.std() for c in changes], 0.1, rtol=0.1)
@@ -433,7 +433,7 @@ def test_the_three_views_of_two_classes(key):
     assert abs(np.corrcoef(np.cos(angles))[0, 1]) < 0.1
     for options in ({"entities": 1}, {"noise": -1.0}, {"noise": np.nan}):
         with pytest.raises(ValueError, match=f"^{next(iter(options))}: wanted"):
-            jf.data.nonlinear_views_synthetic(key, **options)
+            jf.data.nonlinear_views_synthetic(key=key, **options)
 
 
 @pytest.mark.slow
@@ -506,7 +506,7 @@ def seen(folder):
 @pytest.mark.slow
 def test_fit_writes_what_is_learned_and_resumes(tmp_path, capsys):
     folder, out = seen(tmp_path / "data"), tmp_path / "out"
-    command = ["fit", "deep-gcca", "--data", folder, "--out", out, "--rank", 2, "--rounds", 6]
+    command = ["fit", "deepmaxvar", "--data", folder, "--out", out, "--rank", 2, "--rounds", 6]
     command += ["--bits", 3, "--held-out", 0.25, "--checkpoint-every", 3, "--hidden", 8]
     command += ["--batch-size", 20, "--step-size", 0.01, "--report"]
     command = list(map(str, command))
@@ -560,7 +560,7 @@ def test_fit_writes_what_is_learned_and_resumes(tmp_path, capsys):
 def test_errors_are_reported_in_one_line(tmp_path, capsys, options, message):
     out = tmp_path / "out"
     data = ["--data", str(seen(tmp_path / "data")), "--out", str(out)]
-    assert main(["fit", "deep-gcca", *data, *options]) == 2
+    assert main(["fit", "deepmaxvar", *data, *options]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert re.match(f"jaxfed: .*{message}", line)
     assert not out.exists()
@@ -570,8 +570,8 @@ def test_sparse_views_are_sent_to_the_linear_method(tmp_path, capsys):
     for name, x in zip("ab", arrays(np.float32), strict=False):
         scipy.sparse.save_npz(tmp_path / f"{name}.npz", scipy.sparse.csr_array(x))
     options = ["--data", str(tmp_path), "--out", str(tmp_path / "out"), "--rank", "2"]
-    assert main(["fit", "deep-gcca", *options]) == 2
-    assert "deep-gcca needs dense views, got sparse ones" in capsys.readouterr().err
+    assert main(["fit", "deepmaxvar", *options]) == 2
+    assert "deepmaxvar needs dense views, got sparse ones" in capsys.readouterr().err
 
 
 # --- what it refuses -----------------------------------------------------------------------------

@@ -13,6 +13,7 @@ import scipy.sparse
 from jax.experimental.sparse import BCOO
 
 import jaxfed as jf
+from jaxfed.gcca.factors import factored
 from jaxfed.gcca.maxvar import _largest_eigenvalue
 from papers.synthetic import gcca_synthetic
 from tests.helpers import solve
@@ -553,7 +554,7 @@ X = np.ones((6, 3), np.float32)
         ([X[:0], X[:0]], r"arrays\[0\]: at least one entity"),
         ([X, X[0]], r"arrays\[1\]: wanted shape"),
         ([X, np.where(X > 0, np.nan, 0)], r"arrays\[1\]: NaN or infinite"),
-        ([X, X.astype(int)], r"arrays\[1\]: wanted real floating"),
+        ([X, X.astype(complex)], r"arrays\[1\]: wanted real floating"),
     ],
 )
 def test_unfit_views_are_refused(views, message):
@@ -573,7 +574,7 @@ S = scipy.sparse.csr_array(X)
         ([S, S[:5]], r"matrices\[1\]: has 5 entities where matrices\[0\] has 6"),
         ([S, scipy.sparse.csr_array((6, 0), dtype=np.float32)], "at least one feature"),
         ([S, S * np.inf], r"matrices\[1\], its non-zero values: NaN or infinite"),
-        ([S, S.astype(int)], r"matrices\[1\], its non-zero values: wanted real floating"),
+        ([S, S.astype(complex)], r"matrices\[1\], its non-zero values: wanted real floating"),
     ],
 )
 def test_unfit_sparse_views_are_refused(matrices, message):
@@ -690,3 +691,16 @@ def test_synthetic_views(key):
     sparse = gcca_synthetic(key, densities=(0.01, 0.1, 1.0))
     np.testing.assert_allclose(np.mean(sparse.latent != 0), 0.01, rtol=0.3)
     np.testing.assert_allclose(np.mean(np.stack(sparse.mixing) != 0), 0.1, rtol=0.3)
+
+
+@pytest.mark.parametrize("algorithm", [jf.gcca.MVLSA(2), jf.gcca.MaxVar(2, solver="exact")])
+def test_a_factorization_serves_several_runs(algorithm, key):
+    """Of views of unlike widths, one of which lacks a direction."""
+    rng = np.random.default_rng(0)
+    tables = [rng.normal(size=(40, width)).astype(np.float32) for width in (5, 3, 4)]
+    tables[0][:, 4] = tables[0][:, 0]
+    views = jf.gcca.Views.from_arrays(tables)
+    plain, again = (
+        jf.fit(algorithm, clients, rounds=4, key=key).result for clients in (views, factored(views))
+    )
+    chex.assert_trees_all_close(plain, again, atol=1e-5)

@@ -11,7 +11,7 @@ import optax
 import pytest
 
 import jaxfed as jf
-from jaxfed.generative import AdaptiveAutoencoder, AdaptiveTraining, FedAvg
+from jaxfed.generative import AdaptiveTraining, FedAvg
 from jaxfed.generative._adaptive import Adaptive
 from jaxfed.generative._prior import scaled_to_largest, scaled_to_norm
 from jaxfed.models import reconstruction_loss
@@ -34,7 +34,10 @@ SGD, STAY = optax.sgd(1.0), optax.set_to_zero()
 RATES = {"step_size": 0.05, "global_step_size": 0.03, "spread_step_size": 0.02}
 
 
-def adaptive(model=None, make=AdaptiveAutoencoder, **options):
+PUBLISHED = functools.partial(AdaptiveTraining.autoencoder, preset="published")
+
+
+def adaptive(model=None, make=AdaptiveTraining.autoencoder, **options):
     options = RATES | {"local_steps": 3, "hyper_prior": 0.02, "initial_spread": 0.5} | options
     return make(model or autoencoder(), **options)
 
@@ -52,9 +55,9 @@ PRESENT = np.array([[1, 0, 0, 1], [0, 1, 1, 0], [1, 1, 0, 0]], bool)
 @pytest.mark.parametrize(
     ("make", "options", "reference"),
     [
-        pytest.param(AdaptiveAutoencoder, {}, {"clip": 1, "spread_clip": 10}, id="text"),
+        pytest.param(AdaptiveTraining.autoencoder, {}, {"clip": 1, "spread_clip": 10}, id="text"),
         pytest.param(
-            AdaptiveAutoencoder,
+            AdaptiveTraining.autoencoder,
             {"clip": None, "spread_clip": None, "lazy_rounds": 0, "bounds": (0.3, 0.45)}
             | {"initial_spread": 0.4, "prior_weight": 0.3},
             {"lazy_rounds": 0, "bounds": (0.3, 0.45), "initial_spread": 0.4, "prior_weight": 0.3},
@@ -62,7 +65,7 @@ PRESENT = np.array([[1, 0, 0, 1], [0, 1, 1, 0], [1, 1, 0, 0]], bool)
             marks=pytest.mark.slow,
         ),
         pytest.param(
-            AdaptiveAutoencoder.published,
+            PUBLISHED,
             {"spread_clip": 1.5},
             {"clip": 1, "spread_clip": 1.5, "prior_weight": 0.1, "momentum": 0.9}
             | {"published": True},
@@ -70,7 +73,7 @@ PRESENT = np.array([[1, 0, 0, 1], [0, 1, 1, 0], [1, 1, 0, 0]], bool)
             marks=pytest.mark.slow,
         ),
         pytest.param(
-            AdaptiveAutoencoder,
+            AdaptiveTraining.autoencoder,
             {"prior_step": "proximal", "prior_weight": 0.3, "bounds": (0.3, 0.52)},
             {"clip": 1, "prior_weight": 0.3, "bounds": (0.3, 0.52), "proximal": True},
             id="proximal",
@@ -274,7 +277,7 @@ def test_compressed_messages_lead_to_the_same_place(key, x64):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", [AdaptiveAutoencoder, AdaptiveAutoencoder.published])
+@pytest.mark.parametrize("make", [AdaptiveTraining.autoencoder, PUBLISHED])
 def test_spreads_that_arrive_as_zero_are_bounded(make, key, x64):
     # A message of two bits without memory has some of them as zero.
     algorithm = adaptive(make=make, spread_step_size=0.2, bounds=(0.05, 2.0), initial_spread=1.0)
@@ -287,13 +290,13 @@ def test_spreads_that_arrive_as_zero_are_bounded(make, key, x64):
 # --- what it is differentiable in ----------------------------------------------------------------
 
 
-PROXIMAL = functools.partial(AdaptiveAutoencoder, prior_step="proximal")
+PROXIMAL = functools.partial(AdaptiveTraining.autoencoder, prior_step="proximal")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "clipped"),
-    [(AdaptiveAutoencoder.published, True), (PROXIMAL, False)],
+    [(PUBLISHED, True), (PROXIMAL, False)],
     ids=["published, clipped", "proximal"],
 )
 def test_derivatives_are_finite_differences_over_a_sweep(make, clipped, key, x64):
@@ -321,7 +324,7 @@ def test_parameters_keep_their_type(wide, key):
     with jax.enable_x64(wide):
         run = functools.partial(jf.rollout, rounds=2, key=key)
         clients = sampled(dtype=np.float64 if wide else np.float32)
-        for make in (AdaptiveAutoencoder, AdaptiveAutoencoder.published):
+        for make in (AdaptiveTraining.autoencoder, PUBLISHED):
             solution = jax.eval_shape(run, adaptive(make=make), clients)
             mixed = jax.eval_shape(run, adaptive(narrow, make=make), clients)
             wanted = jnp.float64 if wide else jnp.float32

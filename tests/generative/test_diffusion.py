@@ -10,8 +10,8 @@ import optax
 import pytest
 
 import jaxfed as jf
-from jaxfed.generative import AdaptiveDiffusion, AdaptiveTraining, FedAvg, sample
-from jaxfed.generative.diffusion import decaying_adam
+from jaxfed.generative import AdaptiveTraining, FedAvg, sample
+from jaxfed.generative.adaptive import decaying_adam
 from jaxfed.models import (
     Autoencoder,
     DenoisingLoss,
@@ -121,7 +121,7 @@ def test_a_conditional_net_is_given_the_amount(key, x64):
 def test_a_linear_net_learns_the_best_linear_denoiser(amount, key):
     """W = s C (s² C + n² I)⁻¹ for the second moment C; local training is prior weight 0."""
     clients = draw_correlated(2, 40, dtype=np.float32)
-    algorithm = AdaptiveDiffusion(
+    algorithm = AdaptiveTraining.diffusion(
         Linear(jnp.zeros((FEATURES, FEATURES))),
         variance_preserving(amount, amount),
         prior_weight=0.0,
@@ -144,7 +144,7 @@ def test_a_linear_net_learns_the_best_linear_denoiser(amount, key):
 
 def test_the_sampler_equals_the_published_one(key, x64):
     weight = jax.random.normal(key, (FEATURES, FEATURES)) / 4
-    found = generate(denoiser(Linear(weight)), LINEAR, key, (3, FEATURES), steps=7, dtype=float)
+    found = generate(denoiser(Linear(weight)), LINEAR, (3, FEATURES), key=key, steps=7, dtype=float)
     x = np.asarray(jax.random.uniform(key, (3, FEATURES)))
     for j in range(7):
         x = x + (x @ np.asarray(weight).T - x) / (7 - j)
@@ -160,7 +160,9 @@ def exact(sample, amount):
 
 
 def test_exact_denoising_samples_the_distribution(key, x64):
-    samples = np.asarray(generate(exact, PRESERVING, key, (4000, FEATURES), steps=400, dtype=float))
+    samples = np.asarray(
+        generate(exact, PRESERVING, (4000, FEATURES), key=key, steps=400, dtype=float)
+    )
     error = 4 / len(samples) ** 0.5
     np.testing.assert_allclose(samples.mean(axis=0), MEAN, atol=error)
     np.testing.assert_allclose(np.cov(samples.T), COVARIANCE, atol=2 * error)
@@ -171,7 +173,7 @@ def test_more_steps_come_closer_to_the_distribution(key, x64):
 
     def covariance(steps):
         noise = jax.random.normal(key, (FEATURES + 1, FEATURES), float)
-        made = generate(exact, PRESERVING, key, noise.shape, steps=steps, dtype=float)
+        made = generate(exact, PRESERVING, noise.shape, key=key, steps=steps, dtype=float)
         spread = np.linalg.solve(np.asarray(noise[1:] - noise[0]), np.asarray(made[1:] - made[0]))
         return spread.T @ spread
 
@@ -191,7 +193,7 @@ OPTIONS = {"local_steps": 3, "batch_size": 2, "initial_spread": 0.3, "decay_afte
 
 
 def adept(model=None, **options):
-    return AdaptiveDiffusion(net() if model is None else model, **OPTIONS | options)
+    return AdaptiveTraining.diffusion(net() if model is None else model, **OPTIONS | options)
 
 
 def test_it_is_adaptive_training_of_the_denoising_loss():
@@ -199,7 +201,7 @@ def test_it_is_adaptive_training_of_the_denoising_loss():
     for algorithm, options in (
         (adept(), {"loss": DenoisingLoss(PRESERVING), "global_step_size": 1e-3}),
         (
-            AdaptiveDiffusion.published(net(), **OPTIONS),
+            AdaptiveTraining.diffusion(net(), preset="published", **OPTIONS),
             {"loss": DenoisingLoss(LINEAR), "global_step_size": 0.1, "preset": "published"},
         ),
     ):
@@ -219,7 +221,7 @@ def test_it_is_adaptive_training_of_the_denoising_loss():
         assert found.keys() == wanted.keys()
         for name in found:
             assert eqx.tree_equal(found[name], wanted[name]), name
-    assert float(AdaptiveDiffusion(net()).initial_spread) == pytest.approx(0.8)
+    assert float(AdaptiveTraining.diffusion(net()).initial_spread) == pytest.approx(0.8)
 
 
 @pytest.mark.slow
@@ -233,7 +235,7 @@ def test_step_sizes_drop_to_a_tenth(key):
             return x + self.value - 1e3
 
     clients = jf.Clients.from_samples(np.zeros((1, 2, FEATURES), np.float32))
-    algorithm = AdaptiveDiffusion(
+    algorithm = AdaptiveTraining.diffusion(
         Shift(jnp.zeros(FEATURES)),
         variance_preserving(0.5, 0.5),
         prior_weight=0.0,
@@ -286,12 +288,12 @@ def test_types_are_kept(wide, key):
     dtype = jnp.float64 if wide else jnp.float32
     with jax.enable_x64(wide):
         clients = draw_correlated(dtype=dtype)
-        algorithm = AdaptiveDiffusion.published(net(), **OPTIONS)
+        algorithm = AdaptiveTraining.diffusion(net(), preset="published", **OPTIONS)
         solution = jax.eval_shape(
             functools.partial(jf.rollout, rounds=2), algorithm, clients, key=key
         )
         made = jax.eval_shape(
-            lambda arrays: algorithm.sample(key, arrays, 2, features=FEATURES, steps=2),
+            lambda arrays: sample(algorithm, arrays, 2, key=key, features=FEATURES, steps=2),
             solution.result.local,
         )
     assert {leaf.dtype for leaf in jax.tree.leaves(solution.result)} == {jnp.dtype(dtype)}
@@ -312,25 +314,25 @@ def test_every_clients_model_makes_its_own_samples(key, x64):
         (adept(first, corruption=LINEAR), LINEAR),
         (averaging, PRESERVING),
     ):
-        make = functools.partial(sample, algorithm, key, count=5, features=FEATURES, steps=3)
+        make = functools.partial(sample, algorithm, key=key, count=5, features=FEATURES, steps=3)
         found = make(arrays=models)
         for i in range(3):
             own = generate(
                 denoiser(Linear(weights[i])),
                 corruption,
-                jax.random.fold_in(key, i),
                 (5, FEATURES),
+                key=jax.random.fold_in(key, i),
                 steps=3,
                 dtype=float,
             )
             np.testing.assert_allclose(found[i], own, atol=1e-12)
-        np.testing.assert_allclose(make(arrays=models, chunk_size=2), found, atol=1e-12)
+        np.testing.assert_allclose(make(arrays=models, clients_per_block=2), found, atol=1e-12)
         assert make(arrays=Linear(weights[1])).shape == (5, FEATURES)
 
 
 def test_an_image_network_determines_the_size_of_a_sample(key):
-    algorithm = AdaptiveDiffusion(UNet((4, 4, 1), widths=(2, 2, 2), key=key))
-    made = jax.eval_shape(lambda a: algorithm.sample(key, a, 3, steps=2), algorithm.arrays)
+    algorithm = AdaptiveTraining.diffusion(UNet((4, 4, 1), widths=(2, 2, 2), key=key))
+    made = jax.eval_shape(lambda a: sample(algorithm, a, 3, key=key, steps=2), algorithm.arrays)
     assert made.shape == (3, 16)
 
 
@@ -363,9 +365,9 @@ def test_bad_amounts_are_refused(make, low, high, message):
     ],
 )
 def test_bad_settings_are_refused(argument, options):
-    for make in (AdaptiveDiffusion, AdaptiveDiffusion.published):
+    for preset in ("text", "published"):
         with pytest.raises(ValueError, match=rf"^{argument}: .*got"):
-            make(net(), **options)
+            AdaptiveTraining.diffusion(net(), preset=preset, **options)
 
 
 def test_models_that_do_not_fit_the_clients_are_refused(key):
@@ -375,7 +377,7 @@ def test_models_that_do_not_fit_the_clients_are_refused(key):
         (Linear(jnp.zeros((1, FEATURES))), r"loss: .* model: wanted samples .* got \(2, 1\)"),
         (adept(Linear(jnp.eye(FEATURES)), conditional=True), "loss: it fails"),
     ):
-        algorithm = model if isinstance(model, AdaptiveDiffusion) else adept(model)
+        algorithm = model if isinstance(model, AdaptiveTraining) else adept(model)
         with pytest.raises(ValueError, match=f"^{message}"):
             jf.fit(algorithm, clients, rounds=1, key=key)
     with pytest.raises(ValueError, match=r"^batch_size: .* 6 samples, got 7"):
@@ -394,9 +396,9 @@ def test_bad_arguments_of_sampling_are_refused(key):
         ({"arrays": ()}, r"arrays: .* got \[\]"),
     ):
         with pytest.raises(ValueError, match=f"^{message}"):
-            sample(algorithm, key, **good | options)
+            sample(algorithm, key=key, **good | options)
     with pytest.raises(ValueError, match=r"^algorithm: wanted one with a DenoisingLoss"):
-        sample(other, key, **good)
+        sample(other, key=key, **good)
     for shape, steps, message in (((0, 2), 2, "shape"), ((2, 2), 0, "steps")):
         with pytest.raises(ValueError, match=f"^{message}: "):
-            generate(exact, PRESERVING, key, shape, steps=steps)
+            generate(exact, PRESERVING, shape, key=key, steps=steps)

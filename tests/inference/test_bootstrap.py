@@ -16,12 +16,12 @@ from jaxfed.inference.bootstrap import _expanded
 from jaxfed.inference.weights import reweighted
 
 KEY = jax.random.key(0)
-MODEL = jf.pca.VarProPerPCA(1, 1)
+MODEL = jf.pca.PerPCA(1, 1)
 
 
 def drawn(samples, clients=5):
     data = jf.data.perpca_synthetic(
-        KEY,
+        key=KEY,
         clients=clients,
         features=6,
         shared_rank=1,
@@ -54,11 +54,13 @@ def test_standard_errors_of_means_are_the_textbooks(x64):
     clients = drawn(40)
     solution = fitted(clients, 5)
     norms = np.sum(np.asarray(clients.data.values) ** 2, axis=2)
-    found = bootstrap(solution, clients, energy, key=KEY, resamples=2000, chunk_size=500, rounds=1)
+    found = bootstrap(
+        solution, clients, energy, key=KEY, resamples=2000, runs_at_once=500, rounds=1
+    )
     wanted = np.sqrt(np.sum(norms.var(axis=1, ddof=1) / 40)) / 5
     np.testing.assert_allclose(found.standard_error, wanted, rtol=0.05)
     found = bootstrap(
-        solution, clients, energy, key=KEY, resamples=2000, chunk_size=500, rounds=1, of="clients"
+        solution, clients, energy, key=KEY, resamples=2000, runs_at_once=500, rounds=1, of="clients"
     )
     wanted = norms.mean(axis=1).std(ddof=1) / np.sqrt(5)
     np.testing.assert_allclose(found.standard_error, wanted, rtol=0.1)
@@ -70,7 +72,7 @@ def test_one_step_agrees_with_refits_of_many_samples(x64):
     clients = drawn(400)
     solution = fitted(clients)
     both = [
-        bootstrap(solution, clients, shares, key=KEY, resamples=100, chunk_size=50, method=method)
+        bootstrap(solution, clients, shares, key=KEY, resamples=100, runs_at_once=50, method=method)
         for method in ("refit", "one_step")
     ]
     chex.assert_trees_all_close(both[0].estimate, both[1].estimate)
@@ -137,7 +139,7 @@ def test_few_draws_widen_intervals():
         ({"resamples": 1}, "resamples: wanted"),
         ({"of": "entities"}, "of: wanted"),
         ({"method": "exact"}, "method: wanted"),
-        ({"chunk_size": 1}, "chunk_size: wanted"),
+        ({"runs_at_once": 1}, "runs_at_once: wanted"),
         ({"rounds": 0}, "rounds: wanted"),
     ],
 )
@@ -155,7 +157,7 @@ def test_data_without_spread_are_refused():
     with pytest.raises(ValueError, match=r"^clients: wanted at least 3 samples of each client"):
         bootstrap(solution, two, energy, key=KEY)
     # Clients that are drawn again themselves may be as small.
-    alike = {"resamples": 2, "chunk_size": 2, "of": "clients", "rounds": 1}
+    alike = {"resamples": 2, "runs_at_once": 2, "of": "clients", "rounds": 1}
     assert np.isfinite(bootstrap(solution, two, energy, key=KEY, **alike).standard_error)
     with pytest.raises(ValueError, match=r"^clients: wanted those of the solution, in its order"):
         bootstrap(solution, clients.take([1, 0, 2, 3, 4]), energy, key=KEY)

@@ -10,8 +10,8 @@ import jaxfed as jf
 from jaxfed.inference import Confidence, Interval
 
 KEY = jax.random.key(0)
-OPTIONS = {"resamples": 100, "chunk_size": 50}
-FEW = {"resamples": 10, "chunk_size": 5}  # where no width of an interval counts
+OPTIONS = {"resamples": 100, "runs_at_once": 50}
+FEW = {"resamples": 10, "runs_at_once": 5}  # where no width of an interval counts
 
 
 def clients_of(scales, samples=200, clients=6, seed=0):
@@ -28,7 +28,7 @@ def clients_of(scales, samples=200, clients=6, seed=0):
 @functools.cache
 def found(scales, **options):
     clients = clients_of(scales, **options)
-    solution = jf.fit(jf.pca.VarProPerPCA(len(scales), 1), clients, rounds=40, key=KEY)
+    solution = jf.fit(jf.pca.PerPCA(len(scales), 1), clients, rounds=40, key=KEY)
     return solution, clients, jf.inference.confidence(solution, clients, key=KEY, **OPTIONS)
 
 
@@ -71,7 +71,7 @@ def test_what_to_know_is_said(x64):
     _, _, few = found((3.0,), samples=6)
     assert any("fewer than 20 samples" in remark for remark in few.remarks)
     clients = jf.Clients.from_samples(np.random.default_rng(0).standard_normal((6, 6, 9)))
-    solution = jf.fit(jf.pca.VarProPerPCA(1, 1), clients, rounds=40, key=KEY)
+    solution = jf.fit(jf.pca.PerPCA(1, 1), clients, rounds=40, key=KEY)
     nothing = jf.inference.confidence(solution, clients, key=KEY, **OPTIONS)
     assert any("do not determine" in remark for remark in nothing.remarks)
     assert "do not determine" in str(nothing)
@@ -84,7 +84,7 @@ def test_buckets_are_the_same_clients(x64):
     both = []
     for bucket in (None, 1.2):
         clients = jf.Clients.from_samples(tables, bucket=bucket)
-        solution = jf.fit(jf.pca.VarProPerPCA(1, 1), clients, rounds=40, key=KEY)
+        solution = jf.fit(jf.pca.PerPCA(1, 1), clients, rounds=40, key=KEY)
         both.append(jf.inference.confidence(solution, clients, key=KEY, **FEW))
     np.testing.assert_allclose(both[0].angle, both[1].angle, rtol=1e-6)
     np.testing.assert_allclose(both[0].distance.lower, both[1].distance.lower, rtol=1e-6)
@@ -96,7 +96,7 @@ def test_other_solutions_are_refused():
     pooled = jf.fit(jf.pca.SubspaceIteration(1), clients, rounds=5, key=KEY)
     with pytest.raises(ValueError, match=r"^solution: wanted shared components with local ones"):
         jf.inference.confidence(pooled, clients, key=KEY)
-    solution = jf.fit(jf.pca.VarProPerPCA(1, 1), clients, rounds=2, key=KEY)
+    solution = jf.fit(jf.pca.PerPCA(1, 1), clients, rounds=2, key=KEY)
     with pytest.raises(ValueError, match=r"^level: wanted"):
         jf.inference.confidence(solution, clients, key=KEY, level=95)
     with pytest.raises(ValueError, match=r"wanted samples"):
@@ -134,7 +134,7 @@ def test_half_precision_is_computed_in_single():
     both = []
     for values in (half, half.astype(np.float32)):
         clients = jf.Clients.from_samples(values)
-        model = jf.pca.VarProPerPCA(1, 1, start="common")
+        model = jf.pca.PerPCA(1, 1, start="common")
         solution = jf.fit(model, clients, rounds=40, key=KEY)
         both.append(jf.inference.confidence(solution, clients, key=KEY, **FEW))
     np.testing.assert_allclose(both[0].shared_energy, both[1].shared_energy, rtol=1e-3)
@@ -147,7 +147,7 @@ def test_clients_without_energy_and_noise_have_intervals(x64):
     values[:, :, 2:] = 0
     values[0] = 0
     clients = jf.Clients.from_samples(values)
-    solution = jf.fit(jf.pca.VarProPerPCA(1, 1, start="common"), clients, rounds=40, key=KEY)
+    solution = jf.fit(jf.pca.PerPCA(1, 1, start="common"), clients, rounds=40, key=KEY)
     sure = jf.inference.confidence(solution, clients, key=KEY, **FEW)
     assert all(np.isfinite(np.asarray(each)).all() for each in jax.tree.leaves(sure.distance))
     with pytest.raises(ValueError, match=r"^clients: wanted samples.*Impute"):

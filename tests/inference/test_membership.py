@@ -43,7 +43,7 @@ def fitted():
     """Six clients, of which 0, 2 and 4, and 1, 3 and 5, share their two local components."""
     key = jax.random.key(0)
     data = jf.data.perpca_synthetic(
-        key,
+        key=key,
         clients=6,
         features=16,
         shared_rank=1,
@@ -56,7 +56,7 @@ def fitted():
         groups=2,
     )
     clients = jf.Clients.from_samples(data.samples)
-    return jf.fit(jf.pca.VarProPerPCA(1, 2), clients, rounds=30, key=key), clients
+    return jf.fit(jf.pca.PerPCA(1, 2), clients, rounds=30, key=key), clients
 
 
 def test_p_value_of_a_line_in_space_is_one_minus_its_cosine(x64):

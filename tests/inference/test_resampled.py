@@ -32,7 +32,7 @@ def spans(basis):
 @pytest.mark.parametrize(
     ("model", "rounds"),
     [
-        (jf.pca.VarProPerPCA(1, 2), 8),
+        (jf.pca.PerPCA(1, 2), 8),
         (jf.pca.OneShot(1, 2), 1),
         pytest.param(jf.pca.LocalPower(2), 3, marks=pytest.mark.slow),
     ],
@@ -56,7 +56,7 @@ def test_a_resample_is_a_run_on_weighted_rows(tables, model, rounds):
 @pytest.mark.slow
 def test_a_resample_of_clients_is_a_run_with_their_weights(tables):
     clients = jf.Clients.from_samples(tables)
-    model = jf.pca.VarProPerPCA(1, 2)
+    model = jf.pca.PerPCA(1, 2)
     draws = Resampled(model, 3, seed=5, clients=len(tables))
     # Starts do not depend on the scale of a client's data, only on its weight.
     found = fitted(draws, clients, 100)
@@ -98,7 +98,7 @@ def test_weights_depend_neither_on_padding_nor_on_blocks(tables):
     count = jnp.asarray(9.0)
     short, long = (row_weights(KEY, jnp.asarray(2), count, rows) for rows in (9, 14))
     chex.assert_trees_all_equal(short, long[:9])
-    clients, model = jf.Clients.from_samples(tables), jf.pca.VarProPerPCA(1, 2)
+    clients, model = jf.Clients.from_samples(tables), jf.pca.PerPCA(1, 2)
     whole = fitted(Resampled(model, 3, seed=5), clients)
     last = fitted(Resampled(model, 2, seed=5, first=1), clients)
     chex.assert_trees_all_close(spans(whole.shared[1:]), spans(last.shared), atol=1e-12)
@@ -106,7 +106,7 @@ def test_weights_depend_neither_on_padding_nor_on_blocks(tables):
 
 @pytest.mark.slow
 def test_a_run_continues_from_a_state(tables):
-    clients, model = jf.Clients.from_samples(tables), jf.pca.VarProPerPCA(1, 1)
+    clients, model = jf.Clients.from_samples(tables), jf.pca.PerPCA(1, 1)
     solution = jf.fit(model, clients, rounds=60, key=KEY)
     draws = Resampled(model, 2, state=solution.server)
     few = jf.fit(draws, clients, rounds=12, key=KEY, warm_start=solution)
@@ -117,14 +117,14 @@ def test_a_run_continues_from_a_state(tables):
 
 def test_a_warm_start_continues_every_resample(tables):
     clients = jf.Clients.from_samples(tables)
-    draws = Resampled(jf.pca.PerPCA(1, 1, step_size=0.05), 2)
+    draws = Resampled(jf.pca.PerPCA(1, 1, solver="gradient", step_size=0.05), 2)
     whole, half = fitted(draws, clients, 4), fitted(draws, clients, 2)
     again = jf.fit(draws, clients, rounds=2, key=KEY, warm_start=half).result
     chex.assert_trees_all_close(spans(again.shared), spans(whole.shared), atol=1e-9)
 
 
 def test_what_cannot_be_resampled_is_refused(tables):
-    model = jf.pca.VarProPerPCA(1, 1)
+    model = jf.pca.PerPCA(1, 1)
     moments = jf.Clients.from_moments(np.stack([x.T @ x for x in tables]))
     with pytest.raises(ValueError, match=r"^clients: wanted samples or dense views"):
         fitted(Resampled(model, 2), moments)

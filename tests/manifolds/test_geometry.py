@@ -18,8 +18,8 @@ LOG = jax.jit(stiefel.log, static_argnames="metric")
 
 def point_and_tangent(seed, shape=(7, 3)):
     first, second = jax.random.split(jax.random.key(seed))
-    x = stiefel.random(first, *shape)
-    return x, stiefel.random_tangent(second, x)
+    x = stiefel.random(*shape, key=first)
+    return x, stiefel.random_tangent(x, key=second)
 
 
 def function(x):
@@ -37,7 +37,7 @@ def test_random_tangents(shape, x64):
     assert stiefel.norm(x, v) == pytest.approx(1)
     assert jnp.linalg.norm(v - point_and_tangent(1, shape)[1]) > 0.1
     if shape != (4, 4):
-        v = grassmann.random_tangent(jax.random.key(3), x)
+        v = grassmann.random_tangent(x, key=jax.random.key(3))
         np.testing.assert_allclose(x.T @ v, 0, atol=1e-14)
         assert grassmann.norm(x, v) == pytest.approx(1)
 
@@ -45,7 +45,7 @@ def test_random_tangents(shape, x64):
 @pytest.mark.parametrize("metric", METRICS)
 def test_metrics_and_gradients(metric, x64):
     x, u = point_and_tangent(0)
-    v = stiefel.random_tangent(jax.random.key(7), x)
+    v = stiefel.random_tangent(x, key=jax.random.key(7))
     turn = 0.5 if metric == "canonical" else 0.0
     dense = jnp.trace(u.T @ (jnp.eye(7) - turn * x @ x.T) @ v)
     np.testing.assert_allclose(stiefel.inner(x, u, v, metric), dense, rtol=1e-12)
@@ -66,7 +66,7 @@ def test_metrics_and_gradients(metric, x64):
 )
 def test_hessians_are_second_differences_along_geodesics(manifold, f, exp, x64):
     x, _ = point_and_tangent(0)
-    v = manifold.random_tangent(jax.random.key(4), x)
+    v = manifold.random_tangent(x, key=jax.random.key(4))
     g, h = jax.jvp(jax.grad(f), (x,), (v,))
     hessian = manifold.ehess2rhess(x, g, h, v)
     np.testing.assert_allclose(manifold.project(x, hessian), hessian, atol=1e-12)
@@ -75,7 +75,7 @@ def test_hessians_are_second_differences_along_geodesics(manifold, f, exp, x64):
     wanted = (ahead - 2 * f(x) + behind) / t**2
     np.testing.assert_allclose(manifold.inner(x, hessian, v), wanted, rtol=1e-3)
     # It is symmetric.
-    u = manifold.random_tangent(jax.random.key(5), x)
+    u = manifold.random_tangent(x, key=jax.random.key(5))
     other = manifold.ehess2rhess(x, *jax.jvp(jax.grad(f), (x,), (u,)), u)
     np.testing.assert_allclose(
         manifold.inner(x, hessian, u), manifold.inner(x, other, v), rtol=1e-9
@@ -133,7 +133,7 @@ def test_logarithm_is_differentiable(metric, x64):
 
     slopes = jax.jit(jax.grad(loss, argnums=(0, 1)))(x, y)
     for number, (point, slope) in enumerate(zip((x, y), slopes, strict=True)):
-        u = stiefel.random_tangent(jax.random.key(9), point)
+        u = stiefel.random_tangent(point, key=jax.random.key(9))
         moved = [EXP(point, t * u, metric) for t in (1e-5, -1e-5)]
         ends = [loss(m, y) if number == 0 else loss(x, m) for m in moved]
         np.testing.assert_allclose(jnp.vdot(slope, u), (ends[0] - ends[1]) / 2e-5, rtol=1e-7)
@@ -147,7 +147,7 @@ def test_logarithm_is_differentiable(metric, x64):
 @pytest.mark.parametrize("name", sorted(stiefel.RETRACTIONS))
 def test_transport_by_the_differential(name, x64):
     x, v = point_and_tangent(0)
-    u = stiefel.random_tangent(jax.random.key(3), x)
+    u = stiefel.random_tangent(x, key=jax.random.key(3))
     retract = jax.jit(stiefel.RETRACTIONS[name])
     moved = stiefel.transport_differential(x, v, u, name)
     wanted = (retract(x, v + 1e-5 * u) - retract(x, v - 1e-5 * u)) / 2e-5
@@ -155,7 +155,7 @@ def test_transport_by_the_differential(name, x64):
     y = retract(x, v)
     np.testing.assert_allclose(stiefel.project(y, moved), moved, atol=1e-12)
     # For subspaces the choice of a basis does not matter.
-    turn = stiefel.random(jax.random.key(8), 3, 3)
+    turn = stiefel.random(3, 3, key=jax.random.key(8))
     v, u = grassmann.project(x, v), grassmann.project(x, u)
     moved = grassmann.transport_differential(x, v, u, name)
     np.testing.assert_allclose(retract(x, v).T @ moved, 0, atol=1e-12)
@@ -167,7 +167,7 @@ def test_transport_by_the_differential(name, x64):
 
 def test_cayley_transport_keeps_lengths_and_leads_back(x64):
     x, v = point_and_tangent(0)
-    u = stiefel.random_tangent(jax.random.key(3), x)
+    u = stiefel.random_tangent(x, key=jax.random.key(3))
     y, moved = stiefel.retract_cayley(x, v), stiefel.transport_cayley(x, v, u)
     np.testing.assert_allclose(stiefel.project(y, moved), moved, atol=1e-13)
     for metric in METRICS:
@@ -181,7 +181,7 @@ def test_cayley_transport_keeps_lengths_and_leads_back(x64):
 @pytest.mark.slow
 def test_parallel_transport(x64):
     x, _ = point_and_tangent(0)
-    v, u = (2 * grassmann.random_tangent(jax.random.key(n), x) for n in (1, 2))
+    v, u = (2 * grassmann.random_tangent(x, key=jax.random.key(n)) for n in (1, 2))
     moved = jax.jit(grassmann.transport_parallel)(x, v, u)
     left, values, right = np.linalg.svd(np.asarray(v), full_matrices=False)
     dense = (
@@ -201,7 +201,7 @@ def test_parallel_transport(x64):
 
 
 def test_bad_input_is_refused_by_name():
-    x = stiefel.random(jax.random.key(0), 5, 2)
+    x = stiefel.random(5, 2, key=jax.random.key(0))
     for call, message in [
         (lambda: stiefel.inner(x, x, x, "flat"), "metric: wanted one of euclidean, canonical"),
         (lambda: stiefel.norm(x, x.T), r"v: wanted .*\(5, 2\), got .*\(2, 5\)"),
@@ -210,7 +210,10 @@ def test_bad_input_is_refused_by_name():
         (lambda: stiefel.distance(x, x, "flat"), "kind: wanted one of chordal, euclidean"),
         (lambda: stiefel.ehess2rhess(x, x, x, x[:, :1]), "v: wanted"),
         (lambda: stiefel.transport_differential(x, x, x, "svd"), "retraction: wanted one of"),
-        (lambda: stiefel.random_tangent(jax.random.key(0), jnp.eye(1)), "x: wanted more than one"),
+        (
+            lambda: stiefel.random_tangent(jnp.eye(1), key=jax.random.key(0)),
+            "x: wanted more than one",
+        ),
         (lambda: grassmann.inner(x, x, x.T), "v: wanted"),
         (lambda: grassmann.transport_parallel(x, x.T, x), "v: wanted"),
     ]:

@@ -28,7 +28,7 @@ FRAME = jax.jit(stiefel.random, static_argnames=("dim", "rank", "dtype"))
 def draw_pair(seed, shape=(7, 3)):
     """A point and a Gaussian matrix of its shape."""
     first, second = jax.random.split(jax.random.key(seed))
-    return stiefel.random(first, *shape), jax.random.normal(second, shape)
+    return stiefel.random(*shape, key=first), jax.random.normal(second, shape)
 
 
 @jax.jit
@@ -139,7 +139,7 @@ def test_bound_of_the_generalized_retraction(name, x64):
     @jax.vmap
     def sides(key):
         keys = jax.random.split(key, 4)
-        x = FRAME(keys[0], *shape)
+        x = FRAME(*shape, key=keys[0])
         g = jax.random.normal(keys[1], shape)
         tangent = stiefel.project(x, g)
         # Every mixture of tangent and normal parts, every size up to M3.
@@ -218,7 +218,7 @@ def test_retractions_batch_and_compile(name):
 
 
 def test_random_is_uniform(key):
-    x = jax.vmap(lambda k: stiefel.random(k, 4, 2))(jax.random.split(key, 8000))
+    x = jax.vmap(lambda k: stiefel.random(4, 2, key=k))(jax.random.split(key, 8000))
     assert x.shape == (8000, 4, 2)
     # Of a uniform frame: E x = 0, E x_ij x_kl = δ_ik δ_jl / d, and the same for every rotation.
     chex.assert_trees_all_close(x.mean(0), jnp.zeros((4, 2)), atol=0.02)
@@ -230,10 +230,10 @@ def test_random_is_uniform(key):
 
 
 def test_random_dtype(key, x64):
-    assert stiefel.random(key, 3, 2).dtype == jnp.float64
-    assert stiefel.random(key, 3, 2, dtype=jnp.float32).dtype == jnp.float32
+    assert stiefel.random(3, 2, key=key).dtype == jnp.float64
+    assert stiefel.random(3, 2, key=key, dtype=jnp.float32).dtype == jnp.float32
     with jax.enable_x64(False):
-        assert stiefel.random(key, 3, 2).dtype == jnp.float32
+        assert stiefel.random(3, 2, key=key).dtype == jnp.float32
 
 
 def test_distance_and_is_on(x64):
@@ -253,7 +253,7 @@ def test_distance_and_is_on(x64):
 @pytest.mark.parametrize("name", ALL)
 def test_retractions_of_subspaces_do_not_depend_on_the_basis(name, x64):
     x, g = draw_pair(0)
-    v, rotation = grassmann.project(x, g), stiefel.random(jax.random.key(9), 3, 3)
+    v, rotation = grassmann.project(x, g), stiefel.random(3, 3, key=jax.random.key(9))
     first = RETRACT[name](x, v)
     second = RETRACT[name](x @ rotation, v @ rotation)
     assert DISTANCE(first, second) < 1e-12
@@ -262,11 +262,11 @@ def test_retractions_of_subspaces_do_not_depend_on_the_basis(name, x64):
 @pytest.mark.parametrize("dtype, eps", [(jnp.float32, 3e-7), (jnp.float64, 1e-15)])
 def test_principal_angles_are_accurate_at_every_size(dtype, eps, x64):
     """Angles from 1e-12 to π/2 to an absolute error of a few roundings."""
-    basis = np.asarray(stiefel.random(jax.random.key(0), 9, 8))
+    basis = np.asarray(stiefel.random(9, 8, key=jax.random.key(0)))
     angles = np.array([1e-12, 1e-5, 0.7, np.pi / 2])
     x = basis[:, :4]
     y = x * np.cos(angles) + basis[:, 4:] * np.sin(angles)
-    rotation = np.asarray(stiefel.random(jax.random.key(1), 4, 4))
+    rotation = np.asarray(stiefel.random(4, 4, key=jax.random.key(1)))
     measured = ANGLES(jnp.asarray(x, dtype), jnp.asarray(y @ rotation, dtype))
     assert measured.dtype == dtype
     np.testing.assert_allclose(measured, angles, atol=4 * eps)
@@ -274,10 +274,10 @@ def test_principal_angles_are_accurate_at_every_size(dtype, eps, x64):
 
 @pytest.mark.slow
 def test_principal_angles_of_unequal_dimensions(x64):
-    x = FRAME(jax.random.key(0), 7, 4)
-    inside = x @ FRAME(jax.random.key(1), 4, 2)
+    x = FRAME(7, 4, key=jax.random.key(0))
+    inside = x @ FRAME(4, 2, key=jax.random.key(1))
     chex.assert_trees_all_close(ANGLES(x, inside), jnp.zeros(2), atol=1e-12)
-    y = FRAME(jax.random.key(2), 7, 2)
+    y = FRAME(7, 2, key=jax.random.key(2))
     angles = ANGLES(x, y)
     chex.assert_trees_all_close(angles, ANGLES(y, x), atol=1e-12)
     chex.assert_trees_all_close(
@@ -289,7 +289,7 @@ def test_principal_angles_of_unequal_dimensions(x64):
 def distances(seed, shape):
     """Between two random subspaces: by kind, with other bases and swapped, and densely."""
     x, y = draw_pair(seed, shape)[0], draw_pair(seed + 1, shape)[0]
-    rotated = y @ stiefel.random(jax.random.key(seed), shape[1], shape[1])
+    rotated = y @ stiefel.random(shape[1], shape[1], key=jax.random.key(seed))
     kinds = ("chordal", "geodesic", "procrustes")
     first = jnp.stack([grassmann.distance(x, y, kind) for kind in kinds])
     second = jnp.stack([grassmann.distance(rotated, x, kind) for kind in kinds])
@@ -336,7 +336,7 @@ def test_exponential_and_logarithm(shape, dtype, tolerance, x64):
         chex.assert_trees_all_close(
             DISTANCE(x, y, "geodesic"), jnp.linalg.norm(scaled), atol=tolerance
         )
-        rotation = FRAME(jax.random.key(1), shape[1], shape[1], dtype)
+        rotation = FRAME(shape[1], shape[1], key=jax.random.key(1), dtype=dtype)
         chex.assert_trees_all_close(
             LOG(x, y @ rotation), scaled, atol=(40 if size > 1 else 1) * tolerance
         )
@@ -349,7 +349,7 @@ def test_exponential_and_logarithm_are_differentiable(x64):
     x, g = draw_pair(4, (5, 3))
     v = 0.4 * grassmann.project(x, g)
     # Two repeated angles and a zero one.
-    basis = FRAME(jax.random.key(8), 5, 5)
+    basis = FRAME(5, 5, key=jax.random.key(8))
     x_repeated, v_repeated = basis[:, :3], 0.5 * basis[:, 3:] @ jnp.eye(2, 3)
     steps = [(x, v), (x, 0 * v), (x_repeated, v_repeated)]
     assert_gradient(EXP, steps)
@@ -360,12 +360,12 @@ def test_exponential_and_logarithm_are_differentiable(x64):
 
 
 def test_bad_input_is_refused_by_name(key):
-    x = stiefel.random(key, 5, 2)
+    x = stiefel.random(5, 2, key=key)
     for call, message in [
         (lambda: stiefel.retraction("svd"), "retraction: wanted one of .*cayley.*'svd'"),
         (lambda: grassmann.retraction("svd"), "retraction: wanted one of .*polar.*'svd'"),
-        (lambda: stiefel.random(key, 2, 3), "rank: wanted a whole number from 1 to 2, got 3"),
-        (lambda: stiefel.random(key, 2, 0), "rank: wanted a whole number .*, got 0"),
+        (lambda: stiefel.random(2, 3, key=key), "rank: wanted a whole number from 1 to 2, got 3"),
+        (lambda: stiefel.random(2, 0, key=key), "rank: wanted a whole number .*, got 0"),
         (lambda: stiefel.project(x.T, x.T), r"x: wanted one matrix \(d, r\)"),
         (lambda: stiefel.is_on(x[None]), r"x: wanted .* of shape \(d, r\), got .*\(1, 5, 2\)"),
         (lambda: stiefel.distance(x, x[:4]), r"y: wanted .*\(5, 2\), got .*\(4, 2\)"),

@@ -12,6 +12,7 @@ from jaxfed.manifolds._line_search import search
 from jaxfed.manifolds._space import Space, inner
 from jaxfed.manifolds._stationary import conjugate_gradients
 from jaxfed.manifolds._surface import Surface
+from jaxfed.testing._compare import compilations
 
 SOLVERS = sorted(manifolds.SOLVERS)
 
@@ -35,7 +36,7 @@ def test_principal_components_from_random_starts(solver, x64):
     @jax.jit
     @jax.vmap
     def found(key):
-        start = stiefel.random(key, 12, 3)
+        start = stiefel.random(12, 3, key=key)
         return manifolds.minimise(
             lambda x: energy(matrix, x), start, manifold="grassmann", solver=solver, tol=1e-8
         )
@@ -62,7 +63,9 @@ def test_a_tree_of_points_and_parameters(solver, x64):
         return frames + jnp.sum((tree["rest"] - wanted) ** 2) + jnp.sum(tree["rest"] ** 4) / 9
 
     start = {
-        "frames": jax.vmap(lambda k: stiefel.random(k, 12, 3))(jax.random.split(jax.random.key(1))),
+        "frames": jax.vmap(lambda k: stiefel.random(12, 3, key=k))(
+            jax.random.split(jax.random.key(1))
+        ),
         "rest": 50 * jnp.ones(4),
     }
     found = jax.jit(
@@ -92,7 +95,7 @@ def test_minima_are_differentiable(manifold, x64):
     direction = jnp.asarray(direction + direction.T)
     weights = jnp.asarray(rng.normal(size=(12, 12)))
     function = brockett if manifold == "stiefel" else energy
-    start = stiefel.random(jax.random.key(2), 12, 3)
+    start = stiefel.random(12, 3, key=jax.random.key(2))
 
     def loss(size, solver, tol):
         found = manifolds.minimise(
@@ -128,7 +131,7 @@ def test_the_start_has_no_influence_and_unmet_tolerances_have_no_derivative(x64)
         )
         return jnp.sum((found.point @ found.point.T)[0])
 
-    start = stiefel.random(jax.random.key(2), 12, 3)
+    start = stiefel.random(12, 3, key=jax.random.key(2))
     slope = jax.jit(jax.grad(projector), static_argnums=2)
     assert (slope(start, matrix, 200) == 0).all()
     slope = jax.jit(jax.grad(projector, argnums=1), static_argnums=2)
@@ -175,7 +178,7 @@ def test_conjugate_gradients_tell_what_is_no_number():
 @pytest.mark.slow
 def test_how_it_ends(x64):
     matrix, _ = covariance()
-    start = stiefel.random(jax.random.key(0), 12, 3)
+    start = stiefel.random(12, 3, key=jax.random.key(0))
 
     def ended(function, **given):
         return jax.jit(lambda x: manifolds.minimise(function, x, **given))(start).status
@@ -195,7 +198,7 @@ def test_the_search_meets_the_wolfe_conditions(x64):
     """Whatever the first length: too short, right, or far too long."""
     matrix, _ = covariance()
     surface = Surface(lambda x: energy(matrix, x), Space("stiefel", "polar"))
-    here = surface.at(stiefel.random(jax.random.key(0), 12, 3))
+    here = surface.at(stiefel.random(12, 3, key=jax.random.key(0)))
     down = -here.gradient
     run = jax.jit(lambda guess: search(surface, here, down, guess, 0.1))
     along = jax.jit(jax.grad(lambda t: energy(matrix, stiefel.retract_polar(here.point, t * down))))
@@ -214,7 +217,7 @@ def test_the_search_meets_the_wolfe_conditions(x64):
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_single_precision(solver):
     matrix, values = covariance()
-    start = stiefel.random(jax.random.key(0), 12, 3)
+    start = stiefel.random(12, 3, key=jax.random.key(0))
     found = jax.jit(
         lambda x: manifolds.minimise(
             lambda x: energy(matrix.astype(jnp.float32), x), x, solver=solver
@@ -227,7 +230,7 @@ def test_single_precision(solver):
 @pytest.mark.parametrize("retraction", ["qr", "cayley"])
 def test_other_retractions(retraction, x64):
     matrix, values = covariance()
-    start = stiefel.random(jax.random.key(0), 12, 3)
+    start = stiefel.random(12, 3, key=jax.random.key(0))
     found = jax.jit(
         lambda x: manifolds.minimise(
             lambda x: energy(matrix, x), x, retraction=retraction, manifold="grassmann"
@@ -237,7 +240,7 @@ def test_other_retractions(retraction, x64):
 
 
 def test_bad_input_is_refused_with_its_name():
-    start = stiefel.random(jax.random.key(0), 5, 2)
+    start = stiefel.random(5, 2, key=jax.random.key(0))
     for given, message in [
         ({"function": 3}, "function: wanted a function"),
         ({"function": lambda x: x}, "function: wanted one that returns a real number"),
@@ -256,4 +259,22 @@ def test_bad_input_is_refused_with_its_name():
         with pytest.raises(ValueError, match=message):
             manifolds.minimise(**full)
     with pytest.raises(ValueError, match="x: wanted more rows than columns"):
-        grassmann.random_tangent(jax.random.key(0), jnp.eye(3))
+        grassmann.random_tangent(jnp.eye(3), key=jax.random.key(0))
+
+
+def test_a_second_call_compiles_nothing_and_sees_new_numbers():
+    scale, start = jnp.asarray(1.0), stiefel.random(12, 3, key=jax.random.key(0))
+
+    def function(x):
+        return scale * jnp.sum(x**4)
+
+    first, twice = manifolds.minimise(function, start), jnp.asarray(2.0)
+    with compilations() as compiled:
+        again = manifolds.minimise(function, start)
+        scale = twice
+        other = manifolds.minimise(function, start)
+        for _ in range(3):
+            manifolds.minimise(lambda x: twice * jnp.sum(x**2) + jnp.sum(x), start)
+    chex.assert_trees_all_equal(first, again)
+    np.testing.assert_allclose(other.value, 2 * first.value, rtol=1e-5)
+    assert len(compiled) == 1  # of the function that is made anew each time

@@ -30,7 +30,7 @@ OPTIMIZERS = {
 def problem(key):
     """A symmetric matrix of known spectrum, its top eigenvectors and a start."""
     keys = jax.random.split(key)
-    rotation, start = stiefel.random(keys[0], DIM, DIM), stiefel.random(keys[1], DIM, RANK)
+    rotation, start = stiefel.random(DIM, DIM, key=keys[0]), stiefel.random(DIM, RANK, key=keys[1])
     return (rotation * SPECTRUM) @ rotation.T, rotation[:, :RANK], start
 
 
@@ -184,7 +184,7 @@ def test_euclidean_leaves_get_the_plain_result(where, key):
     inner = optax.chain(optax.scale_by_adam(), optax.trace(0.9), optax.scale(-0.1))
     keys = jax.random.split(key, 3)
     params = {
-        "basis": stiefel.random(keys[0], 6, 2),
+        "basis": stiefel.random(6, 2, key=keys[0]),
         "rest": {"bias": jnp.ones(3), "wide": jax.random.normal(keys[1], (2, 5))},
     }
     optimizer = riemannian(inner, retraction="qr", **where)
@@ -203,7 +203,7 @@ def test_euclidean_leaves_get_the_plain_result(where, key):
 
 
 def test_equinox_modules(key):
-    model = Model(stiefel.random(key, 5, 2), jnp.zeros(2), "relu")
+    model = Model(stiefel.random(5, 2, key=key), jnp.zeros(2), "relu")
     where = Model("stiefel", "euclidean", "relu")
     optimizer = riemannian(optax.adam(0.1), manifold=where, retraction="qr")
     target = jnp.arange(2.0)
@@ -221,7 +221,9 @@ def test_equinox_modules(key):
 
 @pytest.mark.slow
 def test_leading_axes_are_points_of_their_own(key):
-    x = jax.vmap(lambda k: stiefel.random(k, 5, 2))(jax.random.split(key, 6)).reshape(2, 3, 5, 2)
+    x = jax.vmap(lambda k: stiefel.random(5, 2, key=k))(jax.random.split(key, 6)).reshape(
+        2, 3, 5, 2
+    )
     g = jax.random.normal(key, x.shape)
     optimizer = riemannian(optax.sgd(0.1, momentum=0.9))
     update = jax.jit(optimizer.update)
@@ -234,7 +236,7 @@ def test_leading_axes_are_points_of_their_own(key):
 
 def test_inside_an_optax_partition(key):
     """As one of several optimizers, each with the parameters of its label."""
-    params = {"basis": stiefel.random(key, 5, 2), "bias": jnp.ones(2)}
+    params = {"basis": stiefel.random(5, 2, key=key), "bias": jnp.ones(2)}
     optimizer = optax.partition(
         {"on": riemannian(optax.adam(0.1), retraction="qr"), "off": optax.sgd(0.1)},
         {"basis": "on", "bias": "off"},
@@ -257,7 +259,7 @@ def test_extra_arguments_reach_the_transformation(key):
 
 def test_tree_map_params_sees_through(key):
     """Optax asks for a state without parameters to find which leaves are shaped like them."""
-    params = {"basis": stiefel.random(key, 5, 2), "bias": jnp.ones(2)}
+    params = {"basis": stiefel.random(5, 2, key=key), "bias": jnp.ones(2)}
     optimizer = riemannian(optax.adam(0.1), manifold={"basis": "stiefel", "bias": "euclidean"})
     state = optax.tree_map_params(optimizer, lambda p: p + 1, optimizer.init(params))
     chex.assert_trees_all_equal(state[0].mu, jax.tree.map(jnp.ones_like, params))
@@ -323,14 +325,14 @@ def test_leaves_of_a_wrong_shape_are_refused_by_path(shape):
 
 def test_points_off_the_manifold_are_refused_when_concrete(key):
     optimizer = riemannian(optax.sgd(0.1))
-    params = {"good": stiefel.random(key, 5, 2), "bad": jnp.ones((5, 2))}
+    params = {"good": stiefel.random(5, 2, key=key), "bad": jnp.ones((5, 2))}
     with pytest.raises(ValueError, match=r"params\['bad'\] .* not orthonormal"):
         optimizer.init(params)
     jax.eval_shape(optimizer.init, params)
 
 
 def test_params_are_required(key):
-    x = stiefel.random(key, 5, 2)
+    x = stiefel.random(5, 2, key=key)
     optimizer = riemannian(optax.sgd(0.1))
     with pytest.raises(ValueError, match="params must be given"):
         optimizer.update(x, optimizer.init(x))
@@ -342,4 +344,4 @@ def test_params_are_required(key):
 def test_prefixes_must_fit_the_parameters(name, prefix, key):
     optimizer = riemannian(optax.sgd(0.1), **{name: prefix})
     with pytest.raises(ValueError, match=f"{name} must be a prefix of the pytree of parameters"):
-        optimizer.init({"basis": stiefel.random(key, 5, 2), "bias": jnp.ones(2)})
+        optimizer.init({"basis": stiefel.random(5, 2, key=key), "bias": jnp.ones(2)})

@@ -126,13 +126,13 @@ def test_the_standard_error_is_that_of_other_samples(key):
 @pytest.mark.slow
 def test_subsets_have_the_mean_of_all_pairs(key, x64):
     a, b = draw_features(60, 40)
-    run = functools.partial(metrics.kernel_distance_of_subsets, key, a, b)
+    run = functools.partial(metrics.kernel_distance_of_subsets, a, b, key=key)
     whole = metrics.kernel_distance(a, b)
     found = run(subsets=200, subset_size=20)
     assert found.standard_error > 0
     assert abs(found.distance - whole) < 4 * found.standard_error
     # Subsets that are the whole sets differ by the order of their samples only.
-    found = metrics.kernel_distance_of_subsets(key, a[:40], b, subsets=3, subset_size=40)
+    found = metrics.kernel_distance_of_subsets(a[:40], b, key=key, subsets=3, subset_size=40)
     np.testing.assert_allclose(found.distance, metrics.kernel_distance(a[:40], b), rtol=1e-12)
     np.testing.assert_allclose(found.standard_error, 0, atol=1e-12 * found.distance)
     for options in ({"subsets": 1}, {"subsets": 2.0}):
@@ -216,3 +216,14 @@ def test_the_worst_client_is_found(x64):
     for shape in ((), (0,), (3, 2)):
         with pytest.raises(ValueError, match=r"^values: wanted .* shape \(m\)"):
             metrics.client_distribution(np.ones(shape), good="small")
+
+
+@pytest.mark.parametrize("rows", [2_000, 100_000])
+def test_the_frechet_distance_of_many_rows(rows):
+    scales = np.logspace(0, -2.5, 64)
+    rng = np.random.default_rng(0)
+    a = (rng.standard_normal((rows, 64)) * scales).astype(np.float32)
+    b = (rng.standard_normal((rows, 64)) * scales * 1.1 + 0.01).astype(np.float32)
+    with jax.enable_x64(True):
+        wanted = float(metrics.frechet_distance(a.astype(float), b.astype(float)))
+    assert np.isclose(float(metrics.frechet_distance(a, b)), wanted, rtol=1e-4)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import jaxfed as jf
 from jaxfed import metrics
 from jaxfed.linalg import Moment
 from tests.references import consensus
@@ -62,23 +63,27 @@ def test_reconstruction_metrics_equal_the_reference(rng, x64, samples, form, ran
     data, counts = forms(samples)[form]
     local = stack(locals_)
 
-    errors = metrics.reconstruction_error(data, shared, local, counts, per_client=True)
+    errors = metrics.reconstruction_error(
+        jf.Personalized(shared, local), data, counts=counts, per_client=True
+    )
     expected = reference.reconstruction_errors(samples, shared, locals_)
     np.testing.assert_allclose(errors, expected, rtol=1e-12, atol=1e-11)
-    mean = metrics.reconstruction_error(data, shared, local, counts)
+    mean = metrics.reconstruction_error(jf.Personalized(shared, local), data, counts=counts)
     np.testing.assert_allclose(mean, expected.mean(), rtol=1e-12)
 
     energies = np.array([np.sum(y**2) / len(y) for y in samples])
     objective = reference.objective(samples, shared, locals_)
-    captured = metrics.captured_energy(data, shared, local, counts)
+    captured = metrics.captured_energy(jf.Personalized(shared, local), data, counts=counts)
     np.testing.assert_allclose(captured, 2 * objective / energies.mean(), rtol=1e-12)
 
-    shares = metrics.separation(data, shared, local, counts, per_client=True)
+    shares = metrics.separation(
+        jf.Personalized(shared, local), data, counts=counts, per_client=True
+    )
     in_shared = np.array([np.sum((y @ shared) ** 2) / len(y) for y in samples])
     np.testing.assert_allclose(shares.shared, in_shared / energies, rtol=1e-12)
     np.testing.assert_allclose(sum(shares), np.ones(M), rtol=1e-12)
 
-    found = metrics.kkt_violation(data, shared, local, counts)
+    found = metrics.kkt_violation(jf.Personalized(shared, local), data, counts=counts)
     np.testing.assert_allclose(found, reference.kkt_violation(samples, shared, locals_), rtol=1e-11)
 
 
@@ -86,14 +91,21 @@ def test_reconstruction_metrics_equal_the_reference(rng, x64, samples, form, ran
 def test_pooled_metrics_equal_the_reference(rng, x64, samples, form):
     shared = reference.polar(rng.standard_normal((D, 3)))
     data, counts = forms(samples)[form]
-    found = metrics.scaled_kkt_violation(data, shared, counts)
+    found = metrics.scaled_kkt_violation(jf.Personalized(shared, None), data, counts=counts)
     np.testing.assert_allclose(found, consensus.scaled_kkt_violation(samples, shared), rtol=1e-12)
     values, vectors = consensus.singular_values(samples, 3)
-    found = metrics.relative_singular_value_error(data, shared, values, counts)
+    found = metrics.relative_singular_value_error(
+        jf.Personalized(shared, None), data, values, counts=counts
+    )
     wanted = consensus.relative_singular_value_error(samples, shared)
     np.testing.assert_allclose(found, wanted, rtol=1e-12)
-    assert metrics.scaled_kkt_violation(data, vectors, counts) < 1e-14
-    assert metrics.relative_singular_value_error(data, vectors, values, counts) < 1e-14
+    assert metrics.scaled_kkt_violation(jf.Personalized(vectors, None), data, counts=counts) < 1e-14
+    assert (
+        metrics.relative_singular_value_error(
+            jf.Personalized(vectors, None), data, values, counts=counts
+        )
+        < 1e-14
+    )
 
 
 def test_moments_count_by_their_samples(rng, x64, samples):
@@ -101,8 +113,10 @@ def test_moments_count_by_their_samples(rng, x64, samples):
     moments = jax.vmap(Moment.from_dense)(matrices, jnp.asarray(COUNTS))
     shared = reference.polar(rng.standard_normal((D, 2)))
     wanted = consensus.scaled_kkt_violation(samples, shared)
-    np.testing.assert_allclose(metrics.scaled_kkt_violation(moments, shared), wanted, rtol=1e-12)
-    assert metrics.scaled_kkt_violation(np.zeros((2, 3, D)), shared) == 0
+    np.testing.assert_allclose(
+        metrics.scaled_kkt_violation(jf.Personalized(shared, None), moments), wanted, rtol=1e-12
+    )
+    assert metrics.scaled_kkt_violation(jf.Personalized(shared, None), np.zeros((2, 3, D))) == 0
 
 
 def test_what_an_accuracy_took():
@@ -180,7 +194,7 @@ def test_noiseless_reconstruction_reaches_zero_in_single_precision(rng):
         ]
     )
     arrays = [jnp.asarray(a, jnp.float32) for a in (y, shared, stack(locals_))]
-    error = metrics.reconstruction_error(*arrays)
+    error = metrics.reconstruction_error(jf.Personalized(*arrays[1:]), arrays[0])
     assert error.dtype == jnp.float32
     assert float(error) < 1e-11
 
@@ -194,8 +208,13 @@ def test_components_that_do_not_exist_are_none(samples, missing, x64):
     without = {"shared": np.zeros((D, 1)), "local": np.zeros((M, D, 1))}
     zeros = {"shared": shared, "local": local} | {missing: without[missing]}
     for measure in (metrics.reconstruction_error, metrics.captured_energy, metrics.separation):
-        chex.assert_trees_all_close(measure(samples, **given), measure(samples, **zeros))
-    other, none = metrics.kkt_violation(samples, **given), 0 if missing == "shared" else 1
+        chex.assert_trees_all_close(
+            measure(jf.Personalized(**given), samples), measure(jf.Personalized(**zeros), samples)
+        )
+    other, none = (
+        metrics.kkt_violation(jf.Personalized(**given), samples),
+        0 if missing == "shared" else 1,
+    )
     assert float(other[none]) == 0 and float(other[1 - none]) > 0
     truth = {f"true_{name}": part for name, part in {"shared": shared, "local": local}.items()}
     assert float(metrics.subspace_error(**given, **truth)) == pytest.approx(2.0)
@@ -203,9 +222,21 @@ def test_components_that_do_not_exist_are_none(samples, missing, x64):
     assert float(metrics.subspace_error(**given, **same)) == pytest.approx(0.0, abs=1e-12)
 
 
+def test_components_that_overlap_count_once(rng, samples):
+    """As those of `HierarchicalPCA`, whose local components hold all of a client's."""
+    shared = np.linalg.qr(rng.normal(size=(D, 2)))[0]
+    local = np.linalg.qr(shared + 0.1 * rng.normal(size=(M, D, 2)))[0]
+    both, own = jf.Personalized(shared, local), jf.Personalized(None, local)
+    for measure in (metrics.reconstruction_error, metrics.captured_energy):
+        chex.assert_trees_all_equal(measure(both, samples), measure(own, samples))
+    alone = metrics.reconstruction_error(both, samples[1], client=1)
+    each = metrics.reconstruction_error(both, samples, per_client=True)
+    np.testing.assert_allclose(alone, each[1], rtol=1e-6)
+
+
 def test_some_components_are_needed(samples):
-    with pytest.raises(ValueError, match=r"^shared, local: wanted one of the two, got None"):
-        metrics.reconstruction_error(samples, None, None)
+    with pytest.raises(ValueError, match=r"^fitted: wanted what PCA learned"):
+        metrics.reconstruction_error(jf.Personalized(None, None), samples)
     for measure in (metrics.misalignment, metrics.client_distances):
         with pytest.raises(ValueError, match=r"^local: wanted an array .* got None"):
             measure(None)
@@ -216,13 +247,15 @@ def test_components_that_are_zero(samples, x64):
     shared, local = jnp.zeros((D, 1)), jnp.zeros((M, D, 1))
     energies = np.array([np.sum(y**2) / len(y) for y in samples])
     chex.assert_trees_all_close(
-        metrics.reconstruction_error(samples, shared, local), jnp.asarray(energies.mean())
+        metrics.reconstruction_error(jf.Personalized(shared, local), samples),
+        jnp.asarray(energies.mean()),
     )
     for d in (D, 3):  # more, and fewer, dimensions than components
         assert float(metrics.misalignment(jnp.zeros((M, d, 1)))) == pytest.approx(1.0)
     chex.assert_trees_all_equal(metrics.client_distances(jnp.zeros((2, 3, 1))), jnp.zeros((2, 2)))
     chex.assert_trees_all_equal(
-        metrics.captured_energy(jnp.zeros((M, 2, D)), shared, local), jnp.asarray(0.0)
+        metrics.captured_energy(jf.Personalized(shared, local), jnp.zeros((M, 2, D))),
+        jnp.asarray(0.0),
     )
 
 
@@ -237,9 +270,11 @@ def test_jit_and_vmap_over_solutions(rng, x64, samples):
     @chex.assert_max_traces(n=1)
     def everything(shared, local, data, counts):
         return {
-            "error": metrics.reconstruction_error(data, shared, local, counts),
-            "shares": metrics.separation(data, shared, local, counts),
-            "kkt": metrics.kkt_violation(data, shared, local, counts),
+            "error": metrics.reconstruction_error(
+                jf.Personalized(shared, local), data, counts=counts
+            ),
+            "shares": metrics.separation(jf.Personalized(shared, local), data, counts=counts),
+            "kkt": metrics.kkt_violation(jf.Personalized(shared, local), data, counts=counts),
             "theta": metrics.misalignment(local),
             "rho": metrics.client_distances(local),
         }
@@ -268,7 +303,9 @@ def test_gradients_equal_finite_differences(rng, x64, samples):
     direction = [x - v @ (v.T @ x) for v, x in zip(locals_, direction, strict=True)]
     functions = {
         "theta": metrics.misalignment,
-        "error": lambda v: metrics.reconstruction_error(data, shared, v, counts),
+        "error": lambda v: metrics.reconstruction_error(
+            jf.Personalized(shared, v), data, counts=counts
+        ),
         "distance": lambda v: jnp.sum(metrics.client_distances(v) ** 2),
     }
     for name, function in functions.items():
@@ -319,21 +356,35 @@ Y, U, V = np.zeros((2, 3, 4)), np.zeros((4, 1)), np.zeros((2, 4, 2))
 @pytest.mark.parametrize(
     ("call", "name"),
     [
-        (lambda: metrics.reconstruction_error(Y, U[:3], V), "local"),
-        (lambda: metrics.reconstruction_error(Y, U, V[0]), "local"),
-        (lambda: metrics.reconstruction_error(Y[0], U, V), "samples"),
-        (lambda: metrics.reconstruction_error(Y[:, :, :3], U, V), "samples"),
-        (lambda: metrics.reconstruction_error(Y[:1], U, V), "samples"),
-        (lambda: metrics.reconstruction_error([Y[0], Y[1, :, :2]], U, V), "samples"),
-        (lambda: metrics.reconstruction_error([], U, V), "samples"),
+        (lambda: metrics.reconstruction_error(jf.Personalized(U[:3], V), Y), "fitted"),
+        (lambda: metrics.reconstruction_error(jf.Personalized(U, V[0]), Y), "fitted"),
+        (lambda: metrics.reconstruction_error(jf.Personalized(U, V), Y[0]), "samples"),
+        (lambda: metrics.reconstruction_error(jf.Personalized(U, V), Y[:, :, :3]), "samples"),
+        (lambda: metrics.reconstruction_error(jf.Personalized(U, V), Y[:1]), "samples"),
         (
-            lambda: metrics.reconstruction_error(Moment.from_samples(jnp.asarray(Y[0])), U, V),
+            lambda: metrics.reconstruction_error(jf.Personalized(U, V), [Y[0], Y[1, :, :2]]),
+            "samples",
+        ),
+        (lambda: metrics.reconstruction_error(jf.Personalized(U, V), []), "samples"),
+        (
+            lambda: metrics.reconstruction_error(
+                jf.Personalized(U, V), Moment.from_samples(jnp.asarray(Y[0]))
+            ),
             "axis",
         ),
-        (lambda: metrics.reconstruction_error(list(Y), U, V, [3, 3]), "counts"),
-        (lambda: metrics.separation(Y, U, V, np.ones(3)), "counts"),
-        (lambda: metrics.captured_energy(Y, U, V, np.array([-1, 1])), "counts"),
-        (lambda: metrics.kkt_violation(Y, U, V, np.array([4, 1])), "counts"),
+        (
+            lambda: metrics.reconstruction_error(jf.Personalized(U, V), list(Y), counts=[3, 3]),
+            "counts",
+        ),
+        (lambda: metrics.separation(jf.Personalized(U, V), Y, counts=np.ones(3)), "counts"),
+        (
+            lambda: metrics.captured_energy(jf.Personalized(U, V), Y, counts=np.array([-1, 1])),
+            "counts",
+        ),
+        (
+            lambda: metrics.kkt_violation(jf.Personalized(U, V), Y, counts=np.array([4, 1])),
+            "counts",
+        ),
         (lambda: metrics.projector_distance(U, U[:3]), "y"),
         (lambda: metrics.projector_distance(U[:, 0], U[:, 0]), "x"),
         (lambda: metrics.subspace_error(U, V, U, V[:1]), "true_local"),
@@ -343,9 +394,12 @@ Y, U, V = np.zeros((2, 3, 4)), np.zeros((4, 1)), np.zeros((2, 4, 2))
         (lambda: metrics.client_distances(U), "local"),
         (lambda: metrics.clustering_accuracy([0, 1], [0]), "labels"),
         (lambda: metrics.adjusted_rand_index([], []), "labels"),
-        (lambda: metrics.scaled_kkt_violation(Y, U[:3]), "shared"),
-        (lambda: metrics.scaled_kkt_violation(Y[0], U), "samples"),
-        (lambda: metrics.relative_singular_value_error(Y, U, np.ones(2)), "singular_values"),
+        (lambda: metrics.scaled_kkt_violation(jf.Personalized(U[:3], None), Y), "shared"),
+        (lambda: metrics.scaled_kkt_violation(jf.Personalized(U, None), Y[0]), "samples"),
+        (
+            lambda: metrics.relative_singular_value_error(jf.Personalized(U, None), Y, np.ones(2)),
+            "singular_values",
+        ),
         (lambda: metrics.rounds_to_accuracy(np.ones((2, 0)), 1), "values"),
         (lambda: metrics.floats_to_accuracy(np.ones(3), 1, np.ones(2)), "bits"),
     ],

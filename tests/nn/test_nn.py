@@ -30,7 +30,7 @@ def error(scale, layer, state, values=None):
 
 def test_a_layer_is_differentiated_through_its_solve(key):
     layer, state = eqx.nn.make_with_state(jf.nn.PersonalizedProjection)(
-        jf.pca.PerPCA(1, 1), samples(), rounds=1000, key=key
+        jf.pca.PerPCA(1, 1, solver="gradient"), samples(), rounds=1000, key=key
     )
     gradient = jax.jit(jax.value_and_grad(error, has_aux=True))
     scale = jnp.array([1.0, 0.9, 1.1, 1.0])
@@ -56,7 +56,7 @@ def test_a_layer_is_differentiated_through_its_solve(key):
 def test_what_is_trained_of_a_layer_and_what_is_returned(key):
     """The algorithm's numbers, and nothing of the solve; in the precision of the call."""
     layer, state = eqx.nn.make_with_state(jf.nn.PersonalizedProjection)(
-        jf.pca.PerPCA(1, 1, step_size=0.02), samples(), rounds=1000, key=key
+        jf.pca.PerPCA(1, 1, solver="gradient", step_size=0.02), samples(), rounds=1000, key=key
     )
     trained = eqx.filter(layer, eqx.is_inexact_array)
     assert [leaf.size for leaf in jax.tree.leaves(trained)] == [1]
@@ -83,7 +83,7 @@ def test_a_layer_begins_at_a_solution_however_few_the_rounds_of_a_call(key):
     """A hundred rounds from the start alone would end far from it."""
     values = jax.random.normal(key, (3, 20, 4)) * jnp.array([5.0, 4.0, 2.0, 1.0])
     layer, state = eqx.nn.make_with_state(jf.nn.PersonalizedProjection)(
-        jf.pca.PerPCA(1, 1), values, rounds=100, key=jax.random.key(1)
+        jf.pca.PerPCA(1, 1, solver="gradient"), values, rounds=100, key=jax.random.key(1)
     )
     slope, _ = jax.jit(jax.grad(lambda scale: error(scale, layer, state, values), has_aux=True))(
         jnp.ones(4)

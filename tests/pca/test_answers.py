@@ -18,7 +18,7 @@ def check(name, method, seed):
     drawn = draw(family, seed)
     clients, key = jf.Clients.from_samples(drawn.samples), jax.random.key(seed)
     found = jf.fit(METHODS[method](family), clients, rounds=ROUNDS, key=key).result.shared
-    paper = jf.pca.VarProPerPCA(*ranks(family), local_penalty=0.0)
+    paper = jf.pca.PerPCA(*ranks(family), local_penalty=0.0)
     truth = jf.Personalized(jnp.asarray(drawn.shared, jnp.float32), None)
     best = jf.fit(paper, clients, rounds=ROUNDS, key=key, warm_start=truth).result.shared
     assert residual(drawn.samples, found, rank) < 1.005 * residual(drawn.samples, best, rank)
@@ -28,7 +28,7 @@ def check(name, method, seed):
 
 
 def test_strong_shared_components_are_found():
-    check("shared strong", "VarProPerPCA", 0)
+    check("shared strong", "PerPCA", 0)
 
 
 @pytest.mark.slow

@@ -96,7 +96,7 @@ def test_client_functions_refuse_bad_input(function, local, count, message):
 
 @pytest.fixture(scope="module")
 def video():
-    return image_sequence_synthetic(jax.random.key(1), frames=10, height=24, width=36, blobs=1)
+    return image_sequence_synthetic(key=jax.random.key(1), frames=10, height=24, width=36, blobs=1)
 
 
 def _correlation(x, y):
@@ -123,7 +123,7 @@ def test_video_is_separated(video):
 def test_video_from_another_start_with_another_algorithm(video):
     # A start at the answer, and one round that hardly moves: the parts are those of the start.
     known = separate_video(video.frames, 3, 4, rounds=20)
-    algorithm = jf.pca.PerPCA(3, 4, step_size=1e-6)
+    algorithm = jf.pca.PerPCA(3, 4, solver="gradient", step_size=1e-6)
     again = separate_video(
         video.frames, 3, 4, rounds=1, algorithm=algorithm, warm_start=known.solution
     )
@@ -185,7 +185,9 @@ def test_thin_start_is_the_thin_start(topics):
     assert projector_distance(start.shared, full.shared) < 1e-6
     chex.assert_trees_all_close(start.shared.T @ start.local, jnp.zeros((4, 2, 1)), atol=1e-5)
     # Own components are found among three, the best ones among all forty.
-    error, best = (jf.metrics.reconstruction_error(ragged, *pair) for pair in (start, full))
+    error, best = (
+        jf.metrics.reconstruction_error(jf.Personalized(*pair), ragged) for pair in (start, full)
+    )
     assert best <= error * (1 + 1e-5)
     assert error < 1.05 * best
 
@@ -204,3 +206,20 @@ def test_examples(module):
     failed, attempted = doctest.testmod(module)
     assert attempted > 0
     assert failed == 0
+
+
+def test_completion_is_least_squares_on_the_observed_rows():
+    rng = np.random.default_rng(0)
+    basis = rng.normal(size=(30, 3))
+    # The observed rows of two components are nearly parallel: condition number 1,700.
+    basis[:10, 2] = basis[:10, 1] + 1e-3 * rng.normal(size=10)
+    basis = np.linalg.qr(basis)[0]
+    full = rng.normal(size=(5, 3)) @ basis.T
+    gaps = np.where(np.arange(30) < 10, full, np.nan).astype(np.float32)
+    model = jf.Personalized(jnp.asarray(basis, jnp.float32), None)
+    found = jf.pca.complete(model, jnp.asarray(gaps))
+    assert np.abs(found - full).max() < 1e-3
+    assert np.array_equal(found[:, :10], gaps[:, :10])
+    slope = jax.grad(lambda x: jnp.sum(jf.pca.complete(model, x)[:, 10:]))(jnp.asarray(gaps))
+    wanted = (basis[10:] @ np.linalg.pinv(basis[:10])).sum(axis=0)
+    assert np.allclose(slope[:, :10], wanted, rtol=2e-3, atol=2e-3 * np.abs(wanted).max())

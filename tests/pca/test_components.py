@@ -18,7 +18,8 @@ from jaxfed.pca.components import FEW, STEPS, first_components
 FEATURES = FEW + 8
 RNG = np.random.default_rng(0)
 
-from_common = functools.partial(jf.pca.VarProPerPCA, start="common")
+from_common = functools.partial(jf.pca.PerPCA, start="common")
+gradient = functools.partial(jf.pca.PerPCA, solver="gradient")
 
 
 def falling(n):
@@ -87,13 +88,13 @@ SLOW = pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "features", "derivative"),
     [
-        (jf.pca.PerPCA, FEATURES, jax.jacfwd),
-        (jf.pca.VarProPerPCA, 8, jax.grad),
+        (gradient, FEATURES, jax.jacfwd),
+        (jf.pca.PerPCA, 8, jax.grad),
         (from_common, FEATURES, jax.grad),
+        pytest.param(gradient, FEATURES, jax.grad, marks=SLOW),
+        pytest.param(gradient, 8, jax.grad, marks=SLOW),
+        pytest.param(jf.pca.PerPCA, 8, jax.jacfwd, marks=SLOW),
         pytest.param(jf.pca.PerPCA, FEATURES, jax.grad, marks=SLOW),
-        pytest.param(jf.pca.PerPCA, 8, jax.grad, marks=SLOW),
-        pytest.param(jf.pca.VarProPerPCA, 8, jax.jacfwd, marks=SLOW),
-        pytest.param(jf.pca.VarProPerPCA, FEATURES, jax.grad, marks=SLOW),
         pytest.param(from_common, 8, jax.grad, marks=SLOW),
         pytest.param(from_common, FEATURES, jax.jacfwd, marks=SLOW),
     ],
@@ -141,9 +142,9 @@ def test_degenerate_clients_have_orthonormal_components_and_finite_derivatives(s
 @pytest.mark.parametrize(
     ("make", "engine"),
     [
-        (jf.pca.PerPCA, "moments"),
+        (gradient, "moments"),
         (from_common, "chunks"),
-        pytest.param(jf.pca.PerPCA, "chunks", marks=SLOW),
+        pytest.param(gradient, "chunks", marks=SLOW),
         pytest.param(from_common, "moments", marks=SLOW),
     ],
 )
@@ -170,7 +171,7 @@ def test_identical_clients_of_many_features_share_the_largest_components():
     samples = falling(200).astype(np.float32)
     clients = jf.Clients.from_samples([samples] * 3)
     matrix = samples.T @ samples / len(samples)
-    solution = jf.fit(jf.pca.VarProPerPCA(2, 2), clients, rounds=30, key=jax.random.key(0))
+    solution = jf.fit(jf.pca.PerPCA(2, 2), clients, rounds=30, key=jax.random.key(0))
     values, vectors = np.linalg.eigh(matrix)
     np.testing.assert_allclose(solution.history["objective"][-1], values[:-4].sum(), rtol=1e-4)
     top, found = vectors[:, -2:], solution.result.shared
@@ -178,7 +179,7 @@ def test_identical_clients_of_many_features_share_the_largest_components():
 
 
 PERSONALIZED = (
-    *(kind(1, 2) for kind in (jf.pca.PerPCA, jf.pca.VarProPerPCA, jf.pca.OneShot, jf.pca.HMF)),
+    *(kind(1, 2) for kind in (jf.pca.PerPCA, gradient, jf.pca.OneShot, jf.pca.HMF)),
     jf.pca.TCMF(1, 2, 0.5),
 )
 
@@ -196,7 +197,9 @@ def test_clients_that_local_components_reproduce_are_warned_of(algorithm):
         jax.jit(lambda: algorithm.check(enough, None))()
         jf.pca.HierarchicalPCA(2, 0.5, 0.1).check(few, None)
         algorithm.check(eqx.tree_at(lambda x: x.data.count, few, jnp.asarray([0.0, 9.0])), None)
-        jf.pca.PerPCA(1, (1, 2)).check(few, None)  # the first has two samples and one component
+        jf.pca.PerPCA(1, (1, 2), solver="gradient").check(
+            few, None
+        )  # the first has two samples and one component
 
 
 def test_the_warning_points_to_the_users_line():

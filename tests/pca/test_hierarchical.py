@@ -12,7 +12,7 @@ import pytest
 import jaxfed as jf
 from bench.formulas import adept as theory
 from jaxfed.linalg import Moment
-from jaxfed.pca import _personalized, adaptive, bingham, empirical_bayes, likelihood
+from jaxfed.pca import _component_updates, _prior_variance, bingham, empirical_bayes, likelihood
 from papers.hierarchical.descent import GlobalProbabilisticPCA, LocalProbabilisticPCA
 from tests import helpers
 from tests.helpers import projector
@@ -22,7 +22,7 @@ from tests.references import hierarchical as reference
 FEATURES, RANK, CLIENTS, NOISE, VARIANCE, ROUNDS = 8, 3, 5, 0.5, 0.1, 100
 SIZES = (12, 9, 15, 12, 4)
 Hierarchical = partial(jf.pca.HierarchicalPCA, RANK, NOISE, VARIANCE)
-Adaptive = partial(jf.pca.AdaptivePCA, RANK, NOISE)
+Adaptive = partial(jf.pca.HierarchicalPCA, RANK, NOISE)
 Bayes = partial(jf.pca.EmpiricalBayesPCA, RANK)
 Alone = partial(LocalProbabilisticPCA, RANK, NOISE)
 Global = partial(GlobalProbabilisticPCA, RANK, NOISE)
@@ -177,11 +177,13 @@ def test_block_descent(which, samples, x64):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("spread", ["closed_form", "log", "gradient"])
-def test_adaptive(spread, samples, x64):
+@pytest.mark.parametrize("update", ["closed_form", "log", "gradient"])
+def test_a_hyperprior(update, samples, x64):
     clients = jf.Clients.from_samples(samples)
     hyper_prior, dimension = 0.2, RANK * (FEATURES - RANK)
-    solution = solve(Adaptive(0.1, hyper_prior=hyper_prior, spread=spread), clients)
+    solution = solve(
+        Adaptive(initial_variance=0.1, hyper_prior=hyper_prior, variance_update=update), clients
+    )
     shared = reference.pooled(samples, RANK)
     shared, own, variance = reference.gradient_descent(
         samples,
@@ -190,7 +192,7 @@ def test_adaptive(spread, samples, x64):
         NOISE,
         0.1,
         ROUNDS,
-        spread=spread,
+        spread=update,
         hyper_prior=hyper_prior,
         dimension=dimension,
     )
@@ -285,11 +287,15 @@ def test_a_tenth_of_the_clients_at_a_time(samples, key, x64):
         (jf.pca.EmpiricalBayesPCA(FEATURES, NOISE), None, "rank: wanted less than the 8"),
         (Hierarchical(), (FEATURES, 2, RANK), "warm_start: wanted shared components of shape"),
         (Hierarchical(), (FEATURES, RANK, 1), "warm_start: wanted local components of shape"),
-        (Adaptive(1e-4, hyper_prior=0.1), None, "prior_variance: wanted at least"),
         (
-            Adaptive(hyper_prior=0.1, spread="gradient", spread_step_size=0.01),
+            Adaptive(initial_variance=1e-4, hyper_prior=0.1),
             None,
-            "hyper_prior: wanted at least spread_step_size",
+            "initial_variance: wanted at least",
+        ),
+        (
+            Adaptive(hyper_prior=0.1, variance_update="gradient", variance_step_size=0.01),
+            None,
+            "hyper_prior: wanted at least variance_step_size",
         ),
     ],
 )
@@ -397,7 +403,7 @@ def test_expectation_maximization_round_by_round(samples, x64):
 def test_rounded_messages_leave_the_spread_alone(key):
     """The distance used to be what was left of r after two numbers rounded to eight bits."""
     drawn = jf.data.perpca_synthetic(
-        key,
+        key=key,
         clients=CLIENTS,
         features=FEATURES,
         shared_rank=RANK,
@@ -421,7 +427,7 @@ def test_rounded_messages_leave_the_spread_alone(key):
 def test_a_spread_at_its_limit_is_told_and_a_wrong_noise_is_found(key):
     """Twice the noise explains all of the scatter; what the components leave tells the noise."""
     data = jf.data.hierarchical_synthetic(
-        key, clients=60, features=20, rank=4, samples=20, prior_variance=0.05
+        key=key, clients=60, features=20, rank=4, samples=20, prior_variance=0.05
     )
     clients, fits = jf.Clients.from_samples(data.samples), []
     for _ in range(4):
@@ -443,7 +449,7 @@ def test_a_spread_at_its_limit_is_told_and_a_wrong_noise_is_found(key):
 def estimated(key, prior_variance):
     """Estimated and true spread, and errors of this and of the best fixed prior variance."""
     data = jf.data.hierarchical_synthetic(
-        key, clients=60, features=20, rank=4, samples=20, prior_variance=prior_variance
+        key=key, clients=60, features=20, rank=4, samples=20, prior_variance=prior_variance
     )
     clients = jf.Clients.from_samples(data.samples)
     run = partial(jf.rollout, clients=clients, key=key)
@@ -544,12 +550,12 @@ def test_spread_minimizer_and_gradient(x64):
 
 
 @pytest.mark.parametrize("variance", [0.02, 0.5])  # below the minimum and above it
-@pytest.mark.parametrize("spread", ["closed_form", "log", "gradient"])
-def test_a_step_of_the_variance_is_down_its_gradient(spread, variance, key, x64):
+@pytest.mark.parametrize("update", ["closed_form", "log", "gradient"])
+def test_a_step_of_the_variance_is_down_its_gradient(update, variance, key, x64):
     """By log σ², by σ, or to where there is none, on either side of the minimum."""
     hyper_prior, distance, dimension, step = 0.4, 1.3, 1 * 5, 0.01
     coordinate, inverse = {"log": (jnp.log, jnp.exp), "gradient": (jnp.sqrt, jnp.square)}.get(
-        spread, (lambda x: x, lambda x: x)
+        update, (lambda x: x, lambda x: x)
     )
 
     def regularizer(x):
@@ -557,17 +563,22 @@ def test_a_step_of_the_variance_is_down_its_gradient(spread, variance, key, x64)
         bound = 2 * hyper_prior + distance
         return dimension * jnp.log(deviation) + bound / (2 * deviation**2)
 
-    algorithm = jf.pca.AdaptivePCA(
-        1, NOISE, variance, hyper_prior=hyper_prior, spread=spread, spread_step_size=step
+    algorithm = jf.pca.HierarchicalPCA(
+        1,
+        NOISE,
+        initial_variance=variance,
+        hyper_prior=hyper_prior,
+        variance_update=update,
+        variance_step_size=step,
     )
     shared = jnp.eye(1, 6)
-    server = _personalized.Server(shared, jnp.asarray(variance))
+    server = _component_updates.HierarchicalServer(shared, jnp.asarray(variance))
     moved, record = algorithm.server_step(
-        key, server, _personalized.Message(shared, jnp.asarray(distance), None)
+        key, server, _component_updates.Message(shared, jnp.asarray(distance), None)
     )
     assert record["prior_variance"] == moved.prior_variance
     slope = jax.grad(regularizer)
-    if spread == "closed_form":
+    if update == "closed_form":
         np.testing.assert_allclose(slope(moved.prior_variance), 0, atol=1e-10)
         return
     before = coordinate(jnp.asarray(variance))
@@ -582,7 +593,7 @@ def test_spread_never_falls_below_its_floor(x64):
     floor = theory.spread_floor(hyper_prior, dimension)
     variance = jnp.linspace(1.0, 40.0, 50) * floor
     for _ in range(300):
-        variance = adaptive.SPREADS["gradient"](variance, 0.0, hyper_prior, dimension, None)
+        variance = _prior_variance.UPDATES["gradient"](variance, 0.0, hyper_prior, dimension, None)
         assert jnp.all(variance >= floor * (1 - 1e-12))
 
 
@@ -592,7 +603,7 @@ def test_spread_never_falls_below_its_floor(x64):
 @pytest.mark.slow
 def test_synthetic_data(key, x64):
     data = jf.data.hierarchical_synthetic(
-        key,
+        key=key,
         clients=40,
         features=10,
         rank=3,
@@ -608,22 +619,22 @@ def test_synthetic_data(key, x64):
     np.testing.assert_allclose(np.mean(distances) / 24, 0.002, rtol=0.2)
     with pytest.raises(ValueError, match="rank: wanted less than the features"):
         jf.data.hierarchical_synthetic(
-            key, clients=2, features=3, rank=3, samples=5, prior_variance=0.1
+            key=key, clients=2, features=3, rank=3, samples=5, prior_variance=0.1
         )
     with pytest.raises(ValueError, match="prior_variance"):
         jf.data.hierarchical_synthetic(
-            key, clients=2, features=3, rank=1, samples=5, prior_variance=-0.1
+            key=key, clients=2, features=3, rank=1, samples=5, prior_variance=-0.1
         )
 
 
 @pytest.mark.slow
 def test_expected_error_is_that_of_many_samples(key, frames):
     data = jf.data.hierarchical_synthetic(
-        key, clients=CLIENTS, features=FEATURES, rank=RANK, samples=3, prior_variance=0.1
+        key=key, clients=CLIENTS, features=FEATURES, rank=RANK, samples=3, prior_variance=0.1
     )
     local = jnp.asarray(frames[:-1], jnp.float32)
     fresh = data.draw(jax.random.key(1), 65536)  # a standard error of about 0.2 %
-    sampled = jf.metrics.reconstruction_error(fresh, None, local)
+    sampled = jf.metrics.reconstruction_error(jf.Personalized(None, local), fresh)
     exact = jf.metrics.expected_reconstruction_error(local, data.local, NOISE)
     np.testing.assert_allclose(exact, sampled, rtol=0.01)
     truth = jf.metrics.expected_reconstruction_error(data.local, data.local, NOISE, relative=True)

@@ -149,7 +149,7 @@ def test_ends_at_personalized_pca_of_clients_weighted_by_their_samples(x64):
     counts = np.array([len(y) for y in samples])
     run = solve(gradient(2, 2), samples, rounds=2000)
     weighted = jf.Clients.from_samples(samples, weights=counts)
-    other = solve(jf.pca.VarProPerPCA(2, 2, local_penalty=0.0), weighted, rounds=200)
+    other = solve(jf.pca.PerPCA(2, 2, local_penalty=0.0), weighted, rounds=200)
     wanted = other.history["objective"][-1] * counts.mean() / 2
     np.testing.assert_allclose(run.history["objective"][-1], wanted, rtol=1e-9)
     assert gap(run.result.shared, other.result.shared) < 1e-5

@@ -109,7 +109,9 @@ def test_every_variant(variant, retraction, ranks, some):
         )[:2]
     step = None if variant == "power" else STEP
     solution = solve(
-        jf.pca.PerPCA(SHARED, ranks, step_size=step, variant=variant, retraction=retraction),
+        jf.pca.PerPCA(
+            SHARED, ranks, solver="gradient", step_size=step, variant=variant, retraction=retraction
+        ),
         samples,
         warm_start=start,
         participation=jf.participation.mask(present) if some else None,
@@ -125,7 +127,7 @@ def test_the_largest_client_does_not_slow_power_iteration():
     samples[0] = 10 * samples[0]
     power, tangent = (
         solve(
-            jf.pca.PerPCA(SHARED, LOCAL, variant=variant, start="local_first"),
+            jf.pca.PerPCA(SHARED, LOCAL, solver="gradient", variant=variant, start="local_first"),
             samples,
             rounds=1000,
         )
@@ -142,7 +144,7 @@ def test_algorithm_1_is_the_polar_variant():
     samples = draw_samples()
     shared, frames, start = first(LOCAL)
     wanted = reference.algorithm1(samples, shared, frames, step_size=STEP, rounds=ROUNDS)
-    algorithm = jf.pca.PerPCA(SHARED, LOCAL, step_size=STEP, variant="polar")
+    algorithm = jf.pca.PerPCA(SHARED, LOCAL, solver="gradient", step_size=STEP, variant="polar")
     agree(solve(algorithm, samples, warm_start=start).result, *wanted)
 
 
@@ -154,7 +156,9 @@ def test_the_objective(retraction):
     wanted = reference.perpca(
         samples, shared, frames, step_size=STEP, rounds=ROUNDS, retraction=retraction
     ).objective
-    algorithm = jf.pca.PerPCA(SHARED, LOCAL, step_size=STEP, retraction=retraction)
+    algorithm = jf.pca.PerPCA(
+        SHARED, LOCAL, solver="gradient", step_size=STEP, retraction=retraction
+    )
     objective = solve(algorithm, samples, warm_start=start).history["objective"]
     total = np.mean([np.trace(reference.moment(y)) for y in samples])
     # An entry is evaluated where its round begins, the reference's where it ends.
@@ -167,7 +171,7 @@ def test_decay(ranks):
     samples, ranks = draw_samples(), RANKS[ranks]
     shared, frames, start = first(ranks)
     step = 0.5  # too large for a descent without decay
-    algorithm = jf.pca.PerPCA(SHARED, ranks, step_size=step, decay=0.6)
+    algorithm = jf.pca.PerPCA(SHARED, ranks, solver="gradient", step_size=step, decay=0.6)
     solution = solve(algorithm, samples, warm_start=start)
 
     steps, last = [], np.inf
@@ -188,7 +192,7 @@ def test_the_automatic_step_is_one_over_the_largest_eigenvalue():
     shared, frames, start = first(LOCAL)
     step = 1 / max(np.linalg.eigvalsh(reference.moment(y))[-1] for y in samples)
     wanted = reference.perpca(samples, shared, frames, step_size=step, rounds=ROUNDS)
-    solution = solve(jf.pca.PerPCA(SHARED, LOCAL), samples, warm_start=start)
+    solution = solve(jf.pca.PerPCA(SHARED, LOCAL, solver="gradient"), samples, warm_start=start)
     np.testing.assert_allclose(solution.history["step_size"], step, rtol=1e-10)
     agree(solution.result, *wanted[:2])
 
@@ -198,7 +202,7 @@ def test_the_start_from_local_components():
     samples = draw_samples()
     shared, frames = reference.local_first(samples, SHARED, LOCAL)
     wanted = reference.perpca(samples, shared, frames, step_size=STEP, rounds=ROUNDS)
-    algorithm = jf.pca.PerPCA(SHARED, LOCAL, step_size=STEP, start="local_first")
+    algorithm = jf.pca.PerPCA(SHARED, LOCAL, solver="gradient", step_size=STEP, start="local_first")
     agree(solve(algorithm, samples).result, *wanted[:2])
 
 
@@ -208,7 +212,7 @@ def test_missing_local_components_of_a_warm_start_are_the_best_ones():
     frames = [reference.best_local(reference.moment(y), shared, LOCAL) for y in samples]
     wanted = reference.perpca(samples, shared, frames, step_size=STEP, rounds=ROUNDS)
     start = jf.Personalized(jnp.asarray(shared), None)
-    algorithm = jf.pca.PerPCA(SHARED, LOCAL, step_size=STEP)
+    algorithm = jf.pca.PerPCA(SHARED, LOCAL, solver="gradient", step_size=STEP)
     agree(solve(algorithm, samples, warm_start=start).result, *wanted[:2])
 
 

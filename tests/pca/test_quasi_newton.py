@@ -15,7 +15,7 @@ from tests.helpers import solve
 FEATURES, RANK, CLIENTS, NOISE, TIGHT = 8, 2, 6, 0.3, 1e-3
 XI = RANK * (FEATURES - RANK) * NOISE * (1 + NOISE) / (6 * 12)
 Hierarchical = partial(jf.pca.HierarchicalPCA, RANK)
-Adaptive = partial(jf.pca.AdaptivePCA, RANK)
+Adaptive = partial(jf.pca.HierarchicalPCA, RANK)
 Bayes = partial(jf.pca.EmpiricalBayesPCA, RANK)
 
 
@@ -31,7 +31,7 @@ def samples(dtype=np.float64):
 
 
 def joint(history, first):
-    """The objective of `AdaptivePCA` before each round, the hyper prior's part included."""
+    """The objective of `HierarchicalPCA` before each round, the hyper prior's part included."""
     dimension = RANK * (FEATURES - RANK)
     variance = np.append(first, history["prior_variance"][:-1])
     return history["objective"] + dimension / 2 * np.log(variance) + XI / variance
@@ -56,7 +56,7 @@ def rounds_to(objective, best, start, gap=1e-4):
         (partial(Hierarchical, NOISE, TIGHT), "eigenvectors", None, 4),
         (partial(Adaptive, NOISE), "eigenvectors", None, 1),
         (
-            partial(Adaptive, NOISE, 0.1, hyper_prior=XI),
+            partial(Adaptive, NOISE, initial_variance=0.1, hyper_prior=XI),
             "eigenvectors",
             partial(joint, first=0.1),
             1.5,
@@ -171,8 +171,11 @@ def test_unrolled_derivatives_equal_finite_differences(make, rounds, x64):
     ("make", "message"),
     [
         (lambda: Hierarchical(0.2, 0.1, solver="quasi_newton", likelihood="half"), "^likelihood: "),
-        (lambda: Adaptive(0.2, solver="quasi_newton", spread="log"), "^spread: "),
-        (lambda: Adaptive(spread="gradient"), "^hyper_prior: spread='gradient' wants a number"),
+        (lambda: Adaptive(0.2, solver="quasi_newton", variance_update="log"), "^variance_update: "),
+        (
+            lambda: Adaptive(variance_update="gradient"),
+            "^hyper_prior: variance_update='gradient' wants a number",
+        ),
         (lambda: Bayes(0.2, solver="newton"), "^solver: "),
     ],
 )

@@ -24,7 +24,7 @@ M, N, D = 8, 40, 10
 def _samples(key, shared_rank=1, local_rank=1, samples=N, **law):
     defaults = {"shared_scale": 2.0, "local_scale": 2.0, "noise_variance": 0.2, "local": "random"}
     data = perpca_synthetic(
-        key,
+        key=key,
         clients=M,
         features=D,
         shared_rank=shared_rank,
@@ -278,3 +278,19 @@ def test_example():
     failed, attempted = doctest.testmod(ranks)
     assert attempted > 0
     assert failed == 0
+
+
+@pytest.mark.parametrize("rows", [300, 30_000])
+def test_ranks_do_not_depend_on_the_number_of_rows(rows):
+    rng = np.random.default_rng(0)
+    shared = np.linalg.qr(rng.standard_normal((10, 3)))[0].T
+    tables = []
+    for _ in range(4):
+        own = np.linalg.qr(rng.standard_normal((10, 1)))[0].T
+        signal = rng.standard_normal((rows, 3)) * [30, 3, 0.5] @ shared
+        signal += 2 * rng.standard_normal((rows, 1)) * own
+        tables.append((signal + 0.05 * rng.standard_normal((rows, 10))).astype(np.float32))
+    options = {"most_shared": 4, "most_local": 2, "draws": 8, "subsets": 2}
+    found = jf.pca.suggest_ranks(jf.Clients.from_samples(tables), key=jax.random.key(0), **options)
+    assert (found.shared, found.local) == (3, 1)
+    assert np.allclose(found.noise_variance, 0.05**2, rtol=0.1)

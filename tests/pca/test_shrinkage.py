@@ -13,7 +13,7 @@ from jaxfed.linalg import Moment
 def spiked(key, samples, spikes, noise, features):
     """Samples of a spiked covariance model, and its directions."""
     basis_key, score_key, noise_key = jax.random.split(key, 3)
-    basis = jf.manifolds.stiefel.random(basis_key, features, len(spikes), dtype=jnp.float64)
+    basis = jf.manifolds.stiefel.random(features, len(spikes), key=basis_key, dtype=jnp.float64)
     scores = jax.random.normal(score_key, (samples, len(spikes)), jnp.float64) * jnp.sqrt(spikes)
     noises = jnp.sqrt(noise) * jax.random.normal(noise_key, (samples, features), jnp.float64)
     return scores @ basis.T + noises, basis
@@ -80,7 +80,7 @@ def test_the_scale_changes_nothing():
 def weakly_shared():
     """Shared variance far below the noise, as in the published Table 2: identified, barely."""
     return jf.data.perpca_synthetic(
-        jax.random.key(0),
+        key=jax.random.key(0),
         clients=60,
         features=15,
         shared_rank=2,
@@ -97,7 +97,9 @@ def test_keeps_the_iteration_near_the_truth(weakly_shared, key):
     clients = jf.Clients.from_samples(weakly_shared.samples)
     error = {}
     for shrinkage in (False, True):
-        algorithm = jf.pca.PerPCA(2, 10, step_size=0.2, shrinkage=shrinkage, start="local_first")
+        algorithm = jf.pca.PerPCA(
+            2, 10, solver="gradient", step_size=0.2, shrinkage=shrinkage, start="local_first"
+        )
         result = jf.fit(algorithm, clients, rounds=1000, key=key).result
         error[shrinkage] = jf.metrics.projector_distance(result.shared, weakly_shared.shared)
         joint = jnp.concatenate(
@@ -112,8 +114,8 @@ def test_keeps_the_iteration_near_the_truth(weakly_shared, key):
 @pytest.mark.slow
 def test_split_halves_choose_what_is_true(weakly_shared, key):
     clients = jf.Clients.from_samples(weakly_shared.samples)
-    shrunk = jf.pca.PerPCA(2, 10, shrinkage=True, start="local_first")
-    candidates = [jf.pca.VarProPerPCA(2, 10), shrunk]
+    shrunk = jf.pca.PerPCA(2, 10, solver="gradient", shrinkage=True, start="local_first")
+    candidates = [jf.pca.PerPCA(2, 10), shrunk]
     best, disagreement = jf.pca.split_half(candidates, clients, rounds=60, key=key)
     assert best == 1
     assert disagreement[0] > 1 > 0.2 > disagreement[1]
@@ -124,10 +126,10 @@ def test_split_halves_refuse_what_cannot_be_split(key):
         jf.pca.split_half([], jf.Clients.from_samples(np.ones((2, 4, 3))), rounds=1, key=key)
     alone = jf.Clients.from_samples([np.ones((4, 3)), np.ones((1, 3))])
     with pytest.raises(ValueError, match="client 1 has one"):
-        jf.pca.split_half([jf.pca.PerPCA(1, 1)], alone, rounds=1, key=key)
+        jf.pca.split_half([jf.pca.PerPCA(1, 1, solver="gradient")], alone, rounds=1, key=key)
     moments = jf.Clients.from_moments(np.stack([np.eye(3)] * 2))
     with pytest.raises(ValueError, match="samples"):
-        jf.pca.split_half([jf.pca.PerPCA(1, 1)], moments, rounds=1, key=key)
+        jf.pca.split_half([jf.pca.PerPCA(1, 1, solver="gradient")], moments, rounds=1, key=key)
 
 
 @pytest.mark.slow

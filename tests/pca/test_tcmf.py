@@ -106,7 +106,7 @@ def test_many_inner_rounds_equal_the_papers_epochs(x64):
         sparse = reference.hard(samples - low_rank, threshold)
         threshold = decay * threshold + (1 - decay) * final
         factors = solve(
-            jf.pca.VarProPerPCA(RANK, RANK, local_penalty=0.0),
+            jf.pca.PerPCA(RANK, RANK, local_penalty=0.0),
             jf.Clients.from_samples(samples - sparse),
             rounds=150,
         ).result
@@ -198,7 +198,7 @@ def test_without_errors_it_is_personalized_pca(x64):
     tables = [y[:n] for y, n in zip(samples, counts, strict=True)]
     run = solve(jf.pca.TCMF(RANK, RANK, 100.0), tables, rounds=500)
     weighted = jf.Clients.from_samples(tables, weights=counts)
-    other = solve(jf.pca.VarProPerPCA(RANK, RANK, local_penalty=0.0), weighted, rounds=200)
+    other = solve(jf.pca.PerPCA(RANK, RANK, local_penalty=0.0), weighted, rounds=200)
     wanted = other.history["objective"][-1] * counts.mean() / 2
     np.testing.assert_allclose(run.history["objective"][-1], wanted, rtol=1e-9)
     assert gap(run.result.shared, other.result.shared) < 1e-5

@@ -114,9 +114,7 @@ def test_one_mode_is_personalized_pca(x64):
     samples, *_ = draw_tensors(noise=0.3)
     clients = jf.Clients.from_samples(samples[..., :10])
     run = solve(jf.pca.PerTucker((10,), (2,), (2,)), clients, rounds=2000)
-    other = solve(
-        jf.pca.VarProPerPCA(2, 2, local_penalty=0), clients, rounds=300, warm_start=run.result
-    )
+    other = solve(jf.pca.PerPCA(2, 2, local_penalty=0), clients, rounds=300, warm_start=run.result)
     np.testing.assert_allclose(
         run.history["objective"][-1], other.history["objective"][-1], rtol=1e-9
     )

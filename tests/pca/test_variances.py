@@ -12,8 +12,8 @@ from tests.helpers import solve
 FEATURES, RANK = 20, 3
 LEARNED = {
     "HierarchicalPCA": jf.pca.HierarchicalPCA(RANK),
-    "AdaptivePCA": jf.pca.AdaptivePCA(RANK, solver="eigenvectors"),
-    "AdaptivePCA quasi_newton": jf.pca.AdaptivePCA(RANK, solver="quasi_newton"),
+    "HierarchicalPCA eigenvectors": jf.pca.HierarchicalPCA(RANK, solver="eigenvectors"),
+    "HierarchicalPCA quasi_newton": jf.pca.HierarchicalPCA(RANK, solver="quasi_newton"),
     "EmpiricalBayesPCA": jf.pca.EmpiricalBayesPCA(RANK),
 }
 
@@ -76,7 +76,7 @@ def test_the_default_loses_to_no_extreme(clients, spread, noise):
     values, frames = drawn(2, clients, 20, noise, spread)
     pooled = error(found_by(jf.pca.Pooled(RANK), values).result, frames)
     alone = error(found_by(jf.pca.Local(RANK), values).result, frames)
-    found = error(found_by(jf.pca.AdaptivePCA(RANK), values).result, frames)
+    found = error(found_by(jf.pca.HierarchicalPCA(RANK), values).result, frames)
     assert found <= 1.1 * min(pooled, alone)
 
 
@@ -84,7 +84,7 @@ def test_the_prior_variance_is_stationary(x64):
     """It equals the clients' distances plus the variances of their components and of the centre."""
     clients, samples, noise = 5, 20, 0.25
     values, _ = drawn(3, clients, samples, noise, 0.02)
-    run = solve(jf.pca.AdaptivePCA(RANK, noise, solver="eigenvectors"), values, rounds=300)
+    run = solve(jf.pca.HierarchicalPCA(RANK, noise, solver="eigenvectors"), values, rounds=300)
     variance, free = run.history["prior_variance"][-1], RANK * (FEATURES - RANK)
     sampling = noise * (1 + noise) / samples
     shrunk = variance * sampling / (variance + sampling)
@@ -92,7 +92,7 @@ def test_the_prior_variance_is_stationary(x64):
     wanted = run.history["distance"][-1] / free + shrunk + centre
     np.testing.assert_allclose(variance, wanted, rtol=1e-6)
     # The quasi-Newton solver ends there, too: its values and slopes belong together.
-    quick = found_by(jf.pca.AdaptivePCA(RANK, noise, solver="quasi_newton"), values)
+    quick = found_by(jf.pca.HierarchicalPCA(RANK, noise, solver="quasi_newton"), values)
     np.testing.assert_allclose(quick.history["prior_variance"][-1], variance, rtol=1e-5)
     same = solve(jf.pca.HierarchicalPCA(RANK, noise, solver="eigenvectors"), values, rounds=300)
     assert same.history["prior_variance"][-1] == variance
@@ -140,7 +140,7 @@ def test_new_clients_may_have_fewer_samples_than_components(kind):
 
 
 @pytest.mark.parametrize("values", [np.zeros((3, 8, 5)), np.ones((3, 8, 5))])
-@pytest.mark.parametrize("kind", [jf.pca.AdaptivePCA, jf.pca.EmpiricalBayesPCA])
+@pytest.mark.parametrize("kind", [jf.pca.HierarchicalPCA, jf.pca.EmpiricalBayesPCA])
 def test_data_without_noise_give_finite_numbers(kind, values):
     run = solve(kind(2), values.astype(np.float32), rounds=10)
     del run.history["stopping_measure"]  # infinite until there are enough rounds

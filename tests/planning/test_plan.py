@@ -19,7 +19,7 @@ COSTS = Costs(*[0] * 5, *[np.zeros((), np.uint32)] * 2, False)
 
 def test_a_plan_counts_messages_and_memory():
     plan = jf.plan(jf.pca.Pooled(2), jf.shapes_of(12, 8, 6), topology="cpu", rounds=1)
-    assert (plan.devices, plan.clients, plan.fits, plan.chunk_size) == (1, 12, None, None)
+    assert (plan.devices, plan.clients, plan.fits, plan.clients_per_block) == (1, 12, None, None)
     assert plan.first_bytes_up == 4 * 6 * 7 // 2 and plan.bytes_up == 0 and not plan.varies
     assert plan.memory is not None and plan.needed == plan.memory.total
     # The samples are among them; what a run does not need is left out.
@@ -80,7 +80,7 @@ def planned(monkeypatch, fixed, each):
 def test_blocks_are_sought_where_they_should_fit(monkeypatch):
     """Two attempts and not a dozen, each of which may take a minute."""
     plan, asked = planned(monkeypatch, fixed=10, each=0.5)
-    assert asked == [None, 128] and plan.fits and plan.chunk_size == 128
+    assert asked == [None, 128] and plan.fits and plan.clients_per_block == 128
     assert planned(monkeypatch, fixed=10, each=0.01)[1] == [None]
     plan, asked = planned(monkeypatch, fixed=200, each=0.5)
     assert (

@@ -184,11 +184,11 @@ def test_the_subspace_is_close_to_that_of_complete_samples():
     clients, solution = fitted(gaps)
     centred = solution.result.local.moments(clients)
     shared = [
-        fit(jf.pca.VarProPerPCA(2, 1), c, rounds=40).result.shared
+        fit(jf.pca.PerPCA(2, 1), c, rounds=40).result.shared
         for c in (centred, jf.Clients.from_samples(full))
     ]
     naive = jf.Clients.from_samples(np.nan_to_num(gaps))
-    filled = fit(jf.pca.VarProPerPCA(2, 1), naive, rounds=40)
+    filled = fit(jf.pca.PerPCA(2, 1), naive, rounds=40)
     distance = jf.metrics.projector_distance
     assert distance(*shared) < 0.3 * distance(filled.result.shared, shared[1])
 
@@ -224,7 +224,7 @@ def test_buckets_and_sources_are_transformed_like_arrays():
     values = local.transform(several).unbucketed().data.values
     np.testing.assert_allclose(values, wanted.data.values, atol=1e-5)
     # Samples from a source are completed as they are read.
-    algorithm = jf.pca.PerPCA(2, 1)
+    algorithm = jf.pca.PerPCA(2, 1, solver="gradient")
     results = [fit(algorithm, c, rounds=3).result.shared for c in (wanted, local.transform(read))]
     np.testing.assert_allclose(*results, atol=1e-5)
     with pytest.raises(ValueError, match=r"^clients: wanted data in memory for second moments"):
@@ -318,7 +318,10 @@ def test_bad_input_is_refused():
             lambda: fitted(without((slice(None), slice(None), 3)).data.values),
             "^clients: wanted every feature observed by some client, got none of feature 3",
         ),
-        (lambda: solve(jf.pca.PerPCA(2, 1), clients, rounds=1), r"^clients: .*\.Impute completes"),
+        (
+            lambda: solve(jf.pca.PerPCA(2, 1, solver="gradient"), clients, rounds=1),
+            r"^clients: .*\.Impute completes",
+        ),
         (lambda: solve(Impute(6, 3), clients, rounds=1), r"^shared_rank .* at most .* 8, got 9"),
         (lambda: local.transform(gaps[0]), "^client: wanted whose rows they are"),
         (lambda: local.transform(gaps[0][:, :3], client=0), "^samples: wanted"),

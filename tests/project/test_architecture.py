@@ -92,7 +92,7 @@ with contextlib.suppress(SystemExit):
 print("jax" in sys.modules)
 """
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert run.stdout.startswith("usage: jaxfed") and run.stdout.endswith("False\n"), run.stderr
+    assert run.stdout.startswith("Usage: jaxfed") and run.stdout.endswith("False\n"), run.stderr
     program = "import jaxfed, sys; print('jax' in sys.modules, callable(jaxfed.fit))"
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert run.stdout == "False True\n", run.stderr

@@ -66,4 +66,4 @@ def test_every_part_of_the_package_is_checked(call):
 
 def test_the_package_refuses_before_its_types_are_checked():
     with pytest.raises(ValueError, match=r"^rank: wanted"):
-        stiefel.random(jax.random.key(0), 2, "three")
+        stiefel.random(2, "three", key=jax.random.key(0))

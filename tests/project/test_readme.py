@@ -81,7 +81,7 @@ def run_page(first_fit, tmp_path, monkeypatch, capsys):
 
 # What the text says about some of them.
 def models(names, lines):
-    *energies, shape = lines("AdaptiveAutoencoder")
+    *energies, shape = lines("AdaptiveTraining")
     tuned, adapted = (float(line.split()[-1]) for line in energies)
     assert tuned == pytest.approx(0.77, abs=0.01) and adapted == pytest.approx(0.79, abs=0.01)
     assert shape == "(1797, 5)"

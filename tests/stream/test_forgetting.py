@@ -177,7 +177,7 @@ def test_derivatives_are_central_differences(rank, x64):
     """Of the shared components, by new samples and by the rate, through whole solves."""
     before = after(Forgetting(RATE, rank), [batch(dtype=np.float64)])
     newer = batch(seed=1, dtype=np.float64)
-    algorithm = jf.pca.PerPCA(2, 1, start="random", step_size=0.05)
+    algorithm = jf.pca.PerPCA(2, 1, solver="gradient", start="random", step_size=0.05)
     target = jnp.asarray(np.random.default_rng(2).normal(size=(FEATURES, FEATURES)))
     way = jax.random.normal(jax.random.key(1), newer.data.values.shape) * newer.data.mask[..., None]
 
@@ -212,11 +212,11 @@ def test_rates_are_swept_by_vmap():
 
 
 ALGORITHMS = {
+    "PerPCA, gradient": jf.pca.PerPCA(2, 1, solver="gradient"),
     "PerPCA": jf.pca.PerPCA(2, 1),
-    "VarProPerPCA": jf.pca.VarProPerPCA(2, 1),
     "SubspaceIteration": jf.pca.SubspaceIteration(2),
     "BlockLanczos": jf.pca.BlockLanczos(2),
-    "AdaptivePCA": jf.pca.AdaptivePCA(2, 0.5),
+    "HierarchicalPCA learned": jf.pca.HierarchicalPCA(2, 0.5),
     "OneShot": jf.pca.OneShot(2, 1),
 }
 
@@ -247,7 +247,7 @@ def test_algorithms_take_factors_as_they_take_matrices(name, x64):
 )
 def test_backends_give_the_same(mapped, rank):
     clients = after(Forgetting(RATE, rank), [batch((9, 15, 4, 7), seed=seed) for seed in range(2)])
-    key, algorithm = jax.random.key(0), jf.pca.PerPCA(2, 1)
+    key, algorithm = jax.random.key(0), jf.pca.PerPCA(2, 1, solver="gradient")
     wanted = jf.fit(algorithm, clients, rounds=5, key=key)
     found = jf.fit(algorithm, clients, rounds=5, key=key, backend=mapped)
     chex.assert_trees_all_close(found.result, wanted.result, atol=1e-5)

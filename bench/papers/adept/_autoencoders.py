@@ -23,7 +23,7 @@ import optax
 from jaxtyping import Array, Float, Key, PyTree
 
 from jaxfed import Clients, rollout
-from jaxfed.generative import AdaptiveAutoencoder, FedAvg
+from jaxfed.generative import AdaptiveTraining, FedAvg
 from jaxfed.metrics import reconstructed_energy
 from jaxfed.models import reconstruction_loss
 from papers.intervals import at_least
@@ -99,9 +99,11 @@ def trained(
         shared = rollout(algorithm, clients, rounds=size.rounds, key=key).result.shared
         return jax.tree.map(lambda w: jnp.broadcast_to(w, (len(train), *w.shape)), shared), None
     if name == PUBLISHED:
-        algorithm = AdaptiveAutoencoder.published(model, local_steps=size.local_steps, **options)
+        algorithm = AdaptiveTraining.autoencoder(
+            model, preset="published", local_steps=size.local_steps, **options
+        )
     else:
-        algorithm = AdaptiveAutoencoder(
+        algorithm = AdaptiveTraining.autoencoder(
             model, local_steps=size.local_steps, optimizer=DESCENT[momentum], **options
         )
     solution = rollout(algorithm, clients, rounds=size.rounds, key=key)

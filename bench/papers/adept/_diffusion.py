@@ -22,8 +22,8 @@ from jaxtyping import Array, Float, PyTree
 
 from jaxfed import Clients, Personalized, Solution, fit
 from jaxfed import backend as backends
-from jaxfed.generative import AdaptiveDiffusion, FedAvg
-from jaxfed.generative.diffusion import decaying_adam
+from jaxfed.generative import AdaptiveTraining, FedAvg, sample
+from jaxfed.generative.adaptive import decaying_adam
 from jaxfed.metrics import frechet_distance, kernel_distance, noise_level
 from jaxfed.models import DenoisingLoss, UNet, interpolation
 from papers.adept._clients import DIGITS, SIDE, Images, Size, dealt, features_of, mnist, size_at
@@ -85,9 +85,9 @@ def _step_size(method: str, size: Size) -> float:
     return STEP_SIZE if method == ADEPT else OTHERS_STEP_SIZE
 
 
-def _alone(model: UNet, size: Size, rounds: int) -> AdaptiveDiffusion:
+def _alone(model: UNet, size: Size, rounds: int) -> AdaptiveTraining:
     """Training of each client alone: a prior without weight."""
-    return AdaptiveDiffusion(
+    return AdaptiveTraining.diffusion(
         model,
         CORRUPTION,
         prior_weight=0.0,
@@ -114,7 +114,7 @@ def methods(size: Size) -> tuple[str, ...]:
     return (LOCAL, AVERAGED, ADEPT) + ((PRINTED, PROGRAM) if size.side != SIDE else ())
 
 
-def adaptive(model: UNet, size: Size, rounds: int, method: str = ADEPT) -> AdaptiveDiffusion:
+def adaptive(model: UNet, size: Size, rounds: int, method: str = ADEPT) -> AdaptiveTraining:
     """ADEPT-DGM: the paper's own with full images, else with proximal steps of the prior."""
     steps: dict[str, Any] = {
         "local_steps": LOCAL_STEPS,
@@ -122,10 +122,10 @@ def adaptive(model: UNet, size: Size, rounds: int, method: str = ADEPT) -> Adapt
         "decay_after": _later(rounds),
     }
     if method == PRINTED:
-        return AdaptiveDiffusion(model, CORRUPTION, **steps)
+        return AdaptiveTraining.diffusion(model, CORRUPTION, **steps)
     if method == PROGRAM or size.side == SIDE:
-        return AdaptiveDiffusion.published(model, CORRUPTION, **steps)
-    return AdaptiveDiffusion(
+        return AdaptiveTraining.diffusion(model, CORRUPTION, preset="published", **steps)
+    return AdaptiveTraining.diffusion(
         model,
         CORRUPTION,
         prior_step="proximal",
@@ -147,7 +147,7 @@ def _averaged_rounds(method: str, size: Size) -> int:
 
 
 def _fitted(
-    algorithm: AdaptiveDiffusion | FedAvg,
+    algorithm: AdaptiveTraining | FedAvg,
     clients: Clients,
     validation: Float[np.ndarray, "m k p"],
     *,
@@ -189,7 +189,7 @@ def _fitted(
         backend=_backend(),
         metrics=metrics,
         metrics_every=every,
-        chunk_rounds=1,
+        rounds_per_chunk=1,
         callbacks=[keep],
         best="validation",
     )
@@ -205,7 +205,7 @@ def _backend() -> backends.Backend:
     return backends.chunked(2) if jax.default_backend() == "cpu" else backends.vmap()
 
 
-def trained(method: str, images: Images, size: Size, seed: int) -> tuple[AdaptiveDiffusion, Fitted]:
+def trained(method: str, images: Images, size: Size, seed: int) -> tuple[AdaptiveTraining, Fitted]:
     """The personal rounds of one of `methods`, and their algorithm."""
     clients = Clients.from_samples(images.train)
     model = UNet((size.side, size.side, 1), widths=size.widths, key=jax.random.key(seed))
@@ -243,12 +243,13 @@ def outcome(
     """Train, draw and measure."""
     algorithm, fitted = trained(method, images, size, seed)
     draw = jax.jit(
-        lambda key, arrays: algorithm.sample(
-            key,
+        lambda key, arrays: sample(
+            algorithm,
             arrays,
             size.drawn,
+            key=key,
             steps=size.steps,
-            chunk_size=2 if jax.default_backend() == "cpu" else None,
+            clients_per_block=2 if jax.default_backend() == "cpu" else None,
         )
     )
     best, final, moving = (

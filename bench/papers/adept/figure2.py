@@ -9,7 +9,7 @@ import numpy as np
 
 import papers
 from jaxfed import rollout
-from jaxfed.pca import AdaptivePCA, EmpiricalBayesPCA, HierarchicalPCA
+from jaxfed.pca import EmpiricalBayesPCA, HierarchicalPCA
 from papers.hierarchical import _laws as laws
 from papers.hierarchical.descent import GlobalProbabilisticPCA, LocalProbabilisticPCA
 from papers.intervals import at_least, at_most
@@ -34,7 +34,9 @@ def _adapted(*, prior_variance, seed, law):
         return laws.error_of(solution.result, data, given), spread[-1]
 
     make = partial(HierarchicalPCA, rank, laws.NOISE)
-    adaptive = partial(AdaptivePCA, rank, laws.NOISE, 0.1, solver="eigenvectors")
+    adaptive = partial(
+        HierarchicalPCA, rank, laws.NOISE, initial_variance=0.1, solver="eigenvectors"
+    )
     # A third of the sampling variance for 2ξ/D, where Corollary 4.6 wants 0.17 of it.
     sampling = laws.NOISE * (1 + laws.NOISE) / law["samples"]
     safe = rank * (law["features"] - rank) * sampling / 6

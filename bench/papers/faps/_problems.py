@@ -111,13 +111,15 @@ class Outcomes(NamedTuple):
 
 
 def _violation(whole, result):
-    return {"kkt": metrics.scaled_kkt_violation(whole, result.shared)}
+    return {"kkt": metrics.scaled_kkt_violation(result, whole)}
 
 
 @jax.jit
 def _errors(whole, shared, values):
-    kkt = jax.vmap(lambda z: metrics.scaled_kkt_violation(whole, z))(shared)
-    error = jax.vmap(lambda z: metrics.relative_singular_value_error(whole, z, values))(shared)
+    kkt = jax.vmap(lambda z: metrics.scaled_kkt_violation(Personalized(z, None), whole))(shared)
+    error = jax.vmap(
+        lambda z: metrics.relative_singular_value_error(Personalized(z, None), whole, values)
+    )(shared)
     return kkt, error
 
 

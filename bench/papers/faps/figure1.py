@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Key
 
 import papers
-from jaxfed import Algorithm, Clients, metrics, privacy
+from jaxfed import Algorithm, Clients, Personalized, metrics, privacy
 from jaxfed.pca import FAPS, SubspaceIteration
 from jaxfed.plot.drawing import colour
 from papers.drawing import graphs, legend
@@ -70,7 +70,10 @@ def run(
                     )
                 if name == SSI:
                     frames = [transcript.received[k - 1] for k in at_rounds]
-                    kkt = [metrics.scaled_kkt_violation(drawn.samples, z) for z in frames]
+                    kkt = [
+                        metrics.scaled_kkt_violation(Personalized(z, None), drawn.samples)
+                        for z in frames
+                    ]
                     curves.setdefault(KKT, []).append(np.asarray(kkt))
             guess = privacy.public_guess(clients)
             measured.setdefault(("public knowledge", "any"), []).append(guess)
@@ -142,5 +145,8 @@ def _leak(key: Key[Array, ""], ratio: int, size: int, *, curve: bool) -> Leak:
     if not curve and errors[-1] <= SMALL:
         rounds, errors = more, privacy.linear_attack(transcript, truth, at=more)
     enough = (k for k, error in zip(rounds, errors, strict=True) if k >= ratio and error <= SMALL)
-    kkt = [metrics.scaled_kkt_violation(drawn, transcript.received[k - 1]) for k in rounds]
+    kkt = [
+        metrics.scaled_kkt_violation(Personalized(transcript.received[k - 1], None), drawn)
+        for k in rounds
+    ]
     return Leak(next(enough, last), rounds, errors, [float(x) for x in kkt])

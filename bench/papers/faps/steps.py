@@ -26,7 +26,7 @@ def problem() -> tuple[Float[np.ndarray, "m n d"], Float[np.ndarray, "d rank"]]:
 
 
 def _kkt(samples, result):
-    return metrics.scaled_kkt_violation(samples, result.shared)
+    return metrics.scaled_kkt_violation(result, samples)
 
 
 def run(seeds: Seeds) -> Found:

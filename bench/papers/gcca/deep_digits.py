@@ -87,7 +87,7 @@ def run(
                         _accuracies(solution.result.shared * root, labels, seed)
                     )
                 ],
-                chunk_rounds=1,
+                rounds_per_chunk=1,
             )
             found[name] = each[-1]
             embedded.setdefault(name, np.asarray(solution.result.shared * root))

@@ -28,8 +28,8 @@ def run(seeds: Seeds, *, scale: float = 1.0, rounds: int = 50) -> Found:
     pictures: dict[str, np.ndarray] = {}
     for seed in seeds:
         train, test, key = jax.random.split(jax.random.key(seed), 3)
-        views = deep.views_of(nonlinear_views_synthetic(train, entities=entities))
-        others = nonlinear_views_synthetic(test, entities=CLUSTERED)
+        views = deep.views_of(nonlinear_views_synthetic(key=train, entities=entities))
+        others = nonlinear_views_synthetic(key=test, entities=CLUSTERED)
         rows: dict[str, Any] = {f"view {j + 1}": x for j, x in enumerate(others.views)}
         for name, wire in deep.CHANNELS.items():
             solution = fit(algorithm, views, rounds=rounds, key=key, channel=wire)

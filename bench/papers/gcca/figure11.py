@@ -32,8 +32,8 @@ def run(seeds: Seeds, *, scale: float = 1.0, rounds: int = ROUNDS) -> Found:
     per_variable: dict[str, Any] = {}
     for seed in seeds:
         train, test, key = jax.random.split(jax.random.key(seed), 3)
-        views = deep.views_of(nonlinear_views_synthetic(train, entities=entities))
-        others = nonlinear_views_synthetic(test, entities=CLASSIFIED)
+        views = deep.views_of(nonlinear_views_synthetic(key=train, entities=entities))
+        others = nonlinear_views_synthetic(key=test, entities=CLASSIFIED)
         for scaling in (deep.TEXT, deep.PROGRAMS):
             at = {}
             for name, wire in deep.CHANNELS.items():
@@ -131,7 +131,7 @@ def _learning(
         channel=wire,
         warm_start=warm_start,
         callbacks=[note],
-        chunk_rounds=1,
+        rounds_per_chunk=1,
     )
     return accuracies, solution
 

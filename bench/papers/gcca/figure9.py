@@ -130,7 +130,7 @@ def _learning(
         channel=wire_of(bits),
         metrics=lambda result: {"cost": cost(views, *result)},
         callbacks=[lambda solution: maps.append(solution.result.local)],
-        chunk_rounds=1,
+        rounds_per_chunk=1,
     )
     costs = np.append(cost(views, *start.result), solution.history["cost"])
     return costs, np.array([alignment(others, np.asarray(local)) for local in maps])

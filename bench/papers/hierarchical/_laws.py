@@ -69,7 +69,7 @@ def _methods(
 
 def drawn(key, variance, *, size=None, count=None, **law) -> tuple[HierarchicalData, Clients]:
     """Clients of one law, or only the first of them with only their first samples."""
-    data = hierarchical_synthetic(key, prior_variance=variance, noise_variance=NOISE, **law)
+    data = hierarchical_synthetic(key=key, prior_variance=variance, noise_variance=NOISE, **law)
     return data, Clients.from_samples(data.samples).restrict(clients=size, samples=count)
 
 
@@ -96,11 +96,11 @@ def errors(
 
 
 def swept(
-    function: Callable, axes: Mapping[str, Any], *, chunk_size: int = 1, **options: Any
+    function: Callable, axes: Mapping[str, Any], *, runs_at_once: int = 1, **options: Any
 ) -> Dataset:
     """Evaluate a function on a grid; `options` are its arguments that are not axes."""
     progress = _report.on_terminal()
-    return grid(Partial(function, **options), axes, chunk_size=chunk_size, progress=progress)
+    return grid(Partial(function, **options), axes, runs_at_once=runs_at_once, progress=progress)
 
 
 def by_method(found: Dataset, *labels: Any) -> dict[Labels, Any]:

@@ -14,7 +14,7 @@ from jaxfed.core.clients.samples import Samples
 from jaxfed.linalg import Moment
 from jaxfed.pca import likelihood
 from jaxfed.pca.components import Frame, Rows, check_warm_start, moment_received
-from jaxfed.pca.likelihood import Member, Number, Scalar, Variances, check_settings
+from jaxfed.pca.likelihood import LikelihoodMember, Number, Scalar, Variances, check_settings
 
 
 class _Descent(Algorithm):
@@ -33,7 +33,7 @@ class _Descent(Algorithm):
         self.step_size = hyperparameter(step_size)
 
     @final
-    def _evaluated(self, frame: Rows, data: Member) -> tuple[Rows, Scalar]:
+    def _evaluated(self, frame: Rows, data: LikelihoodMember) -> tuple[Rows, Scalar]:
         """Return the gradient of the likelihood, and the objective."""
         variances = Variances(self.noise_variance.astype(frame.dtype))
         objective = likelihood.negative_log_likelihood(data.moment, frame, variances)
@@ -69,7 +69,7 @@ class LocalProbabilisticPCA(_Descent):
         likelihood.check_proper_rank(self.rank, clients)
         check_warm_start(warm_start, clients, None, self.rank)
 
-    def prepare(self, data: Samples | Moment, client_id, rounds) -> Member:
+    def prepare(self, data: Samples | Moment, client_id, rounds) -> LikelihoodMember:
         """Return the client's second moment, with its curvature if the step size is automatic."""
         automatic = self.step_size is None
         return likelihood.member(data, self.noise_variance, self.rank, rounds, curvature=automatic)
@@ -80,11 +80,11 @@ class LocalProbabilisticPCA(_Descent):
     def downlink(self, server: None) -> None:
         """Return None: nothing is sent."""
 
-    def client_init(self, key, downlink: None, data: Member, warm_start) -> Rows:
+    def client_init(self, key, downlink: None, data: LikelihoodMember, warm_start) -> Rows:
         """Return the warm start's components, or random ones."""
         return likelihood.initial_local(self.rank, key, data, warm_start)
 
-    def client_step(self, key, downlink: None, local: Rows, data: Member):
+    def client_step(self, key, downlink: None, local: Rows, data: LikelihoodMember):
         """Take a gradient step."""
         gradient, objective = self._evaluated(local, data)
         moved = likelihood.stepped(local, gradient, self.step_size, data.curvature)
@@ -94,7 +94,7 @@ class LocalProbabilisticPCA(_Descent):
         """Change nothing."""
         return server, {}
 
-    def client_result(self, downlink: None, local: Rows, data: Member) -> Frame:
+    def client_result(self, downlink: None, local: Rows, data: LikelihoodMember) -> Frame:
         """Return the client's components."""
         return local.T
 
@@ -153,11 +153,11 @@ class GlobalProbabilisticPCA(_Descent):
         likelihood.check_proper_rank(self.rank, clients)
         check_warm_start(warm_start, clients, self.rank, None)
 
-    def prepare(self, data: Samples | Moment, client_id, rounds) -> Member:
+    def prepare(self, data: Samples | Moment, client_id, rounds) -> LikelihoodMember:
         """Return the client's second moment."""
         return likelihood.member(data, self.noise_variance, self.rank, rounds)
 
-    def first_message(self, key, data: Member, warm_start) -> dict[str, PyTree]:
+    def first_message(self, key, data: LikelihoodMember, warm_start) -> dict[str, PyTree]:
         """Return the second moment for a pooled start, or the curvature for the step size."""
         first = likelihood.pooled_message(data, self.start, warm_start)
         if self.step_size is None and not first:
@@ -178,10 +178,10 @@ class GlobalProbabilisticPCA(_Descent):
         """Return the components."""
         return server.shared
 
-    def client_init(self, key, downlink: Rows, data: Member, warm_start) -> None:
+    def client_init(self, key, downlink: Rows, data: LikelihoodMember, warm_start) -> None:
         """Return None: there are no local components."""
 
-    def client_step(self, key, downlink: Rows, local: None, data: Member):
+    def client_step(self, key, downlink: Rows, local: None, data: LikelihoodMember):
         """Return the gradient of the likelihood."""
         # Projected already, while the paper projects the mean of gradients (Section V). All clients
         # are at the same U, where projecting is linear, so the two are equal.

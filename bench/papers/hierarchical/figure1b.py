@@ -19,7 +19,7 @@ def run(seeds: Seeds, *, law: Mapping[str, int] = LAW, rounds: int = 30) -> Foun
     """All variances and seeds in one compiled call."""
     variances = list(VARIANCES)
     axes = {"prior_variance": variances, "seed": list(seeds)}
-    found = laws.swept(laws.errors, axes, law=law, names=_NAMES, chunk_size=2, rounds=rounds)
+    found = laws.swept(laws.errors, axes, law=law, names=_NAMES, runs_at_once=2, rounds=rounds)
     values = laws.values_of(found)
     apart = values[laws.GLOBAL] - values[laws.LOCAL]
     known = laws.reference_of("hierarchical/figure1b", VARIANCES, _NAMES)

@@ -111,7 +111,7 @@ def run(seeds: Seeds, *, rounds: int = 500, at: Sequence[int] = (20, 50, 100, 20
             methods = {
                 ONE_STEP: one_step(float(sizes.max() ** 2)),
                 OWN_STEPS: HMF(RANK, RANK, solver="gradient"),
-                PERPCA: PerPCA(RANK, RANK),
+                PERPCA: PerPCA(RANK, RANK, solver="gradient"),
             }
             for method, algorithm in methods.items():
                 options: dict[str, Any] = {"measure": Partial(_distances), "every": EVERY}

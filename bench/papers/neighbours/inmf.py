@@ -71,7 +71,7 @@ def run(
 
     drawn = jax.tree.map(lambda *x: jnp.stack(x), *map(tiles, seeds))
     axes = {"seed": list(range(len(seeds))), "rank": list(ranks), "penalty": list(penalties)}
-    found = jf.grid(fitted, axes, chunk_size=1)
+    found = jf.grid(fitted, axes, runs_at_once=1)
     measured: dict[Labels, Any] = {
         (penalty, k, quantity): found[quantity].sel(rank=k, penalty=penalty).values
         for penalty in penalties

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 import jaxfed as jf
-from jaxfed.pca import PerTucker, VarProPerPCA
+from jaxfed.pca import PerPCA, PerTucker
 from papers.intervals import at_least
 from papers.report import Found, Labels
 from papers.runs import Seeds
@@ -92,7 +92,7 @@ def by_own(name: str) -> str:
 
 def run(seeds: Seeds, *, counts: Sequence[int] = IMAGES) -> Found:
     """Both methods with few and with many images."""
-    perpca = VarProPerPCA(25, 5, start="local_first", local_penalty=0.0)
+    perpca = PerPCA(25, 5, start="local_first", local_penalty=0.0)
     methods = {TUCKER: PerTucker((SIZE, SIZE), RANKS, RANKS), PERPCA: perpca}
     measured: dict[Labels, Any] = {}
     with jax.enable_x64(True):

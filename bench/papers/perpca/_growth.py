@@ -41,14 +41,14 @@ def _learned(
     data_keys, keys = seeds.split(2)
     if setting == WELL_POSED:
         clients, truth, _ = drawn_moments("figure4", data_keys, (SAMPLES,), **changes)
-        perpca = pca.PerPCA(2, 4, step_size=0.15, start="local_first")
+        perpca = pca.PerPCA(2, 4, solver="gradient", step_size=0.15, start="local_first")
         ours = learned(perpca, clients, keys, 300)
         once = learned(pca.OneShot(2, 4, method="projector"), clients, keys)
         return {ONCE: once, OURS: ours}, truth
     clients, truth, pooled = drawn_moments("table2_published", data_keys, (SAMPLES,), **changes)
     local = gaussian(keys, *truth.local.shape[1:])
     start = Personalized(smallest_first(pooled)[:, :, :2], local)
-    ours = learned(pca.PerPCA(2, 10, step_size=0.2), clients, keys, 100, start)
+    ours = learned(pca.PerPCA(2, 10, solver="gradient", step_size=0.2), clients, keys, 100, start)
     once = learned(pca.OneShot(2, 10, method="projector"), clients, keys)
     return {ONCE: once, AUTHORS: ours}, truth
 

@@ -49,7 +49,7 @@ class Problem(NamedTuple):
 
     def reconstruction(self, result: Personalized) -> Float[Array, ""]:
         moment = jax.vmap(Moment.from_samples)(self.root, jnp.ones(len(self.root)))
-        error = metrics.reconstruction_error(moment, result.shared, result.local)
+        error = metrics.reconstruction_error(result, moment)
         assert isinstance(error, jax.Array)
         return error
 
@@ -68,7 +68,7 @@ class Problem(NamedTuple):
 
 def noiseless(keys: Keys, **changes: Any) -> Problem:
     arguments: dict[str, Any] = dict(PERPCA_SETTINGS["figure7"]) | changes
-    draws = [perpca_synthetic(key, **arguments, dtype=jnp.float64) for key in keys]
+    draws = [perpca_synthetic(key=key, **arguments, dtype=jnp.float64) for key in keys]
     return stack([Problem.of(draw) for draw in draws])
 
 
@@ -96,7 +96,7 @@ def descend(
 ) -> Solution:
     """PerPCA at step size 0.1 from these shared and random local components."""
     local = gaussian(keys, *problem.local.shape[1:3], local_rank, dtype=jnp.float64)
-    algorithm = pca.PerPCA(shared.shape[-1], local_rank, step_size=0.1)
+    algorithm = pca.PerPCA(shared.shape[-1], local_rank, solver="gradient", step_size=0.1)
     clients = jax.vmap(lambda p: p.clients)(problem)
     return runs(
         algorithm,

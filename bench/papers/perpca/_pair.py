@@ -61,7 +61,7 @@ def moments(
 def _distance(theta: Float[Array, ""], gap: Float[Array, ""]) -> Float[Array, ""]:
     s, shared, local = moments(theta, gap)
     solution = rollout(
-        PerPCA(1, 1, step_size=STEP),
+        PerPCA(1, 1, solver="gradient", step_size=STEP),
         Clients.from_moments(s),
         rounds=ROUNDS,
         key=jax.random.key(0),

@@ -49,7 +49,7 @@ def drawn_moments(
     for n in sizes:
         counts = jnp.repeat(jnp.asarray([n / 10, n]), arguments["clients"] // 2)
         for key in keys:
-            law = perpca_synthetic(key, **arguments)
+            law = perpca_synthetic(key=key, **arguments)
             sample_key = jax.random.fold_in(key, n)
             moments.append(wishart_moments(sample_key, covariance_of(law), counts))
             pooled.append(jnp.einsum("m,mij->ij", counts / counts.sum(), moments[-1]))

@@ -46,7 +46,7 @@ def group_errors(
 ) -> dict[str, Float[Array, " runs"]]:
     """Mean test reconstruction error of the first half of the clients and of the others."""
     error = jax.vmap(partial(metrics.reconstruction_error, per_client=True))
-    errors = error(test, result.shared, result.local)
+    errors = error(result, test)
     half = errors.shape[1] // 2
     return {"sparse": errors[:, :half].mean(1), "rich": errors[:, half:].mean(1)}
 
@@ -56,7 +56,7 @@ def draw(
 ) -> tuple[list[PerPCAData], Clients, Personalized]:
     """Data sets of one law, the clients with a leading axis for the data set, and the truth."""
     arguments: dict[str, Any] = dict(PERPCA_SETTINGS[setting]) | changes
-    draws = [perpca_synthetic(key, **arguments) for key in keys]
+    draws = [perpca_synthetic(key=key, **arguments) for key in keys]
     clients = stack([Clients.from_samples(draw.samples) for draw in draws])
     return draws, clients, stack([Personalized(draw.shared, draw.local) for draw in draws])
 

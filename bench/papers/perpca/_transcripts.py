@@ -1,6 +1,10 @@
-"""Cleans transcripts of debates: their encoding, speakers' names and stage directions."""
+"""Cleans transcripts of debates: encoding, speakers, stage directions; counts their words."""
 
 import re
+from collections.abc import Collection, Sequence
+
+import numpy as np
+from sklearn.feature_extraction.text import CountVectorizer
 
 _FILLERS = """
     going gonna think thought know known say says said saying tell told talk talked talking want
@@ -61,3 +65,32 @@ _MARK = re.compile(r"\[[^\[\]\n]{1,40}\]|\((?:inaudible|laughter|applause|crosst
 def strip_transcript(text: str) -> str:
     """Remove speakers' names, `Speaker Name:`, and stage directions, `[crosstalk]`."""
     return _MARK.sub(" ", _SPEAKER.sub("", text))
+
+
+def word_counts(
+    groups: Sequence[Sequence[str]],
+    stop_words: Collection[str],
+    *,
+    min_count: int = 6,
+    drop_empty: bool = True,
+) -> tuple[list[np.ndarray], list[str]]:
+    """Count words of at least two letters that occur `min_count` times in all groups together.
+
+    Args:
+        groups: the documents of each group.
+        stop_words: words to drop.
+        min_count: words with fewer occurrences are dropped.
+        drop_empty: whether to drop documents without any counted word.
+
+    Returns:
+        Counts `(documents, words)` of each group, and the words in alphabetical order.
+    """
+    counter = CountVectorizer().fit([text for group in groups for text in group])
+    words = counter.get_feature_names_out()
+    counts = [counter.transform(group).toarray().astype(np.float32) for group in groups]
+    kept = sum(rows.sum(axis=0) for rows in counts) >= min_count
+    kept &= ~np.isin(words, list(stop_words))
+    counts = [rows[:, kept] for rows in counts]
+    if drop_empty:
+        counts = [rows[rows.any(axis=1)] for rows in counts]
+    return counts, words[kept].tolist()

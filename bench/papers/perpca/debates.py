@@ -7,8 +7,8 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
 
-from jaxfed import data as datasets
 from jaxfed import metrics
 from jaxfed.pca import PerPCA
 from jaxfed.pca.applications import topic_words
@@ -18,6 +18,7 @@ from papers.perpca._transcripts import (
     paragraphs,
     repair_mojibake,
     strip_transcript,
+    word_counts,
 )
 from papers.report import Cell, Found, Labels
 from papers.runs import Seeds
@@ -36,27 +37,29 @@ _TOP = 20
 def run(seeds: Seeds, *, data: Path | None = None) -> Found:
     """Learn the topics; nothing is random, so seeds are not used."""
     del seeds
-    texts, names = datasets.read_text(data_folder(data, "debates", *_DEBATES))
-    years = sorted({name[:4] for name in names})
+    folder = data_folder(data, "debates", *_DEBATES)
+    files = sorted(folder.glob("*.txt"))
+    if not files:
+        raise ValueError(f"--data: no transcripts YYYY-MM-DD.txt in {folder}")
+    years = sorted({path.stem[:4] for path in files})
     groups = [
         [
             strip_transcript(repair_mojibake(turn))
-            for name, text in zip(names, texts, strict=True)
-            if name[:4] == year
-            for turn in paragraphs(text)
+            for path in files
+            if path.stem[:4] == year
+            for turn in paragraphs(path.read_text(encoding="utf-8-sig"))
         ]
         for year in years
     ]
-    stop_words = datasets.english_stop_words()
     # As in the reference: published stop words only, and turns without any counted word stay.
-    counts, vocabulary = datasets.bag_of_words(groups, stop_words=stop_words, drop_empty=False)
-    paper = PerPCA(2, 2, variant="polar", step_size=2.0)
+    counts, vocabulary = word_counts(groups, ENGLISH_STOP_WORDS, drop_empty=False)
+    paper = PerPCA(2, 2, solver="gradient", variant="polar", step_size=2.0)
     result = topic_words(counts, vocabulary, rounds=20, algorithm=paper).solution.result
     samples = [jnp.asarray(group) for group in counts]
-    error = float(metrics.reconstruction_error(samples, *result))
+    error = float(metrics.reconstruction_error(result, samples))
     misalignment = float(metrics.misalignment(result.local))
 
-    counts, vocabulary = datasets.bag_of_words(groups, stop_words=stop_words | SPOKEN_FILLERS)
+    counts, vocabulary = word_counts(groups, ENGLISH_STOP_WORDS | SPOKEN_FILLERS)
     topics = topic_words(counts, vocabulary, rounds=20, algorithm=paper, words=_TOP)
     found = dict(zip(years, topics.own, strict=True)) | {"common": topics.common}
     measured: dict[Labels, Any] = {}

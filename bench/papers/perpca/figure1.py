@@ -27,7 +27,9 @@ def run(seeds: Seeds, *, rounds: int = 600) -> Found:
     samples = jnp.stack([jnp.asarray(draw.samples) for draw in draws])
     error = jax.vmap(metrics.reconstruction_error)
     pooled = learned(Pooled(2), clients, keys)
-    ours = learned(PerPCA(1, 1, step_size=0.2, start="random"), clients, keys, rounds)
+    ours = learned(
+        PerPCA(1, 1, solver="gradient", step_size=0.2, start="random"), clients, keys, rounds
+    )
     # As the shared component, pooled PCA has its second one where local variance is larger.
     distance = jax.vmap(metrics.projector_distance)
     measured: dict[Labels, Any] = {
@@ -37,7 +39,7 @@ def run(seeds: Seeds, *, rounds: int = 600) -> Found:
         (OURS, "local components' mean distance"): jax.vmap(
             lambda v, w: jax.vmap(metrics.projector_distance)(v, w).mean()
         )(ours.local, own),
-        (POOLED, ERROR): error(samples, *pooled),
-        (OURS, ERROR): error(samples, *ours),
+        (POOLED, ERROR): error(pooled, samples),
+        (OURS, ERROR): error(ours, samples),
     }
     return Found({labels: np.asarray(values) for labels, values in measured.items()})

@@ -30,7 +30,7 @@ def _pair_errors(
 ) -> Float[Array, " rounds"]:
     problem = Problem.of(misalignment_pair(data_key, theta, samples=1000, dtype=jnp.float64))
     solution = rollout(
-        pca.PerPCA(1, 1, step_size=step_size, start="random"),
+        pca.PerPCA(1, 1, solver="gradient", step_size=step_size, start="random"),
         problem.clients,
         rounds=rounds,
         key=key,

@@ -28,7 +28,7 @@ def _published(
     clients, truth, pooled = drawn_moments("table2_published", data_keys, sizes)
     once = one_shots(clients, keys, 2, 10)
     local = gaussian(keys, 100, 15, 10)
-    perpca = pca.PerPCA(2, 10, step_size=0.2, start="local_first")
+    perpca = pca.PerPCA(2, 10, solver="gradient", step_size=0.2, start="local_first")
     unsorted = Personalized(smallest_first(pooled)[:, :, :2], local)
     spectrum = Personalized(once["spectrum"].shared, local)
     return {
@@ -48,8 +48,8 @@ def _as_in_the_text(
         "table2_published", data_keys, sizes, shared_scale=1.0, local_scale=10.0
     )
     once = one_shots(clients, keys, 2, 10)
-    polar = pca.PerPCA(2, 10, step_size=1.0, variant="polar", start="random")
-    local_first = pca.PerPCA(2, 10, start="local_first")
+    polar = pca.PerPCA(2, 10, solver="gradient", step_size=1.0, variant="polar", start="random")
+    local_first = pca.PerPCA(2, 10, solver="gradient", start="local_first")
     return {
         "distPCA": once["distPCA"],
         "PerPCA polar, random start": learned(polar, clients, keys, 200),
@@ -63,7 +63,7 @@ def _well_posed(
 ) -> tuple[dict[str, Personalized], Personalized]:
     clients, truth, _ = drawn_moments("figure4", data_keys, sizes)
     once = one_shots(clients, keys, 2, 4)
-    perpca = partial(pca.PerPCA, 2, 4, step_size=0.15, start="local_first")
+    perpca = partial(pca.PerPCA, 2, 4, solver="gradient", step_size=0.15, start="local_first")
     spectrum = Personalized(once["spectrum"].shared, gaussian(keys, 100, 15, 4))
     return {
         "distPCA": once["distPCA"],

@@ -19,7 +19,8 @@ from papers.report import Found, Labels
 from papers.runs import Seeds, learned
 
 # Noise variance, samples, algorithm, rounds after which clients are clustered.
-_TANGENT, _POLAR = partial(pca.PerPCA, 2, 3), partial(pca.PerPCA, 2, 3, variant="polar")
+_TANGENT = partial(pca.PerPCA, 2, 3, solver="gradient")
+_POLAR = partial(_TANGENT, variant="polar")
 _RUNS = [
     (0.5, 1000, "tangent, step 0.2", _TANGENT(step_size=0.2), (30,)),
     (0.5, 1000, "tangent, step 1", _TANGENT(step_size=1.0), (0, 1, 30)),

@@ -76,7 +76,7 @@ def run(seeds: Seeds, *, data: Path | None = None) -> Found:
         seen, unseen, labels = _deal(pixels, digits, split, seed)
         clients = Clients.from_samples(seen)
         one_shot = fitted(OneShot(r1, r2), clients, seed)
-        algorithm = PerPCA(r1, r2, step_size=_step_size(seen, 1.9))
+        algorithm = PerPCA(r1, r2, solver="gradient", step_size=_step_size(seen, 1.9))
         results = {
             "each client alone": fitted(Local(r1 + r2), clients, seed).result,
             "pooled": fitted(Pooled(r1 + r2), clients, seed).result,
@@ -85,7 +85,7 @@ def run(seeds: Seeds, *, data: Path | None = None) -> Found:
         }
         for name, result in results.items():
             for part, samples in (("train", seen), ("test", unseen)):
-                error = float(metrics.reconstruction_error(samples, *result))
+                error = float(metrics.reconstruction_error(result, samples))
                 errors.setdefault((m, name, part), []).append(error)
         if split is _SPLITS[1]:
             # The clients of the second split are few and large enough to be told apart.

@@ -28,7 +28,7 @@ def problem() -> tuple[
 
 
 def _error(samples, result):
-    return metrics.reconstruction_error(samples, *result)
+    return metrics.reconstruction_error(result, samples)
 
 
 def run(seeds: Seeds) -> Found:
@@ -39,13 +39,13 @@ def run(seeds: Seeds) -> Found:
         samples, shared, local = (jnp.asarray(x) for x in problem())
         clients = Clients.from_samples(samples)
         for variant in ("tangent", "polar"):
-            algorithm = PerPCA(SHARED, LOCAL, step_size=STEP, variant=variant)
+            algorithm = PerPCA(SHARED, LOCAL, solver="gradient", step_size=STEP, variant=variant)
             curve = curve_of(algorithm, clients, Personalized(shared, local), _error, AT[-1])
             for k in AT:
                 measured[f"PerPCA, {variant}", f"{ERROR} after {k} rounds"] = curve[k - 1]
         for method in ("projector", "spectrum", "local_first"):
             once = OneShot(SHARED, LOCAL, method=method)
             result = rollout(once, clients, rounds=1, key=jax.random.key(0)).result
-            error = metrics.reconstruction_error(samples, *result)
+            error = metrics.reconstruction_error(result, samples)
             measured[f"OneShot, {method}", ERROR] = error
     return Found(measured)

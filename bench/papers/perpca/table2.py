@@ -44,7 +44,7 @@ def _published(seeds: Seeds, n: int, *, longer: bool) -> dict[Labels, Any]:
     unsorted = smallest_first(pooled)
     local = gaussian(keys, 100, 15, 10)
     once = one_shots(clients, keys, 2, 10)
-    perpca = partial(pca.PerPCA, 2, 10, step_size=0.2, start="local_first")
+    perpca = partial(pca.PerPCA, 2, 10, solver="gradient", step_size=0.2, start="local_first")
 
     def descend(shared, rounds=100):
         return learned(perpca(), clients, keys, rounds, Personalized(shared, local))
@@ -93,7 +93,7 @@ def _well_posed(seeds: Seeds) -> dict[Labels, Any]:
     draws, clients, truth = draw("table2", data_keys)
     test = jnp.stack([draw.draw(key, 500) for draw, key in zip(draws, test_keys, strict=True)])
     once = one_shots(clients, keys, 2, 3)
-    perpca = partial(pca.PerPCA, 2, 3, step_size=0.05, start="local_first")
+    perpca = partial(pca.PerPCA, 2, 3, solver="gradient", step_size=0.05, start="local_first")
     spectrum = Personalized(once["spectrum"].shared, gaussian(keys, 100, 15, 3))
     results = {
         "indivPCA": learned(pca.Local(5), clients, keys),

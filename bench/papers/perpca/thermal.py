@@ -51,7 +51,9 @@ def run(seeds: Seeds, *, data: Path | None = None) -> Found:
     for seed in seeds:
         own = jax.random.normal(jax.random.key(seed), (count, width, rank))
         start = Personalized(spectrum.result.shared, own)
-        learned["PerPCA"].append(fitted(PerPCA(rank, rank), clients, seed, rounds, start).result)
+        learned["PerPCA"].append(
+            fitted(PerPCA(rank, rank, solver="gradient"), clients, seed, rounds, start).result
+        )
     parts = separate_video(frames, rank, rank, rounds=rounds, warm_start=projector)
     learned["PerPCA from distPCA"] = [parts.solution.result]
     # Frames in columns: the part of rank one is what they have in common.
@@ -67,11 +69,11 @@ def run(seeds: Seeds, *, data: Path | None = None) -> Found:
         measured[method, quantity] = values
 
     for method, results in learned.items():
-        add(method, "error", [float(metrics.reconstruction_error(samples, *r)) for r in results])
+        add(method, "error", [float(metrics.reconstruction_error(r, samples)) for r in results])
         if not method.startswith("PerPCA"):
             continue
         add(method, "misalignment", [float(metrics.misalignment(r.local)) for r in results])
-        shares = [metrics.separation(samples, *r) for r in results]
+        shares = [metrics.separation(r, samples) for r in results]
         add(method, "shared energy", [float(share.shared) for share in shares])
         add(method, "own energy", [float(share.local) for share in shares])
         add(

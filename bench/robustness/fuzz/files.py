@@ -90,7 +90,6 @@ def sound() -> dict[tuple[str, str], dict[str, bytes]]:
             for name in batches
         },
         ("read_femnist", ".json"): {"a.json": json.dumps(leaf).encode()},
-        ("read_text", ".txt"): {"a.txt": "some words, ünder".encode(), "b.txt": b"others"},
     }
 
 

@@ -24,7 +24,7 @@ def network(features, *, mask=None, key):
 def given() -> dict[str, Any]:
     """All of them."""
     clients = jf.Clients.from_samples(_arrays()["samples"])
-    key, perpca = jax.random.key(0), jf.pca.PerPCA(1, 1)
+    key, perpca = jax.random.key(0), jf.pca.PerPCA(1, 1, solver="gradient")
     model = jf.models.Autoencoder(FEATURES, 2, key=key)
     training = jf.generative.FedAvg(
         model, jf.models.reconstruction_loss, optax.sgd(0.1), local_steps=1

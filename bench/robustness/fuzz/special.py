@@ -3,7 +3,6 @@
 The sizes are those in `given.py`: 3 clients with 4 samples of 5 features, and rank 2.
 """
 
-from collections.abc import Collection
 from pathlib import Path
 
 import jax
@@ -60,14 +59,6 @@ def empty(value) -> bool:
 
 def empty_dictionary(value) -> bool:
     return value == {}
-
-
-def words(value) -> bool:
-    return (
-        isinstance(value, Collection)
-        and not isinstance(value, str | bytes)
-        and all(isinstance(word, str) for word in value)
-    )
 
 
 def names(length: int) -> Kind:

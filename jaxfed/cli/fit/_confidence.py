@@ -1,6 +1,6 @@
 """`jaxfed fit ... --bootstrap`: how sure the components are, by fits to resamples."""
 
-import argparse
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,13 +22,12 @@ OPTIONS = [
         "also fit this many resamples, such as 200, to say how sure the components are; default: "
         "none",
         None,
-        metavar="N",
     ),
     option("--resample", ("samples", "clients"), "what to draw again", "samples"),
 ]
 
 
-def check(arguments: argparse.Namespace, clients: Clients) -> None:
+def check(arguments: SimpleNamespace, clients: Clients) -> None:
     """Refuse what cannot be resampled, before anything is computed.
 
     Raises:
@@ -52,7 +51,7 @@ def check(arguments: argparse.Namespace, clients: Clients) -> None:
 
 
 def computed(
-    arguments: argparse.Namespace, solution: Solution, clients: Clients, key: Key[Array, ""]
+    arguments: SimpleNamespace, solution: Solution, clients: Clients, key: Key[Array, ""]
 ) -> inference.Confidence | None:
     """Fit the resamples that were requested."""
     if getattr(arguments, "bootstrap", None) is None:

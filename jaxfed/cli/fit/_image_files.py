@@ -1,8 +1,8 @@
 """Read the clients' images from files of the usual formats."""
 
-import argparse
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import jax
@@ -23,7 +23,7 @@ class Images(NamedTuple):
     shape: tuple[int, int, int]  # height, width and channels
 
 
-def read(arguments: argparse.Namespace) -> Images:
+def read(arguments: SimpleNamespace) -> Images:
     """Read and split the images in `--data`."""
     share = share_of(arguments)
     names, arrays, shape = _read(arguments)
@@ -58,7 +58,7 @@ def read(arguments: argparse.Namespace) -> Images:
 
 
 def _read(
-    arguments: argparse.Namespace,
+    arguments: SimpleNamespace,
 ) -> tuple[list[str], list[Float[np.ndarray, "n d"]], tuple[int, int, int] | None]:
     """Read the clients' names and images, and their shape if the format specifies it."""
     path: Path = arguments.data
@@ -83,7 +83,7 @@ def _read(
     return names, [array.astype(np.float32) for array in arrays], None
 
 
-def _deal(arguments: argparse.Namespace, labelled: data.LabelledImages):
+def _deal(arguments: SimpleNamespace, labelled: data.LabelledImages):
     """Distribute labelled images over clients of few classes each."""
     images = labelled.images.reshape(len(labelled.images), -1).astype(np.float32) / 255
     parts = data.partition_by_class(

@@ -1,20 +1,22 @@
 """Options and inputs of `jaxfed fit autoencoder` and `jaxfed fit diffusion`."""
 
-import argparse
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
+from inspect import Parameter
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from cyclopts import Token
 from jaxtyping import Array, Float, Int, PyTree
 
 from jaxfed import plot
-from jaxfed.cli._command import Command
 from jaxfed.cli._common import BACKEND, files, held_out, rounds
-from jaxfed.cli._options import Option, option, optional_of
+from jaxfed.cli._options import define, option, optional_of
 from jaxfed.cli.fit import _run
 from jaxfed.cli.fit._image_files import Images, read
 from jaxfed.cli.fit._run import CHECKPOINTS, PARTICIPATION, ROBUST, RUN
@@ -22,7 +24,7 @@ from jaxfed.core.clients.clients import Clients
 from jaxfed.core.contract.algorithm import Personalized
 from jaxfed.core.run.loop import Metrics
 from jaxfed.core.run.solution import Solution
-from jaxfed.generative import AdaptiveAutoencoder, AdaptiveDiffusion, AdaptiveTraining, FedAvg
+from jaxfed.generative import AdaptiveTraining, FedAvg
 
 DATA = (
     "folder with the files of MNIST, Fashion-MNIST or CIFAR-10, whose images are distributed by "
@@ -30,21 +32,22 @@ DATA = (
     ".npz, .csv, .parquet), or one such file for all clients, whose rows are flattened images"
 )
 LABELLED = [
-    option("--clients", int, "number of clients", 50, metavar="M"),
-    option("--classes-per-client", int, "classes of each client's images", 1, metavar="K"),
+    option("--clients", int, "number of clients", 50),
+    option("--classes-per-client", int, "classes of each client's images", 1),
     option("--images", int, "images of each client; default: as many as there are", None),
 ]
 
 CONVERGENCE = "convergence.png"
 DRAWN = 10  # largest number of clients that pictures show
 
-Trained = AdaptiveAutoencoder | AdaptiveDiffusion | FedAvg
+Trained = AdaptiveTraining | FedAvg
 
 
-def _shape(text: str) -> tuple[int, int, int]:
+def _shape(_: Any, words: Sequence[Token]) -> tuple[int, int, int]:
+    text = words[0].value
     match = re.fullmatch(r"([0-9]+)x([0-9]+)(?:x([0-9]+))?", text)
     if match is None:
-        raise argparse.ArgumentTypeError(f"wanted HxW or HxWxC, e.g. 28x28, got {text!r}")
+        raise ValueError(f"wanted HxW or HxWxC, e.g. 28x28, got {text!r}")
     return int(match[1]), int(match[2]), int(match[3] or 1)
 
 
@@ -56,15 +59,15 @@ class Networks(NamedTuple):
     method: str  # name of the personalized method
     models: str  # what the networks are called in the message before the run
     rounds: int  # default number of rounds
-    options: Mapping[str, Sequence[Option]]  # more options, by the title of their group
+    options: Mapping[str, Sequence[Parameter]]  # more options, by the title of their group
     prior: Mapping[str, str]  # defaults of the prior's options, as stated in the help
     captions: Mapping[str, str]  # of pictures of what the networks make, by file name
-    make: Callable[[argparse.Namespace, Images], Trained]  # makes the algorithm
+    make: Callable[[SimpleNamespace, Images], Trained]  # makes the algorithm
     # Measures and draws a solution.
-    evaluate: Callable[[argparse.Namespace, Trained, Images, Solution], _run.Findings]
+    evaluate: Callable[[SimpleNamespace, Trained, Images, Solution], _run.Findings]
 
 
-def command_of(networks: Networks) -> Command:
+def command_of(networks: Networks) -> Callable[..., bool | None]:
     """Describe the command."""
     training = f"{networks.method}, federated averaging, or each client alone"
     shape = "shape of images that are read as arrays; default: square and gray"
@@ -74,35 +77,34 @@ def command_of(networks: Networks) -> Command:
         "": [
             *files(DATA),
             *RUN,
-            option("--image-shape", _shape, shape, None, metavar="HxW[xC]"),
+            option("--image-shape", str, shape, None, converter=_shape, metavar="HxW[xC]"),
             held_out("share of each client's images held out to measure the loss; 0 for none", 0.2),
             *networks.options[""],
             option("--training", ("personalized", "fedavg", "local"), training, "personalized"),
             *BACKEND,
         ],
-        "labelled images (MNIST, Fashion-MNIST, CIFAR-10)": LABELLED,
-        "rounds": [
+        "Labelled images (MNIST, Fashion-MNIST, CIFAR-10)": LABELLED,
+        "Rounds": [
             rounds(networks.rounds),
             PARTICIPATION,
             option("--local-steps", int, "steps of a client in a round", 20),
             option("--batch-size", int, batch, None),
-            *networks.options["rounds"],
+            *networks.options["Rounds"],
             CHECKPOINTS,
         ],
-        "faulty or malicious clients": ROBUST,
-        "prior, with --training personalized": [
+        "Faulty or malicious clients": ROBUST,
+        "Prior, with --training personalized": [
             option("--published", bool, published, False),
             *optional_of(AdaptiveTraining, networks.prior),
         ],
     }
     # Groups that only these networks have come last.
     options = {**options, **networks.options, **options}
-    pictures = (*networks.captions, CONVERGENCE)
-    run = partial(_run.run, prepare=partial(_prepare, networks=networks), pictures=pictures)
-    return Command(networks.summary, run, options, {"algorithm": networks.name, "tol": None})
+    run = partial(_run.run, prepare=partial(_prepare, networks=networks))
+    return define(run, options, networks.summary, algorithm=networks.name, tol=None)
 
 
-def prior_options(arguments: argparse.Namespace, names: Mapping[str, str]) -> dict[str, Any]:
+def prior_options(arguments: SimpleNamespace, names: Mapping[str, str]) -> dict[str, Any]:
     """Return the options of the prior that were given.
 
     Raises:
@@ -117,7 +119,7 @@ def prior_options(arguments: argparse.Namespace, names: Mapping[str, str]) -> di
     return {"prior_weight": 0.0} if training == "local" else present
 
 
-def step_options(arguments: argparse.Namespace, images: Images) -> dict[str, Any]:
+def step_options(arguments: SimpleNamespace, images: Images) -> dict[str, Any]:
     """Return the number of local steps and their batch size."""
     size, steps = arguments.batch_size, arguments.local_steps
     if size is None:  # a round is an epoch of the smallest client
@@ -128,7 +130,10 @@ def step_options(arguments: argparse.Namespace, images: Images) -> dict[str, Any
 # --- the inputs ----------------------------------------------------------------------------------
 
 
-def _prepare(arguments: argparse.Namespace, *, networks: Networks) -> _run.FitInputs:
+def _prepare(
+    arguments: SimpleNamespace, precision: ExitStack, *, networks: Networks
+) -> _run.FitInputs:
+    del precision  # images are in single precision
     """Read the images, and make the algorithm."""
     for name in ("rounds", "samples", "sampling_steps"):
         if (value := getattr(arguments, name, 1)) < 1:
@@ -165,12 +170,12 @@ def drawn(count: int) -> Int[np.ndarray, " drawn"]:
     return np.unique(np.linspace(0, count - 1, min(DRAWN, count)).astype(int))
 
 
-def models_of(arguments: argparse.Namespace, result: Personalized) -> tuple[PyTree, int | None]:
+def models_of(arguments: SimpleNamespace, result: Personalized) -> tuple[PyTree, int | None]:
     """Return the arrays of the trained models, and their axis of clients if there is one."""
     return (result.shared, None) if arguments.training == "fedavg" else (result.local, 0)
 
 
-def _held_out_loss(arguments: argparse.Namespace, algorithm: Trained, images: Images) -> Metrics:
+def _held_out_loss(arguments: SimpleNamespace, algorithm: Trained, images: Images) -> Metrics:
     """Return the mean loss of held-out images, as many of each client as the smallest has."""
     least = min(map(len, images.held_out))
     held_out = jnp.asarray(np.stack([part[:least] for part in images.held_out]))

@@ -1,9 +1,9 @@
 """`jaxfed fit ... --processes`: one run in several processes, each with its own clients' files."""
 
-import argparse
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple, Protocol, Self, TypeVar, runtime_checkable
 
 import jax
@@ -26,7 +26,7 @@ OPTIONS = [
     ),
     option("--coordinator", str, "address of the first process", None, metavar="HOST:PORT"),
     option("--process-count", int, "number of processes", None),
-    option("--process", int, "number of this process, from 0", None, metavar="K"),
+    option("--process", int, "number of this process, from 0", None),
 ]
 
 
@@ -47,7 +47,7 @@ class Together(NamedTuple):
     out: Path  # the value of `--out`, which contains one folder per process
 
     @classmethod
-    def join(cls, arguments: argparse.Namespace) -> Self:
+    def join(cls, arguments: SimpleNamespace) -> Self:
         """Join the other processes, if there are any.
 
         Args:
@@ -103,9 +103,10 @@ class Together(NamedTuple):
             return clients
         return Clients.from_process_local(clients, backend=mapping)
 
-    def local(self, solution: Solution, clients: Clients) -> Solution:
-        """Return a solution with only the ids and local parts of this process's clients."""
+    def local(self, solution: Solution, clients: Clients, own: Clients) -> Solution:
+        """Return a solution with only the ids, names and local parts of this process's clients."""
         if self.processes == 1:
             return solution
         local, ids = clients.own((solution.result.local, solution.ids))
-        return replace(solution, result=solution.result._replace(local=local), ids=ids)
+        result = solution.result._replace(local=local)
+        return replace(solution, result=result, ids=ids, names=own.names)

@@ -1,11 +1,11 @@
 """The run of all `jaxfed fit` commands: read data, fit, evaluate and write results."""
 
-import argparse
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import jax
@@ -18,7 +18,7 @@ from jaxfed._optional import require
 from jaxfed.aggregation.robust import last_known
 from jaxfed.cli import _report
 from jaxfed.cli._common import OUTPUT, backend_of
-from jaxfed.cli._folder import CHECKPOINT, Folder
+from jaxfed.cli._folder import Folder
 from jaxfed.cli._options import option
 from jaxfed.cli.fit import _confidence
 from jaxfed.cli.fit._processes import Together
@@ -33,6 +33,7 @@ from jaxfed.core.run.solution import Solution, name_of
 from jaxfed.core.store.checkpoint import Checkpoint
 from jaxfed.core.store.saved import ended_badly
 from jaxfed.inference import Confidence
+from jaxfed.privacy import statement
 
 REPORT = "report.html"
 WORDS = Words(rounds="--rounds", start="--start common", shared="--shared-rank")
@@ -40,7 +41,7 @@ WORDS = Words(rounds="--rounds", start="--start common", shared="--shared-rank")
 RUN = [
     *OUTPUT,
     option("--report", bool, f"also write {REPORT}, one page about the run for any browser", False),
-    option("--seed", int, "seed of everything drawn at random", 0, metavar="SEED"),
+    option("--seed", int, "seed of everything drawn at random", 0),
 ]
 TOL = option(
     "--tol", float, "stop once the objective will fall by less (relative); default: never", None
@@ -51,14 +52,13 @@ CHECKPOINTS = option(
     int,
     "rounds between saved states; the same command resumes an interrupted run from the last",
     50,
-    metavar="ROUNDS",
 )
 RULES = {
-    "biweight": aggregation.Biweight,
-    "geometric-median": aggregation.GeometricMedian,
-    "coordinate-median": aggregation.CoordinateMedian,
-    "trimmed-mean": aggregation.TrimmedMean,
-    "clipping": aggregation.CentredClipping,
+    "biweight": aggregation.biweight,
+    "geometric-median": aggregation.geometric_median,
+    "coordinate-median": aggregation.coordinate_median,
+    "trimmed-mean": aggregation.trimmed_mean,
+    "clipping": aggregation.centred_clipping,
 }
 ROBUST = [
     option(
@@ -67,7 +67,6 @@ ROBUST = [
         "aggregate the means of this many groups of clients with a rule that a minority of groups "
         "cannot move far; default: one mean of all",
         None,
-        metavar="K",
     ),
     option("--aggregate", tuple(RULES), "aggregation rule, with --groups", "biweight"),
 ]
@@ -104,33 +103,38 @@ class FitInputs(NamedTuple):
     page: Mapping[str, Any] = {}  # further arguments of `jaxfed.report.html`
     preprocessing: Standardization | None = None  # applied to the samples
     imputed: Solution | None = None  # the run that imputed them afterwards
+    finish: Callable[[Solution], Solution] = lambda solution: solution  # what clients do at home
 
 
 def run(
-    arguments: argparse.Namespace,
+    arguments: SimpleNamespace,
     *,
-    prepare: Callable[[argparse.Namespace], FitInputs],
-    pictures: Sequence[str],
+    prepare: Callable[[SimpleNamespace, ExitStack], FitInputs],
 ) -> bool:
     """Fit an algorithm with the given options, and write the results.
 
     Args:
         arguments: values of the options.
-        prepare: reads the data and makes the inputs of the fit.
-        pictures: names of the picture files.
+        prepare: reads the data, enters their precision, and makes the inputs of the fit.
 
     Returns:
         Whether the run did not converge.
     """
+    with ExitStack() as precision:
+        return _run(arguments, lambda arguments: prepare(arguments, precision))
+
+
+def _run(arguments: SimpleNamespace, prepare: Callable[[SimpleNamespace], FitInputs]) -> bool:
     together = Together.join(arguments)
     require("matplotlib.figure", extra="plot")
     backend = backend_of(arguments)
     folder = Folder(arguments.out)
+    if getattr(arguments, "epsilon", None) is not None:
+        arguments.checkpoint_every = None  # a resumed run would release once more
     resumable = arguments.checkpoint_every is not None
 
     def ready() -> FitInputs:
-        names = [*pictures, REPORT, *([CHECKPOINT] if resumable else [])]
-        folder.check(names, force=arguments.force, resumable=resumable)
+        folder.check(force=arguments.force, resumable=resumable)
         return prepare(arguments)
 
     inputs = together.read(ready)
@@ -169,7 +173,7 @@ def run(
         )
         seconds = time.perf_counter() - start_time
     far = _far(solution, clients, inputs.names)
-    solution = together.local(solution, clients)
+    solution = inputs.finish(together.local(solution, clients, inputs.clients))
     findings = inputs.evaluate(solution)
     quantities = {
         "rounds": int(solution.rounds),
@@ -187,6 +191,9 @@ def run(
     for remark in solution.remarks(words):
         print(f"\n{remark}")
     print()
+    protected = clients.guarantee is not None
+    if protected:
+        print(statement(solution), end="\n\n")
     if findings.confidence is not None:
         _confidence.show_intervals(findings.confidence)
     others = dict(findings.figures)
@@ -208,6 +215,8 @@ def run(
     )
     arrays = {**entries, "names": inputs.names, **findings.arrays}
     summary = {"seconds": seconds, **findings.summary, "table": rows}
+    if protected:
+        summary["privacy"] = statement(solution).splitlines()
     _report.finish(folder, arguments, arrays, summary, others)
     status = name_of(solution.status)
     # How long a network is trained is a choice, and hardly any training is long enough.
@@ -220,7 +229,7 @@ def _finite(array: Array) -> Array:
     return jnp.where(jnp.isfinite(array), array, 0)
 
 
-def robust(arguments: argparse.Namespace, algorithm: Algorithm) -> Algorithm:
+def robust(arguments: SimpleNamespace, algorithm: Algorithm) -> Algorithm:
     """Return the algorithm, with robust aggregation if groups are requested."""
     groups = getattr(arguments, "groups", None)
     if groups is None:
@@ -245,7 +254,7 @@ def _far(solution: Solution, clients: Clients, names: Sequence[str]) -> dict[str
 
 @contextmanager
 def _begin(
-    folder: Folder, arguments: argparse.Namespace, together: Together
+    folder: Folder, arguments: SimpleNamespace, together: Together
 ) -> Iterator[Callable[[Callable[..., Solution]], Solution]]:
     """Prepare the folder of results, and lock its checkpoint during the run.
 

@@ -1,6 +1,6 @@
 """Read views of the same entities from files, scale them, and hold some entities out."""
 
-import argparse
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,7 +30,7 @@ class Split(NamedTuple):
         return [len(mean) for mean in self.mean]
 
 
-def read(arguments: argparse.Namespace) -> Split:
+def read(arguments: SimpleNamespace) -> Split:
     """Read, split and scale the views in `--data`."""
     views, names = data.read_views(
         arguments.data, names=arguments.views, max_bytes=arguments.max_bytes

@@ -1,6 +1,7 @@
 """`jaxfed fit autoencoder`: train an autoencoder for each client, or one for all."""
 
-import argparse
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -8,13 +9,12 @@ import numpy as np
 import optax
 
 from jaxfed import plot
-from jaxfed.cli._command import Command
 from jaxfed.cli._options import option
 from jaxfed.cli.fit import _images, _run
 from jaxfed.cli.fit._image_files import Images
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.run.solution import Solution
-from jaxfed.generative import AdaptiveAutoencoder, FedAvg
+from jaxfed.generative import AdaptiveTraining, FedAvg
 from jaxfed.metrics import reconstructed_energy
 from jaxfed.models import Autoencoder, reconstruction_loss
 
@@ -30,7 +30,7 @@ PRIOR = {
 }
 
 
-def commands() -> dict[str, Command]:
+def commands() -> dict[str, Callable[..., bool | None]]:
     """Describe the command."""
     step = "step size of the clients' models; default: 0.03, with --published 0.01"
     output = "activation of the reconstruction"
@@ -42,11 +42,11 @@ def commands() -> dict[str, Command]:
         rounds=150,
         options={
             "": [
-                option("--latent", int, "size of the code", metavar="K"),
+                option("--latent", int, "size of the code"),
                 option("--hidden", ("linear", "relu"), "activation of the code", "relu"),
                 option("--output", ("linear", "sigmoid"), output, "sigmoid"),
             ],
-            "rounds": [
+            "Rounds": [
                 option("--step-size", float, step, None),
                 option("--momentum", float, "momentum of the local steps", 0.9),
             ],
@@ -59,7 +59,7 @@ def commands() -> dict[str, Command]:
     return {networks.name: _images.command_of(networks)}
 
 
-def _make(arguments: argparse.Namespace, images: Images) -> AdaptiveAutoencoder | FedAvg:
+def _make(arguments: SimpleNamespace, images: Images) -> AdaptiveTraining | FedAvg:
     if not 0 <= arguments.momentum < 1:
         raise ValueError(f"--momentum: wanted from 0 to below 1, got {arguments.momentum}")
     prior = _images.prior_options(arguments, PRIOR)
@@ -80,14 +80,16 @@ def _make(arguments: argparse.Namespace, images: Images) -> AdaptiveAutoencoder 
         clipped = optax.chain(optax.clip_by_global_norm(1.0), descent)
         return FedAvg(model, reconstruction_loss, clipped, **steps)
     if arguments.published:
-        return AdaptiveAutoencoder.published(model, optimizer=descent, **steps, **prior)
+        return AdaptiveTraining.autoencoder(
+            model, preset="published", optimizer=descent, **steps, **prior
+        )
     if arguments.training == "personalized":
         prior = {"global_step_size": 1.0, "initial_spread": 0.2, **prior}
-    return AdaptiveAutoencoder(model, optimizer=descent, **steps, **prior)
+    return AdaptiveTraining.autoencoder(model, optimizer=descent, **steps, **prior)
 
 
 def _evaluate(
-    arguments: argparse.Namespace, algorithm: Any, images: Images, solution: Solution
+    arguments: SimpleNamespace, algorithm: Any, images: Images, solution: Solution
 ) -> _run.Findings:
     samples, which = images.train, "images"
     if arguments.held_out:

@@ -1,7 +1,8 @@
 """`jaxfed fit diffusion`: train a diffusion model for each client, or one for all."""
 
-import argparse
+from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -9,13 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxfed import plot
-from jaxfed.cli._command import Command
 from jaxfed.cli._options import option
 from jaxfed.cli.fit import _images, _run
 from jaxfed.cli.fit._image_files import Images
 from jaxfed.core.run.solution import Solution
-from jaxfed.generative import AdaptiveDiffusion, FedAvg, sample
-from jaxfed.generative.diffusion import decaying_adam
+from jaxfed.generative import AdaptiveTraining, FedAvg, sample
+from jaxfed.generative.adaptive import decaying_adam
 from jaxfed.metrics import noise_level
 from jaxfed.models import DenoisingLoss, UNet, interpolation, variance_preserving
 
@@ -31,10 +31,9 @@ PRIOR = {
 }
 
 
-def commands() -> dict[str, Command]:
+def commands() -> dict[str, Callable[..., bool | None]]:
     """Describe the command."""
     tuning = "rounds of each client alone after --training fedavg; default: 0, one model for all"
-    widths = {"nargs": 3, "metavar": tuple("ABC")}
     corruption = (
         "normal noise that preserves the variance, or interpolation with uniform noise; default: "
         "preserving, with --published interpolation"
@@ -48,15 +47,15 @@ def commands() -> dict[str, Command]:
         rounds=100,
         options={
             "": [
-                option("--fine-tuning", int, tuning, None, metavar="ROUNDS"),
-                option("--widths", int, "channels of the U-Net", (32, 64, 64), **widths),
+                option("--fine-tuning", int, tuning, None),
+                option("--widths", tuple[int, int, int], "channels of the U-Net", (32, 64, 64)),
                 option("--corruption", tuple(CORRUPTIONS), corruption, None),
             ],
-            "rounds": [
+            "Rounds": [
                 option("--step-size", float, "step size of the clients' models", 1e-3),
-                option("--decay-after", int, decay, None, metavar="ROUNDS"),
+                option("--decay-after", int, decay, None),
             ],
-            "samples": [
+            "Samples": [
                 option("--samples", int, "samples of each model", _images.DRAWN),
                 option("--sampling-steps", int, "steps from noise to a sample", 500),
             ],
@@ -69,7 +68,7 @@ def commands() -> dict[str, Command]:
     return {networks.name: _images.command_of(networks)}
 
 
-def _make(arguments: argparse.Namespace, images: Images) -> AdaptiveDiffusion | FedAvg:
+def _make(arguments: SimpleNamespace, images: Images) -> AdaptiveTraining | FedAvg:
     prior = _images.prior_options(arguments, PRIOR)
     training, fine_tuning = arguments.training, arguments.fine_tuning
     if training != "fedavg" and fine_tuning is not None:
@@ -94,12 +93,14 @@ def _make(arguments: argparse.Namespace, images: Images) -> AdaptiveDiffusion | 
         )
     if decay is None:
         decay = max(1, 3 * arguments.rounds // 4)
-    make = AdaptiveDiffusion.published if arguments.published else AdaptiveDiffusion
-    return make(model, corruption, decay_after=decay, **steps, **prior)
+    preset = "published" if arguments.published else "text"
+    return AdaptiveTraining.diffusion(
+        model, corruption, preset=preset, decay_after=decay, **steps, **prior
+    )
 
 
 def _evaluate(
-    arguments: argparse.Namespace, algorithm: Any, images: Images, solution: Solution
+    arguments: SimpleNamespace, algorithm: Any, images: Images, solution: Solution
 ) -> _run.Findings:
     print("Drawing samples ...")
     arrays, names = solution.result.local, images.names
@@ -110,9 +111,11 @@ def _evaluate(
         algorithm,
         count=arguments.samples,
         steps=arguments.sampling_steps,
-        chunk_size=2 if jax.default_backend() == "cpu" else None,  # as many as fit into a cache
+        clients_per_block=2
+        if jax.default_backend() == "cpu"
+        else None,  # as many as fit into a cache
     )
-    samples = jax.jit(draw)(jax.random.key(arguments.seed + 1), arrays)
+    samples = jax.jit(draw)(arrays, key=jax.random.key(arguments.seed + 1))
     samples = np.asarray(samples).clip(0, 1).reshape(len(names), arguments.samples, -1)
 
     history = solution.history

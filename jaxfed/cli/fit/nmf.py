@@ -1,7 +1,9 @@
 """`jaxfed fit inmf`: shared and local non-negative components of samples."""
 
-import argparse
+from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import jax
@@ -9,12 +11,11 @@ import numpy as np
 from jaxtyping import Float
 
 from jaxfed import nmf, plot
-from jaxfed.cli._command import Command
 from jaxfed.cli._common import (
     BACKEND,
     BITS,
-    COLUMN,
     SAMPLES,
+    TABLE,
     channel_of,
     files,
     held_out,
@@ -22,7 +23,7 @@ from jaxfed.cli._common import (
     rounds,
     share_of,
 )
-from jaxfed.cli._options import call, first_line, option, options_of
+from jaxfed.cli._options import call, define, first_line, option, options_of
 from jaxfed.cli.fit import _run
 from jaxfed.cli.fit._run import CHECKPOINTS, PARTICIPATION, ROBUST, RUN, TOL
 from jaxfed.core.clients.clients import Clients
@@ -41,33 +42,35 @@ class Split(NamedTuple):
     names: list[str]  # of the clients
     train: list[Float[np.ndarray, "samples_i features"]]  # held-out entries are NaN
     all: list[Float[np.ndarray, "samples_i features"]]
+    features: list[str] | None  # their names
 
 
-def commands() -> dict[str, Command]:
+def commands() -> dict[str, Callable[..., bool | None]]:
     """Describe the command."""
     options = {
         "": [
             *files(SAMPLES),
             *RUN,
-            COLUMN,
+            *TABLE,
             option("--scale", ("none", "rms"), SCALE, "none"),
             held_out("share of the entries, drawn at random, to test on; 0 for none", 0.0),
             BITS,
             *BACKEND,
         ],
-        "algorithm": options_of(nmf.INMF),
-        "rounds": [rounds(100), TOL, PARTICIPATION, CHECKPOINTS],
-        "faulty or malicious clients": ROBUST,
+        "Algorithm": options_of(nmf.INMF),
+        "Rounds": [rounds(100), TOL, PARTICIPATION, CHECKPOINTS],
+        "Faulty or malicious clients": ROBUST,
     }
-    run = partial(_run.run, prepare=prepare, pictures=PICTURES)
-    return {"inmf": Command(first_line(nmf.INMF), run, options, {"algorithm": "inmf"})}
+    run = partial(_run.run, prepare=prepare)
+    return {"inmf": define(run, options, first_line(nmf.INMF), algorithm="inmf")}
 
 
-def prepare(arguments: argparse.Namespace) -> _run.FitInputs:
+def prepare(arguments: SimpleNamespace, precision: ExitStack) -> _run.FitInputs:
     """Make the algorithm, and read the samples."""
     algorithm, channel = call(arguments, nmf.INMF), channel_of(arguments)
-    split = read(arguments)
-    clients = Clients.from_samples(split.train, missing="mask")
+    split = read(arguments, precision)
+    named = {"names": split.names, "features": split.features}
+    clients = Clients.from_samples(split.train, missing="mask", **named)
     return _run.FitInputs(
         algorithm,
         clients,
@@ -80,10 +83,10 @@ def prepare(arguments: argparse.Namespace) -> _run.FitInputs:
     )
 
 
-def read(arguments: argparse.Namespace) -> Split:
+def read(arguments: SimpleNamespace, precision: ExitStack) -> Split:
     """Read and scale the samples in `--data`, and hold out entries."""
     share = share_of(arguments)
-    tables, names, _ = read_samples(arguments, incomplete=True)
+    tables, names, features = read_samples(arguments, precision, incomplete=True)
     if arguments.scale == "rms":
         sizes = [np.sqrt(np.nanmean(x**2, axis=0)) for x in tables]
         tables = [x / np.where(size > 0, size, 1) for x, size in zip(tables, sizes, strict=True)]
@@ -94,7 +97,7 @@ def read(arguments: argparse.Namespace) -> Split:
         # One entry of each sample remains.
         draws[np.arange(len(table)), np.argmax(np.where(draws < 1, draws, -1), axis=1)] = 1
         train.append(np.where(draws < share, np.nan, table))
-    return Split(names, train, tables)
+    return Split(names, train, tables, features)
 
 
 def _evaluated(solution: Solution, *, split: Split, penalty: float) -> _run.Findings:

@@ -1,23 +1,25 @@
 """`jaxfed fit` for the PCA family: one table of all exported algorithms."""
 
-import argparse
+import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
-from typing import Any, NamedTuple, Self
+from types import SimpleNamespace
+from typing import Any, Literal, NamedTuple, Self, get_args
 
 import jax
 import numpy as np
+from cyclopts import Token
 from jaxtyping import Array, Float, Int, Key
 
 from jaxfed import data, multi_start, pca, plot
 from jaxfed.cli import _evaluate
-from jaxfed.cli._command import Command
 from jaxfed.cli._common import (
     BACKEND,
-    COLUMN,
     IMPUTE,
     SAMPLES,
+    TABLE,
     UNITS,
     files,
     held_out,
@@ -25,8 +27,8 @@ from jaxfed.cli._common import (
     rounds,
     share_of,
 )
-from jaxfed.cli._options import call, first_line, option, options_of
-from jaxfed.cli.fit import _confidence, _processes, _run
+from jaxfed.cli._options import call, define, first_line, option, options_of
+from jaxfed.cli.fit import _confidence, _processes, _release, _run
 from jaxfed.cli.fit._run import CHECKPOINTS, ONE_EXCHANGE, PARTICIPATION, ROBUST, RUN, TOL
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
@@ -50,23 +52,23 @@ class Entry(NamedTuple):
     has_rounds: bool = True  # whether it runs more than one exchange
     has_warm_start: bool = False  # whether it may start from the solution of `OneShot`
     has_bootstrap: bool = False  # whether few rounds from the solution fit a resample
+    has_release: bool = False  # whether moments with negative eigenvalues suit it
 
 
+# By command word: the name of the class in lower case.
 ALGORITHMS = {
-    "perpca": Entry(pca.VarProPerPCA, has_warm_start=True, has_bootstrap=True),
-    "perpca-gradient": Entry(pca.PerPCA, has_warm_start=True),
+    "perpca": Entry(pca.PerPCA, has_warm_start=True, has_bootstrap=True, has_release=True),
     "hmf": Entry(pca.HMF, has_warm_start=True),
     "tcmf": Entry(pca.TCMF, has_warm_start=True),
     "pertucker": Entry(pca.PerTucker),
     "local": Entry(pca.Local, has_rounds=False),
-    "pooled": Entry(pca.Pooled, has_rounds=False),
-    "oneshot": Entry(pca.OneShot, has_rounds=False),
-    "hierarchical": Entry(pca.HierarchicalPCA),
-    "adaptive": Entry(pca.AdaptivePCA),
-    "empirical-bayes": Entry(pca.EmpiricalBayesPCA),
-    "block-lanczos": Entry(pca.BlockLanczos),
-    "subspace-iteration": Entry(pca.SubspaceIteration),
-    "local-power": Entry(pca.LocalPower),
+    "pooled": Entry(pca.Pooled, has_rounds=False, has_release=True),
+    "oneshot": Entry(pca.OneShot, has_rounds=False, has_release=True),
+    "hierarchicalpca": Entry(pca.HierarchicalPCA),
+    "empiricalbayespca": Entry(pca.EmpiricalBayesPCA),
+    "blocklanczos": Entry(pca.BlockLanczos),
+    "subspaceiteration": Entry(pca.SubspaceIteration),
+    "localpower": Entry(pca.LocalPower),
     "faps": Entry(pca.FAPS),
 }
 
@@ -74,51 +76,55 @@ ALGORITHMS = {
 # --- options -------------------------------------------------------------------------------------
 
 
-def commands() -> dict[str, Command]:
+def commands() -> dict[str, Callable[..., bool | None]]:
     """Describe the commands."""
     return {name: _command(name, entry) for name, entry in ALGORITHMS.items()}
 
 
-def _command(name: str, entry: Entry) -> Command:
+def _command(name: str, entry: Entry) -> Callable[..., bool | None]:
     shape = "draw components as images of this many pixels, e.g. 28x28"
     options = {
         "": [
             *files(SAMPLES),
             *RUN,
-            COLUMN,
+            *TABLE,
             held_out("share of each client's samples to test on; 0 for none", 0.2),
             *UNITS,
             IMPUTE,
-            option("--image-shape", _shape, shape, None, metavar="HxW"),
+            option("--image-shape", str, shape, None, converter=_shape, metavar="HxW"),
             *BACKEND,
         ],
-        "algorithm": options_of(entry.algorithm, without={"start"} if entry.has_warm_start else ()),
+        "Algorithm": options_of(entry.algorithm, without={"start"} if entry.has_warm_start else ()),
     }
     if entry.has_rounds:
-        options["rounds"] = [rounds(200), TOL, PARTICIPATION, CHECKPOINTS]
+        options["Rounds"] = [rounds(200), TOL, PARTICIPATION, CHECKPOINTS]
     if entry.has_warm_start:
-        (start,) = (option for option in options_of(entry.algorithm) if option.flag == "--start")
-        choices = *start.keywords["choices"], SEVERAL
+        start = inspect.signature(entry.algorithm).parameters["start"]
+        choices = *get_args(start.annotation), SEVERAL
         about = (
             "first components: the algorithm's own choice, the solution of oneshot with method "
             f"projector or spectrum, or the best of {STARTS} starts after {multi_start.ROUNDS} "
             "rounds of each"
         )
-        options["rounds"].append(option("--start", (*choices, *WARM_STARTS), about, choices[0]))
+        options["Rounds"].append(option("--start", (*choices, *WARM_STARTS), about, choices[0]))
     if entry.has_rounds:
-        options["faulty or malicious clients"] = ROBUST
+        options["Faulty or malicious clients"] = ROBUST
     if entry.has_bootstrap:
-        options["confidence"] = _confidence.OPTIONS
-    options["several processes, each with the files of its own clients"] = _processes.OPTIONS
-    names = (*PICTURES, *_confidence.PICTURES)
-    run = partial(_run.run, prepare=partial(prepare, entry=entry), pictures=names)
-    return Command(first_line(entry.algorithm), run, options, {"algorithm": name, **ONE_EXCHANGE})
+        options["Confidence"] = _confidence.OPTIONS
+    if entry.has_release:
+        options["Privacy of persons"] = _release.OPTIONS
+    options["Several processes, each with the files of its own clients"] = _processes.OPTIONS
+    run = partial(_run.run, prepare=partial(prepare, entry=entry))
+    # What algorithms without rounds have no options for.
+    fixed = {"algorithm": name} | ({} if entry.has_rounds else ONE_EXCHANGE)
+    return define(run, options, first_line(entry.algorithm), **fixed)
 
 
-def _shape(text: str) -> tuple[int, int]:
+def _shape(_: Any, words: Sequence[Token]) -> tuple[int, int]:
+    text = words[0].value
     match = re.fullmatch(r"([0-9]+)x([0-9]+)", text)
     if match is None:
-        raise argparse.ArgumentTypeError(f"wanted HEIGHTxWIDTH, e.g. 28x28, got {text!r}")
+        raise ValueError(f"wanted HEIGHTxWIDTH, e.g. 28x28, got {text!r}")
     return int(match[1]), int(match[2])
 
 
@@ -135,8 +141,15 @@ class Split(NamedTuple):
     units: Standardization  # what was subtracted and divided by
     choices: tuple[str, str]  # `--center` and `--scale`
     features: list[str] | None = None  # names of the features
+    persons: list[np.ndarray] | None = None  # whose training samples these are
     imputed: Solution | None = None  # the run that imputed missing entries
     missing: float = 0.0  # share of the entries of training samples that were missing
+
+    def clients(self, missing: Literal["refuse", "mask"] = "refuse") -> Clients:
+        """Return the clients with their names, to learn from."""
+        return Clients.from_samples(
+            self.train, names=self.names, features=self.features, missing=missing
+        )
 
     def only(self, kept: Int[np.ndarray, " kept"]) -> Self:
         """Return the clients at these positions; preprocessing remains that of all."""
@@ -144,9 +157,10 @@ class Split(NamedTuple):
         return self._replace(**{k: [x[i] for i in kept] if x else x for k, x in parts.items()})
 
 
-def prepare(arguments: argparse.Namespace, *, entry: Entry) -> _run.FitInputs:
+def prepare(arguments: SimpleNamespace, precision: ExitStack, *, entry: Entry) -> _run.FitInputs:
     """Make the algorithm, and read the samples."""
-    settings, start, start_rounds = argparse.Namespace(**vars(arguments)), None, 1
+    _release.check(arguments)
+    settings, start, start_rounds = SimpleNamespace(**vars(arguments)), None, 1
     if entry.has_warm_start and arguments.start in (*WARM_STARTS, SEVERAL):
         delattr(settings, "start")  # the algorithm's own default, which the warm start replaces
     algorithm = call(settings, entry.algorithm)
@@ -159,7 +173,7 @@ def prepare(arguments: argparse.Namespace, *, entry: Entry) -> _run.FitInputs:
     # Processes split different clients, each by its own key; the key of the run is common.
     if process := jax.process_index():
         split_key = jax.random.fold_in(split_key, process)
-    split = read(arguments, split_key)
+    split = read(arguments, split_key, precision)
     shape, features = arguments.image_shape, split.train[0].shape[1]
     if shape is not None and shape[0] * shape[1] != features:
         raise ValueError(
@@ -168,7 +182,7 @@ def prepare(arguments: argparse.Namespace, *, entry: Entry) -> _run.FitInputs:
         )
     fitted = None
     if arguments.impute is not None:
-        incomplete = Clients.from_samples(split.train, missing="mask")
+        incomplete = split.clients(missing="mask")
         imputed = fit(
             _run.robust(arguments, Impute(*arguments.impute)),
             incomplete,
@@ -178,8 +192,11 @@ def prepare(arguments: argparse.Namespace, *, entry: Entry) -> _run.FitInputs:
         # Not from imputed samples, which vary less than true ones.
         fitted = imputed.result.local.moments(incomplete)
         split = _completed(split, imputed)
-    clients = Clients.from_samples(split.train)
+    clients = split.clients()
     _confidence.check(arguments, clients)
+    protected = getattr(arguments, "epsilon", None) is not None
+    if protected:
+        fitted = _release.released(arguments, clients, split.persons)
     confidence = partial(_confidence.computed, arguments, key=jax.random.fold_in(key, 1))
     return _run.FitInputs(
         algorithm,
@@ -194,18 +211,23 @@ def prepare(arguments: argparse.Namespace, *, entry: Entry) -> _run.FitInputs:
         page={"image_shape": shape, "feature_names": split.features, "clients": clients},
         preprocessing=split.units,
         imputed=split.imputed,
+        finish=partial(_release.at_home, clients=clients) if protected else lambda found: found,
     )
 
 
-def read(arguments: argparse.Namespace, key: Key[Array, ""]) -> Split:
+def read(arguments: SimpleNamespace, key: Key[Array, ""], precision: ExitStack) -> Split:
     """Read, split and standardize the samples in `--data`."""
     # Not all commands that read samples have this option.
     incomplete = getattr(arguments, "impute", None) is not None
-    arrays, names, features = read_samples(arguments, incomplete=incomplete)
+    arrays, names, features = read_samples(arguments, precision, incomplete=incomplete)
     share = share_of(arguments)
     train, held_out = arrays, []
     if share > 0:
         train, held_out = data.train_test_split(arrays, share, key=key)
+    persons = None
+    if getattr(arguments, "person", None) is not None:
+        _, held_out, _ = _release.persons_of(arguments, held_out, features)
+        persons, train, features = _release.persons_of(arguments, train, features)
     # Of training samples only, so that held-out samples have no influence.
     algorithm = Standardize(arguments.center, arguments.scale)
     exchanged = "shared" in (arguments.center, arguments.scale)
@@ -222,7 +244,8 @@ def read(arguments: argparse.Namespace, key: Key[Array, ""]) -> Split:
         [(y - mean) / scale for y, mean, scale in zip(tables, means, scales, strict=False)]
         for tables in (train, held_out)
     )
-    return Split(names, train, held_out, units, (arguments.center, arguments.scale), features)
+    choices = arguments.center, arguments.scale
+    return Split(names, train, held_out, units, choices, features, persons)
 
 
 def _completed(split: Split, imputed: Solution) -> Split:

@@ -1,8 +1,10 @@
 """`jaxfed fit` for views of the same entities: find what they have in common."""
 
-import argparse
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
+from inspect import Parameter
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import jax
@@ -12,9 +14,9 @@ import scipy.sparse
 from jaxtyping import Array, Float, PyTree
 
 from jaxfed import gcca, models, plot
-from jaxfed.cli._command import Command
+from jaxfed._numbers import precision_of
 from jaxfed.cli._common import BACKEND, BITS, channel_of, files, held_out, rounds
-from jaxfed.cli._options import Option, call, option, options_of
+from jaxfed.cli._options import call, define, option, options_of
 from jaxfed.cli.fit import _run
 from jaxfed.cli.fit._run import CHECKPOINTS, ONE_EXCHANGE, ROBUST, RUN, TOL
 from jaxfed.cli.fit._view_files import Split, read
@@ -27,9 +29,9 @@ POOLED = 10**8  # largest number of entries for which the minimum cost is comput
 HELD_OUT = "held-out entities whose nearest in another view is themselves (%)"
 BATCH = 1000
 SUMMARIES = {
-    "gcca": "generalized CCA of views of the same entities (Shrestha & Fu 2023)",
+    "maxvar": "generalized CCA of views of the same entities (Shrestha & Fu 2023)",
     "mvlsa": "generalized CCA in one round (Rastogi et al. 2015)",
-    "deep-gcca": "generalized CCA by a neural network for every view (Shrestha & Fu 2023)",
+    "deepmaxvar": "generalized CCA by a neural network for every view (Shrestha & Fu 2023)",
     "ajive": "joint and individual parts of views in one round (Feng et al. 2018)",
 }
 
@@ -37,7 +39,7 @@ SUMMARIES = {
 # --- options -------------------------------------------------------------------------------------
 
 
-def _plain(sparse: str) -> list[Option]:
+def _plain(sparse: str) -> list[Parameter]:
     """Describe options that all commands have; `sparse` names the files of sparse views."""
     data = (
         f"folder with one file for each view (.npy, .csv, .parquet, or .npz of one array{sparse}), "
@@ -49,7 +51,7 @@ def _plain(sparse: str) -> list[Option]:
     return [
         *files(data),
         *RUN,
-        option("--views", [str], "names of the views to use; default: all", None),
+        option("--views", list[str], "names of the views to use; default: all", None),
         option("--scale", ("none", "center", "standardize"), scale, "standardize"),
         held_out("share of the entities to look for in other views", 0.0),
         BITS,
@@ -57,7 +59,7 @@ def _plain(sparse: str) -> list[Option]:
     ]
 
 
-def commands() -> dict[str, Command]:
+def commands() -> dict[str, Callable[..., bool | None]]:
     """Describe the commands."""
     start = (
         "first representation: that of mvlsa, or a random one; default: mvlsa, but random with "
@@ -66,43 +68,45 @@ def commands() -> dict[str, Command]:
     sparse, loop = _plain(" or of scipy.sparse.save_npz"), [TOL, CHECKPOINTS]
     linear = {
         "": sparse,
-        "rounds": [
+        "Rounds": [
             rounds(100),
             *loop,
             option("--start", ("mvlsa", "random"), start, None),
             *options_of(gcca.MVLSA, without={"rank"}),
         ],
-        "algorithm": options_of(gcca.MaxVar),
-        "faulty or malicious clients": ROBUST,
+        "Algorithm": options_of(gcca.MaxVar),
+        "Faulty or malicious clients": ROBUST,
     }
     batch = f"entities in each step; default: {BATCH}, or all if they are fewer"
     hidden = "numbers of units of the hidden layers; none for linear maps"
     deep = {
         "": _plain(""),
-        "rounds": [rounds(50), *loop],
-        "networks": [
-            option("--hidden", int, hidden, (128, 64), nargs="*", metavar="UNITS"),
+        "Rounds": [rounds(50), *loop],
+        "Networks": [
+            option("--hidden", tuple[int, ...], hidden, (128, 64), consume_multiple=True),
             option("--batch-size", int, batch, None),
             option("--step-size", float, "step size of Adam", 1e-3),
         ],
         # Without parameters that are not numbers or have other defaults here.
-        "algorithm": options_of(
+        "Algorithm": options_of(
             gcca.DeepMaxVar, without={"network", "optimizer", "batch_size", "step_size"}
         ),
-        "faulty or malicious clients": ROBUST,
+        "Faulty or malicious clients": ROBUST,
     }
-    one_round = {"": sparse, "algorithm": options_of(gcca.MVLSA)}
+    one_round = {"": sparse, "Algorithm": options_of(gcca.MVLSA)}
     return {
-        "gcca": _command("gcca", linear),
-        "mvlsa": _command("mvlsa", one_round, ridge=0.0),
-        "deep-gcca": _command("deep-gcca", deep),
-        "ajive": _command("ajive", {"": _plain(""), "algorithm": options_of(gcca.AJIVE)}),
+        "maxvar": _command("maxvar", linear, participation=None),
+        "mvlsa": _command("mvlsa", one_round, ridge=0.0, **ONE_EXCHANGE),
+        "deepmaxvar": _command("deepmaxvar", deep, participation=None),
+        "ajive": _command(
+            "ajive", {"": _plain(""), "Algorithm": options_of(gcca.AJIVE)}, **ONE_EXCHANGE
+        ),
     }
 
 
-def _command(name: str, options: dict[str, list[Option]], **defaults: Any) -> Command:
-    run = partial(_run.run, prepare=prepare, pictures=PICTURES)
-    return Command(SUMMARIES[name], run, options, {"algorithm": name, **ONE_EXCHANGE, **defaults})
+def _command(name: str, options: dict[str, list[Parameter]], **fixed: Any) -> Callable[..., Any]:
+    run = partial(_run.run, prepare=prepare)
+    return define(run, options, SUMMARIES[name], algorithm=name, **fixed)
 
 
 # --- the run -------------------------------------------------------------------------------------
@@ -120,21 +124,24 @@ class ViewMethod(NamedTuple):
     start: Algorithm | None = None  # an algorithm whose solution the run starts from
 
 
-def prepare(arguments: argparse.Namespace) -> _run.FitInputs:
+def prepare(arguments: SimpleNamespace, precision: ExitStack) -> _run.FitInputs:
     """Read the views, and make the algorithm."""
     channel = channel_of(arguments)
-    is_deep, is_ajive = (arguments.algorithm == name for name in ("deep-gcca", "ajive"))
+    is_deep, is_ajive = (arguments.algorithm == name for name in ("deepmaxvar", "ajive"))
     method = _ajive(arguments) if is_ajive else None if is_deep else _linear(arguments)
     split = read(arguments)
+    if not is_deep:  # networks need no more than single precision
+        precision.enter_context(precision_of(split.train[0].dtype))
     if not scipy.sparse.issparse(split.train[0]):
-        views = gcca.Views.from_arrays(split.train)
+        views = gcca.Views.from_arrays(split.train, names=split.names)
     elif is_deep or is_ajive:
         raise ValueError(
-            f"--data: fit {arguments.algorithm} needs dense views, got sparse ones; fit gcca takes "
-            "them"
+            f"--data: fit {arguments.algorithm} needs dense views, got sparse ones; fit maxvar "
+            "takes them"
         )
     else:
-        views = gcca.Views.from_sparse(split.train, center=arguments.scale != "none")
+        centered = arguments.scale != "none"
+        views = gcca.Views.from_sparse(split.train, names=split.names, center=centered)
     method = method or _deep(arguments, len(split.entities))
     evaluated = _parts if is_ajive else _evaluated
     maps = ", ".join(
@@ -154,7 +161,7 @@ def prepare(arguments: argparse.Namespace) -> _run.FitInputs:
     )
 
 
-def _linear(arguments: argparse.Namespace) -> ViewMethod:
+def _linear(arguments: SimpleNamespace) -> ViewMethod:
     algorithm, start = gcca.MVLSA, None
     if arguments.algorithm != "mvlsa":
         algorithm = gcca.MaxVar
@@ -169,7 +176,7 @@ def _linear(arguments: argparse.Namespace) -> ViewMethod:
     return ViewMethod(call(arguments, algorithm), outputs, "", "", start)
 
 
-def _ajive(arguments: argparse.Namespace) -> ViewMethod:
+def _ajive(arguments: SimpleNamespace) -> ViewMethod:
     def outputs(local: gcca.ViewParts, views: gcca.Views) -> Array:
         found = jax.vmap(lambda own, view: own.transform(view.values))(local, views.data)
         return found.joint * local.individual_scores.shape[-2] ** 0.5
@@ -177,7 +184,7 @@ def _ajive(arguments: argparse.Namespace) -> ViewMethod:
     return ViewMethod(call(arguments, gcca.AJIVE), outputs, "", "")
 
 
-def _deep(arguments: argparse.Namespace, entities: int) -> ViewMethod:
+def _deep(arguments: SimpleNamespace, entities: int) -> ViewMethod:
     batch = min(BATCH, entities) if arguments.batch_size is None else arguments.batch_size
     hidden = tuple(arguments.hidden)
     algorithm = call(
@@ -194,7 +201,7 @@ def _deep(arguments: argparse.Namespace, entities: int) -> ViewMethod:
 def _evaluated(
     solution: Solution,
     *,
-    arguments: argparse.Namespace,
+    arguments: SimpleNamespace,
     method: ViewMethod,
     views: gcca.Views,
     split: Split,
@@ -208,7 +215,7 @@ def _evaluated(
     quantities: dict[str, float | None] = {}
     arrays = _about(views, split)
     least = None
-    if arguments.algorithm == "deep-gcca":
+    if arguments.algorithm == "deepmaxvar":
         quantities["cost"] = float(np.square(scores - shared).sum() / 2)
         arrays["scores"] = scores
     else:
@@ -235,7 +242,7 @@ def _evaluated(
 def _parts(
     solution: Solution,
     *,
-    arguments: argparse.Namespace,
+    arguments: SimpleNamespace,
     method: ViewMethod,
     views: gcca.Views,
     split: Split,

@@ -11,7 +11,8 @@ from jax.sharding import NamedSharding
 from jaxtyping import Array, PyTree
 
 from jaxfed.core.common.buckets import in_order, layout_of, shapes_differ, split
-from jaxfed.core.common.returned import described
+from jaxfed.core.common.printing import as_call
+from jaxfed.core.common.returned import broken
 from jaxfed.core.contract.reduction import Part, Reduction, is_part, joined, separated
 
 AXIS = "clients"
@@ -28,6 +29,11 @@ class Backend(eqx.Module):
     If all clients are on one device, subclass `jaxfed.backend.OneDevice`, which is shorter.
     """
 
+    def __repr__(self) -> str:
+        return as_call(self)
+
+    factory: ClassVar[str] = ""
+    """Name of the function that makes it; empty for the class itself."""
     apart: ClassVar[bool] = False
     """Whether `fit` runs each client's work, and the server's, as separate programs."""
 
@@ -84,62 +90,9 @@ class Backend(eqx.Module):
         return len({device.process_index for device in self.sharding.device_set})
 
     @final
-    def checked_parts(
-        self, work: Work, shared: PyTree, parts: tuple[PyTree, ...]
-    ) -> tuple[PyTree[Reduction], tuple[PyTree, ...]]:
-        """Call `over_parts` and check its result.
-
-        Raises:
-            ValueError: if the result breaks the contract; the message names the backend's class.
-        """
-        dimensions: Any = None
-
-        def observed(shared: PyTree, own: PyTree):
-            nonlocal dimensions
-            result = work(shared, own)
-            # Keep only the numbers of axes, since the arrays belong to the caller's trace.
-            dimensions = jax.tree.map(jnp.ndim, result)
-            return result
-
-        result = self.over_parts(observed, shared, parts)
-        total, kept = pair(self, "over_parts", result)
-        if not isinstance(kept, tuple) or len(kept) != len(parts):
-            raise _broken(self, "over_parts", f"a tuple of {len(parts)} as what is kept", kept)
-        for own, one in zip(parts, kept, strict=True):
-            clients = length(own)
-            if any(jnp.shape(leaf)[:1] != (clients,) for leaf in jax.tree.leaves(one)):
-                wanted = f"what is kept with a leading axis of {clients} clients"
-                raise _broken(self, "over_parts", wanted, one)
-        if dimensions is not None:
-            _check_structure(self, dimensions, total, kept)
-        return total, kept
-
-    @final
-    def map_reduce(
-        self, work: Work, shared: PyTree, own: PyTree
-    ) -> tuple[PyTree[Reduction], PyTree]:
-        """Run `work` for each client.
-
-        Args:
-            work: one client's work.
-            shared: passed unchanged to each client.
-            own: leading axis = clients, or in buckets.
-
-        Returns:
-            The reduced contributions, and what the clients keep (leading axis = clients; in buckets
-            if its shape differs between them).
-
-        Raises:
-            ValueError: if contributions from different buckets do not add up, or `over_parts`
-                breaks its contract.
-        """
-        total, kept = self.checked_parts(work, shared, split(own))
-        return total, in_order(layout_of(own), kept)
-
-    @final
     def map(self, work: Callable[[PyTree, PyTree], PyTree], shared: PyTree, own: PyTree) -> PyTree:
         """The results of `work(shared, own)` for all clients, leading axis = clients."""
-        return self.map_reduce(lambda *arguments: (None, work(*arguments)), shared, own)[1]
+        return collect(self, lambda *arguments: (None, work(*arguments)), shared, own, 0)[1]
 
 
 def collect(
@@ -159,25 +112,42 @@ def collect(
         gathering: the clients whose parts are gathered: the first so many, or by index.
 
     Returns:
-        The reduced message, and what the clients keep (leading axis = clients).
+        The reduced message, and what the clients keep (leading axis = clients; in buckets if its
+        shape differs between them).
 
     Raises:
-        ValueError: if gathered parts differ in shape between buckets.
+        ValueError: if contributions from different buckets do not add up, gathered parts differ in
+            shape between buckets, or `over_parts` breaks its contract.
     """
-
-    def split(shared, own):
-        sent, kept = work(shared, own)
-        summands, gathered = separated(sent)
-        # Gathered parts stay where they were computed, like what the clients keep.
-        return summands, (gathered, kept)
-
-    total, (gathered, kept) = backend.map_reduce(split, shared, own)
+    one, parts = _One(work), split(own)
+    total, kept = checked(backend, one, parts, backend.over_parts(one, shared, parts))
+    gathered, kept = in_order(layout_of(own), kept)
     if layout_of(gathered) is not None:
         raise shapes_differ("gathered")
     # Padding, and clients that were selected only to fill a bucket, are dropped here; to reductions
     # they contribute nothing.
     which = slice(gathering) if isinstance(gathering, int) else gathering
     return joined(total, jax.tree.map(lambda x: x[which], gathered)), kept
+
+
+class _One:
+    """One client's work; gathered parts stay where they were computed, like what it keeps.
+
+    Attributes:
+        axes: the number of axes of each array that it returned. Not the arrays, which belong to the
+            caller's trace.
+    """
+
+    def __init__(self, work: Callable[[PyTree, PyTree], tuple[PyTree[Part], PyTree]]):
+        self._work, self.axes = work, None
+
+    def __call__(self, shared: PyTree, own: PyTree) -> tuple[PyTree[Reduction], PyTree]:
+        sent, kept = self._work(shared, own)
+        summands, gathered = separated(sent)
+        # Not a tuple: a backend that returns this alone has not returned a pair.
+        result = summands, [gathered, kept]
+        self.axes = jax.tree.map(jnp.ndim, result)
+        return result
 
 
 def length(own: PyTree) -> int:
@@ -196,18 +166,32 @@ def pair(backend: Backend, method: str, result: Any) -> tuple[PyTree, PyTree]:
     return result
 
 
-def _check_structure(
-    backend: Backend, dimensions: Any, total: PyTree, kept: tuple[PyTree, ...]
-) -> None:
-    """Compare what a backend returned with what one client's work returned.
+def checked(
+    backend: Backend, work: Work, parts: tuple[PyTree, ...], result: Any
+) -> tuple[PyTree[Reduction], tuple[PyTree, ...]]:
+    """The result of a backend's `over_parts`.
 
     Args:
         backend: the backend.
-        dimensions: the number of axes of each array in `(sent, kept)`.
-        total: what the backend returned for what was sent.
-        kept: what it returned for what each part's clients kept.
+        work: the work that it has mapped.
+        parts: the clients.
+        result: what it returned.
+
+    Raises:
+        ValueError: if the result breaks the contract; the message names the backend's class.
     """
-    sent, one = dimensions
+    total, kept = pair(backend, "over_parts", result)
+    if not isinstance(kept, tuple) or len(kept) != len(parts):
+        raise _broken(backend, "over_parts", f"a tuple of {len(parts)} as what is kept", kept)
+    for own, one in zip(parts, kept, strict=True):
+        clients = length(own)
+        if any(jnp.shape(leaf)[:1] != (clients,) for leaf in jax.tree.leaves(one)):
+            wanted = f"what is kept with a leading axis of {clients} clients"
+            raise _broken(backend, "over_parts", wanted, one)
+    # A backend may have wrapped the work for the one inside it, or not called it.
+    if (axes := getattr(work, "axes", None)) is None:
+        return total, kept
+    sent, one = axes
     for whole in kept:
         if jax.tree.structure(whole) != jax.tree.structure(one):
             raise _broken(backend, "over_parts", "what the work returned as what is kept", whole)
@@ -216,11 +200,11 @@ def _check_structure(
         raise _broken(backend, "over_parts", "what the work sent, reduced over clients", total)
     for contribution, part in zip(wanted, found, strict=True):
         # A reduction may return another kind, with other arrays.
-        axes = [jnp.ndim(x) for x in jax.tree.leaves(part)]
-        if type(part) is type(contribution) and axes != jax.tree.leaves(contribution):
+        each = [jnp.ndim(x) for x in jax.tree.leaves(part)]
+        if type(part) is type(contribution) and each != jax.tree.leaves(contribution):
             raise _broken(backend, "over_parts", "parts without an axis of clients", part)
+    return total, kept
 
 
 def _broken(backend: Backend, method: str, wanted: str, given: Any) -> ValueError:
-    name = f"{type(backend).__name__}.{method}"
-    return ValueError(f"backend: wanted of {name} {wanted}, got {described(given)}")
+    return broken(backend, method, wanted, given, "backend")

@@ -10,7 +10,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
 from jaxfed._checks import check_instance, check_name, is_list, is_whole, refuse, shown
-from jaxfed.core.backends.backend import AXIS, Backend, Device, Work
+from jaxfed.core.backends.backend import AXIS, Backend, Device, Work, checked
 from jaxfed.core.backends.one_device import vmap
 from jaxfed.core.common.meshes import automatic
 from jaxfed.core.contract.reduction import over_devices
@@ -18,11 +18,12 @@ from jaxfed.core.contract.reduction import over_devices
 
 def _on_device(inner: Backend, work: Work, axis: str, shared: PyTree, parts: tuple[PyTree, ...]):
     """One device's work: map its own clients with the inner backend, then all-reduce once."""
-    sent, kept = inner.checked_parts(work, shared, parts)
+    sent, kept = checked(inner, work, parts, inner.over_parts(work, shared, parts))
     return over_devices(sent, axis), kept
 
 
 class _Shard(Backend):
+    factory = "shard"
     mesh: Mesh = eqx.field(static=True)
     axis: str = eqx.field(static=True)
     inner: Backend
@@ -53,6 +54,7 @@ class _Shard(Backend):
 
 
 class _Pmap(Backend):
+    factory = "pmap"
     devices: tuple[Device, ...] = eqx.field(static=True)
     inner: Backend
 

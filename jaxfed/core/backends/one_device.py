@@ -56,7 +56,9 @@ class OneDevice(Backend):
     @final
     def over_parts(self, work, shared, parts):
         """Map one part after another, and combine their results."""
-        results = [pair(self, "map_clients", self.map_clients(work, shared, own)) for own in parts]
+        results = []
+        for own in parts:
+            results.append(pair(self, "map_clients", self.map_clients(work, shared, own)))
         sent, kept = zip(*results, strict=True)
         if len(sent) == 1:
             return sent[0], kept
@@ -88,24 +90,38 @@ def _described(tree: PyTree) -> tuple:
     return jax.tree.structure(tree), [(x.shape, x.dtype) for x in jax.tree.leaves(tree)]
 
 
-class _Vmap(OneDevice):
+class _AtOnce(OneDevice):
+    @final
     def map_clients(self, work, shared, own):
-        return _at_once(work, shared, own)
+        sent, kept = _for_all(work, length(own))(shared, own)
+        return over_clients(sent), kept
 
+    @final
     def in_blocks(self, size, remembered):
         return _Chunked(size, remembered)
 
 
-def _at_once(work: Work, shared: PyTree, own: PyTree) -> tuple[PyTree[Reduction], PyTree]:
-    sent, kept = _of_all(work, shared, own)
-    return over_clients(sent), kept
+@final
+class _Vmap(_AtOnce):
+    factory = "vmap"
+    pass
 
 
-def _of_all(work: Work, shared: PyTree, own: PyTree) -> tuple[PyTree[Reduction], PyTree]:
-    if length(own) == 1:  # a batch of one takes longer
-        alone = work(shared, jax.tree.map(lambda x: x[0], own))
-        return jax.tree.map(lambda x: jnp.asarray(x)[None], alone)
-    return jax.vmap(work, in_axes=(None, 0))(shared, own)
+@final
+class _Separate(_AtOnce):
+    factory = "separate"
+    apart = True
+
+
+def _for_all(work: Work, clients: int) -> Work:
+    """One client's work as a function of so many clients."""
+    return jax.vmap(work, in_axes=(None, 0)) if clients > 1 else partial(_alone, work)
+
+
+def _alone(work: Work, shared: PyTree, own: PyTree) -> tuple[PyTree[Reduction], PyTree]:
+    # A batch of one takes longer.
+    found = work(shared, jax.tree.map(lambda x: x[0], own))
+    return jax.tree.map(lambda x: jnp.asarray(x)[None], found)
 
 
 def _counted(part: Reduction, which: Bool[Array, " clients"]) -> Reduction:
@@ -117,33 +133,26 @@ def _counted(part: Reduction, which: Bool[Array, " clients"]) -> Reduction:
     return jax.tree.map(chosen, part, neutral(part))
 
 
-class _Separate(OneDevice):
-    apart = True
-
-    def map_clients(self, work, shared, own):
-        return _at_once(work, shared, own)
-
-    def in_blocks(self, size, remembered):
-        return _Chunked(size, remembered)
-
-
 class _Chunked(OneDevice):
-    size: int = eqx.field(static=True)
+    factory = "chunked"
+    clients_per_block: int = eqx.field(static=True)
     remembered: tuple[str, ...] = eqx.field(static=True, default=())  # for derivatives, by name
 
     def in_blocks(self, size, remembered):
-        return _Chunked(min(size, self.size), remembered)
+        return _Chunked(min(size, self.clients_per_block), remembered)
 
     def map_clients(self, work, shared, own):
         clients = length(own)
-        if clients <= self.size:
-            return _at_once(work, shared, own)
-        size = _block(clients, self.size)
+        if clients <= self.clients_per_block:
+            return _Vmap().map_clients(work, shared, own)
+        size = _block(clients, self.clients_per_block)
         own = jax.tree.map(_dense, own)
         one = jax.tree.map(lambda x: x[:1], own)
         # One client is enough: partial results that can be combined have shapes that do not depend
         # on the number of clients (`reduction.combined`).
-        sent = jax.eval_shape(lambda *given: to_combine(_at_once(work, *given)[0]), shared, one)
+        sent = jax.eval_shape(
+            lambda *given: to_combine(_Vmap().map_clients(work, *given)[0]), shared, one
+        )
 
         # For derivatives: without it, the scan would store the intermediate values of every block,
         # which is what blocks are to avoid.
@@ -156,7 +165,7 @@ class _Chunked(OneDevice):
             # of a scan have equal shapes.
             start = jnp.minimum(first, clients - size)
             block = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, start, size), own)
-            parts, kept = _of_all(work, shared, block)
+            parts, kept = _for_all(work, size)(shared, block)
             if clients % size:
                 # Clients of the block before are computed again, but what they send must count
                 # once.
@@ -202,6 +211,8 @@ LANES = 128  # columns of a TPU tile
 
 
 class _Auto(OneDevice):
+    factory = "auto"
+
     def in_blocks(self, size, remembered):
         return _Chunked(size, remembered)
 
@@ -211,7 +222,7 @@ class _Auto(OneDevice):
         size = BLOCK_BYTES // max(each, 1)
         few = size < BLOCK_CLIENTS or clients < BLOCKS * size
         if few or jax.default_backend() != "cpu":
-            return _at_once(work, shared, own)
+            return _Vmap().map_clients(work, shared, own)
         return _Chunked(size).map_clients(work, shared, own)
 
 
@@ -262,18 +273,21 @@ def separate() -> Backend:
     return _Separate()
 
 
-def chunked(size: int) -> Backend:
-    """Map clients in blocks of at most `size`, one block after another, in bounded memory.
+def chunked(clients_per_block: int) -> Backend:
+    """Map clients in blocks, one block after another, in bounded memory.
 
-    All blocks have the same size, from half of `size` up. If no such size divides the number of
-    clients, the last block overlaps the one before; clients in both are computed twice and counted
-    once.
+    All blocks have the same size, from half of the given one up. If no such size divides the number
+    of clients, the last block overlaps the one before; clients in both are computed twice and
+    counted once.
+
+    Args:
+        clients_per_block: the largest number of clients in a block.
 
     Raises:
-        ValueError: if `size` is not a positive integer.
+        ValueError: if it is not a positive integer.
     """
-    check_whole("size", size)
-    return _Chunked(int(size))
+    check_whole("clients_per_block", clients_per_block)
+    return _Chunked(int(clients_per_block))
 
 
 def auto() -> Backend:

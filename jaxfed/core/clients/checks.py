@@ -1,5 +1,6 @@
 """Checks the data, ids and weights of clients."""
 
+import math
 from collections.abc import Sequence
 from typing import Any, Literal, cast
 
@@ -11,8 +12,12 @@ from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Array, ArrayLike, Float, Int
 
 from jaxfed._checks import check_number, checked_weights, host_array, is_real, is_whole, refuse
+from jaxfed._numbers import check_spread, host_floats, refused, rounded
 from jaxfed.core.common.meshes import automatic, is_explicit
 from jaxfed.core.common.processes import is_here
+from jaxfed.linalg.sums import mean_of_rows
+
+ALIGNMENT = 64  # bytes, of arrays of XLA on processors
 
 
 def check_ids(ids: Int[Array, "*data_sets clients"]) -> None:
@@ -97,7 +102,13 @@ def is_traced(value: object) -> bool:
 
 
 def checked_floats(
-    array: ArrayLike | Sequence[Any], name: str, *, half: bool = False, missing: bool | None = None
+    array: Any,
+    name: str,
+    *,
+    half: bool = False,
+    missing: bool | None = None,
+    center: bool = False,
+    alone: bool = True,
 ) -> Array:
     """The array as a floating-point JAX array; refused unless real, floating and finite.
 
@@ -107,20 +118,27 @@ def checked_floats(
         half: whether bfloat16 is allowed.
         missing: whether NaN is allowed for some entries of a row; None if the argument can never
             have missing entries.
+        center: whether to subtract the mean row, before numbers are rounded to single precision.
+        alone: whether no other array has the same features; if some have, the caller checks them
+            all together by `check_spread`.
     """
     types = "float32, float64 or bfloat16" if half else "float32 or float64"
+    wanted = f"real floating point numbers ({types})"
+    fresh = False
     if not isinstance(array, jax.Array):
-        array = host_array(name, array, f"real floating point numbers ({types})")
-        if array.dtype == np.float64:
-            # Convert before the check, since large numbers become infinite in single precision.
-            with np.errstate(over="ignore"):
-                array = array.astype(jax.dtypes.canonicalize_dtype(np.float64))
+        array = host_floats(array, name, wanted, missing=missing)
+        if center and array.dtype.kind == "f" and array.ndim == 2 and len(array):
+            array = array - np.mean(array, axis=0, dtype=np.float64)
+        if alone:
+            check_spread(name, [array])
+        exact, array = array, rounded(array)
+        fresh = array is not exact
+    elif center and array.ndim == 2 and len(array):
+        array = array - mean_of_rows(array)
     short = array.dtype.itemsize < 4 and not (half and array.dtype == jnp.bfloat16)
-    if not jnp.issubdtype(array.dtype, jnp.floating) or short:
-        raise ValueError(
-            f"{name}: wanted real floating point numbers ({types}), got {array.dtype}; "
-            "convert with .astype(numpy.float32)"
-        )
+    long = array.dtype.itemsize > 8
+    if not jnp.issubdtype(array.dtype, jnp.floating) or short or long:
+        raise refused(name, wanted, array)
     if not is_traced(array):
         values = np.asarray(array)
         wrong = np.isinf(values) if missing else ~np.isfinite(values)
@@ -144,17 +162,77 @@ def checked_floats(
             lies = cast(NamedSharding, array.sharding)
             mesh = automatic(cast(Mesh, lies.mesh))
             array = jax.device_put(array, NamedSharding(mesh, lies.spec))
-    return on_device(array)
+    return on_device(array, fresh=fresh)
 
 
-def on_device(array: ArrayLike | Sequence[Any]) -> Array:
+def checked_samples(arrays: Sequence[Any], name: str, missing: bool) -> list[Array]:
+    """Each client's samples as a JAX array; see `checked_floats` and `check_tables`.
+
+    Args:
+        arrays: the clients' samples.
+        name: of the argument.
+        missing: whether NaN is allowed for some entries of a sample.
+
+    Raises:
+        ValueError: names the client, or a feature that single precision loses.
+    """
+    places = [f"{name}[{i}]" for i in range(len(arrays))]
+    tables = [
+        checked_floats(array, place, half=True, missing=missing, alone=False)
+        for array, place in zip(arrays, places, strict=True)
+    ]
+    check_tables(name, tables, "client", 0, "samples", "features", empty=True)
+    check_spread(
+        name,
+        [
+            host_floats(array, place, "", missing=missing)
+            for array, place in zip(arrays, places, strict=True)
+            if not isinstance(array, jax.Array)
+        ],
+    )
+    return tables
+
+
+def checked_moments(matrices: Any) -> Array:
+    """The clients' second moments as one JAX array.
+
+    Raises:
+        ValueError: if they are not `(clients, features, features)`, finite and symmetric.
+    """
+    values = checked_floats(matrices, "matrices")
+    if values.ndim != 3 or values.shape[1] != values.shape[2] or 0 in values.shape:
+        raise ValueError(
+            f"matrices: wanted shape (clients, features, features), got {values.shape}"
+        )
+    if not is_traced(values):
+        symmetric = np.asarray(values)
+        slack = 1e-4 * np.abs(symmetric).max(initial=1e-30)
+        if np.abs(symmetric - symmetric.swapaxes(1, 2)).max() > slack:
+            raise ValueError("matrices: a second moment is symmetric, these are not")
+    return values
+
+
+def on_device(array: ArrayLike | Sequence[Any], *, fresh: bool = False) -> Array:
     """Convert to a JAX array, without a program for each shape of a NumPy array.
 
     `jnp.asarray` would compile one.
+
+    Args:
+        array: the numbers.
+        fresh: whether nobody else holds the array.
     """
     if isinstance(array, np.ndarray) and jax.sharding.get_abstract_mesh().empty:
-        return jax.device_put(np.array(array))  # a copy, since JAX may use the memory that it gets
+        # JAX may use the memory that it gets.
+        return jax.device_put(array if fresh else np.array(array))
     return jnp.asarray(array)
+
+
+def zeros_to_lend(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Return zeros at an address from which JAX takes them without a copy on processors."""
+    size = math.prod(shape) * dtype.itemsize
+    memory = np.zeros(size + ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % ALIGNMENT
+    return memory[start : start + size].view(dtype).reshape(shape)
 
 
 def check_tables(

@@ -2,23 +2,15 @@
 
 import os
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, Literal, Self
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, ArrayLike, Float, Int, PyTree
+from jaxtyping import Array, ArrayLike, Float, Int, PyTree, Real
 
-from jaxfed._checks import (
-    check_count,
-    check_instance,
-    checked_path,
-    is_list,
-    refuse,
-    shown,
-)
+from jaxfed._checks import check_instance, refuse
 from jaxfed.core.backends.backend import Backend
 from jaxfed.core.backends.devices import shard
 from jaxfed.core.clients.bucketed import Bucketed
@@ -26,22 +18,21 @@ from jaxfed.core.clients.checks import (
     check_bucket,
     check_ids,
     check_part,
-    check_tables,
-    checked_counts,
-    checked_floats,
     checked_positions,
     is_traced,
     shares_of,
 )
+from jaxfed.core.clients.frames import split_frame
+from jaxfed.core.clients.guarantee import Guarantee, note
 from jaxfed.core.clients.layout import Layout, Padded
 from jaxfed.core.clients.mapped import TableSequence
-from jaxfed.core.clients.samples import at_least_single, in_buckets, kind_of
-from jaxfed.core.clients.source import FromSource, Reader, Source, sample_counts
+from jaxfed.core.clients.names import NAMELESS, Names, checked_names, named_tables, replace_names
+from jaxfed.core.clients.samples import at_least_single, kind_of, moments_of, samples_of
+from jaxfed.core.clients.source import FromSource, Source, source_of
 from jaxfed.core.clients.spread import Spread, spread
 from jaxfed.core.common.buckets import Buckets, in_order, layout_of, parts_of
 from jaxfed.core.common.printing import is_known
 from jaxfed.core.common.processes import watched
-from jaxfed.linalg import Moment
 
 
 class Clients(eqx.Module):
@@ -61,25 +52,26 @@ class Clients(eqx.Module):
     weights: Float[Array, " clients"]
     # For clients spread over processes: the number of clients per device, without padding.
     blocks: tuple[int, ...] | None = eqx.field(static=True, default=None)
+    guarantee: Guarantee | None = eqx.field(static=True, default=None)  # of released moments
+    # On the host: programs are compiled for clients without names.
+    names: Names = eqx.field(static=True, default=NAMELESS)
 
     def __check_init__(self):
         """Refuse repeated or negative ids."""
         self.check_ids()
 
     def check_ids(self) -> None:
-        """Refuse repeated or negative ids, unless they are unknown.
-
-        Raises:
-            ValueError: if ids are repeated or negative.
-        """
+        """Raise a `ValueError` for repeated or negative ids, unless they are unknown."""
         # Padding rows repeat the ids of other rows.
         check_ids(self.ids if self.blocks is None else self.ids[..., self.layout.rows(len(self))])
 
     @classmethod
     def from_samples(
         cls,
-        arrays: Sequence[ArrayLike] | ArrayLike,
+        arrays: Sequence[Any] | ArrayLike,
         *,
+        names: Sequence[str] | None = None,
+        features: Sequence[str] | None = None,
         weights: Literal["equal", "samples"] | ArrayLike | Sequence[float] = "equal",
         bucket: float | None = None,
         missing: Literal["refuse", "mask"] = "refuse",
@@ -88,57 +80,72 @@ class Clients(eqx.Module):
 
         Args:
             arrays: a list of `(samples_i, features)` arrays of any lengths, or one
-                `(clients, samples, features)` array, not centred; none for a client of weight 0.
+                `(clients, samples, features)` array, not centred, also integers, masked arrays or
+                data frames; no rows for a client of weight 0. Or what `jaxfed.data` has read.
+            names: the clients' names, distinct texts, which solutions and files keep.
+            features: their names; by default the columns of data frames, put in this order.
             weights: `"equal"` (each client counts the same, as in Shi & Kontar 2024), `"samples"`
                 (by number of samples), or one non-negative number per client.
             bucket: None pads all clients with rows of zeros to the longest. A number of at least
-                1.1 groups clients of similar length into as few arrays as keep the total number of
-                rows, with padding, within this factor of the data. Results are the same; each array
-                is compiled separately.
+                1.1 groups clients of similar length into few arrays, whose rows with padding are
+                within this factor of the data. Results are the same; each array is compiled.
             missing: `"refuse"` refuses NaN; `"mask"` treats NaN as an entry that was not observed.
                 `jaxfed.preprocess.Impute` completes such samples for all algorithms.
 
         Returns:
-            The clients, in double precision if the arrays are and JAX has 64 bits enabled, in
-            bfloat16 if the arrays are, else in single precision. With bfloat16, samples take half
-            the memory and time to read, and everything else is in single precision.
+            The clients, in double precision if the arrays are and JAX has 64 bits enabled, else in
+            single; of bfloat16 arrays, samples stay in it, in half the memory and reading time.
 
         Raises:
             ValueError: if there are no clients, a client has no samples, samples are not
-                two-dimensional, feature counts differ, data are not real, floating-point and
-                finite, a sample has no observed entry, or the weights or `bucket` are unsuitable.
-                The message names the client.
+                two-dimensional, features differ in number or by name, data are not real,
+                floating-point and finite, a sample has no observed entry, or the names, weights or
+                `bucket` are unsuitable. The message names the client.
         """
         kind = kind_of(missing)
-        checked = partial(checked_floats, half=True, missing=missing == "mask")
         check_bucket(bucket)
-        if isinstance(arrays, np.ndarray | jax.Array) and arrays.ndim == 3:
-            values = checked(arrays, "arrays")
-            if 0 in values.shape:
-                raise ValueError(f"arrays: no axis may be empty, got shape {values.shape}")
-            sizes = np.full(values.shape[0], values.shape[1])
-            data = kind(values, jnp.asarray(sizes.astype(at_least_single(values.dtype))))
-        else:
-            if not is_list(arrays):
-                raise ValueError(
-                    "arrays: wanted a list of (samples, features) arrays or one (clients, "
-                    f"samples, features) array, got {shown(arrays)}"
-                )
-            if len(arrays) == 0:
-                raise ValueError("arrays: at least one client is needed, got an empty list")
-            tables = [checked(array, f"arrays[{i}]") for i, array in enumerate(arrays)]
-            check_tables("arrays", tables, "client", 0, "samples", "features", empty=True)
-            sizes = np.asarray([len(table) for table in tables])
-            data = in_buckets(tables, sizes, bucket, kind)
+        tables, names, features = named_tables(arrays, names, features)
+        data, sizes = samples_of(tables, bucket, kind)
         dtype = at_least_single(jax.tree.leaves(data)[0].dtype)
-        shares = shares_of(weights, len(sizes), sizes, dtype)
-        return cls(data, jnp.asarray(np.arange(len(sizes), dtype=np.int32)), shares)
+        return cls._of_sizes(data, sizes, weights, dtype, names, features)
+
+    @classmethod
+    def from_frame(
+        cls,
+        frame: Any,
+        *,
+        by: str,
+        features: Sequence[str] | None = None,
+        weights: Literal["equal", "samples"] | ArrayLike | Sequence[float] = "equal",
+        bucket: float | None = None,
+        missing: Literal["refuse", "mask"] = "refuse",
+    ) -> Self:
+        """Create clients from one data frame, of which a column names each row's client.
+
+        Args:
+            frame: of pandas, polars or pyarrow.
+            by: the column of clients, which is no feature; its values become their names, in
+                natural order (`site2` before `site10`).
+            features: the columns of features; all others by default.
+            weights: as in `from_samples`.
+            bucket: as in `from_samples`.
+            missing: as in `from_samples`.
+
+        Raises:
+            ValueError: if there is no such column, a row has no client, a feature does not hold
+                numbers, or as in `from_samples`. The message names the column.
+        """
+        found = split_frame(frame, by, features, missing=missing == "mask")
+        options: dict[str, Any] = {"weights": weights, "bucket": bucket, "missing": missing}
+        return cls.from_samples(**found, **options)
 
     @classmethod
     def from_source(
         cls,
         source: TableSequence,
         *,
+        names: Sequence[str] | None = None,
+        features: Sequence[str] | None = None,
         weights: Literal["equal", "samples"] | ArrayLike | Sequence[float] = "equal",
         counts: Sequence[int] | None = None,
         bucket: float | None = 1.5,
@@ -157,6 +164,8 @@ class Clients(eqx.Module):
                 memory maps, `jaxfed.data.NpyFolder`, `jaxfed.data.ParquetGroups`, or any other
                 sequence that can be read from another thread. It must not change; a run refuses
                 files that changed.
+            names: the clients' names; by default the `names` of the sequence, if it has some.
+            features: the features' names; by default the `features` of the sequence.
             weights: as in `from_samples`.
             counts: the clients' numbers of samples. By default the `counts` of the sequence, or
                 else each client is accessed once, which may mean reading it.
@@ -170,21 +179,19 @@ class Clients(eqx.Module):
             ValueError: if `source` is not such a sequence, counts or weights are unsuitable, or as
                 in `from_samples`. Samples are not checked for NaN or infinity, but messages are.
         """
-        check_bucket(bucket)
-        check_count("block_bytes", block_bytes)
-        folder = None if states is None else checked_path("states", states)
-        if folder is not None and not folder.is_dir():
-            raise refuse("states", "a folder that is there", states)
-        sizes = sample_counts(source, counts)
-        data = Source(Reader(source, sizes, bucket, block_bytes, folder, kind_of(missing)))
-        shares = shares_of(weights, len(sizes), sizes, data.reader.dtype)
-        return cls(data, jnp.asarray(np.arange(len(sizes), dtype=np.int32)), shares)
+        data = source_of(source, counts, bucket, block_bytes, states, kind_of(missing))
+        sizes = data.reader.sizes
+        names = getattr(source, "names", None) if names is None else names
+        features = getattr(source, "features", None) if features is None else features
+        return cls._of_sizes(data, sizes, weights, data.reader.dtype, names, features)
 
     @classmethod
     def from_moments(
         cls,
-        matrices: Float[ArrayLike, "clients features features"] | Sequence[ArrayLike],
+        matrices: Real[ArrayLike, "clients features features"] | Sequence[ArrayLike],
         *,
+        names: Sequence[str] | None = None,
+        features: Sequence[str] | None = None,
         counts: Sequence[int] | None = None,
         weights: Literal["equal", "samples"] | ArrayLike | Sequence[float] = "equal",
     ) -> Self:
@@ -192,6 +199,8 @@ class Clients(eqx.Module):
 
         Args:
             matrices: symmetric positive semi-definite matrices, one per client.
+            names: the clients' names.
+            features: the features' names.
             counts: numbers of samples, by default 1, for `weights="samples"` and likelihoods.
             weights: as in `from_samples`.
 
@@ -199,22 +208,21 @@ class Clients(eqx.Module):
             ValueError: if the matrices are not `(clients, features, features)`, finite and
                 symmetric, or the weights are unsuitable.
         """
-        values = checked_floats(matrices, "matrices")
-        if values.ndim != 3 or values.shape[1] != values.shape[2] or 0 in values.shape:
-            raise ValueError(
-                f"matrices: wanted shape (clients, features, features), got {values.shape}"
-            )
-        if not is_traced(values):
-            symmetric = np.asarray(values)
-            slack = 1e-4 * np.abs(symmetric).max(initial=1e-30)
-            if np.abs(symmetric - symmetric.swapaxes(1, 2)).max() > slack:
-                raise ValueError("matrices: a second moment is symmetric, these are not")
         if counts is None and isinstance(weights, str) and weights == "samples":
             raise ValueError("counts: weights='samples' needs the numbers of samples")
-        sizes = np.ones(len(values)) if counts is None else checked_counts(counts, len(values))
-        moments = jax.vmap(Moment.from_dense)(values, jnp.asarray(sizes.astype(values.dtype)))
-        shares = shares_of(weights, len(sizes), sizes, values.dtype)
-        return cls(moments, jnp.asarray(np.arange(len(sizes), dtype=np.int32)), shares)
+        moments, sizes = moments_of(matrices, counts)
+        return cls._of_sizes(moments, sizes, weights, moments.count.dtype, names, features)
+
+    @classmethod
+    def _of_sizes(
+        cls, data: PyTree, sizes: np.ndarray, weights: Any, dtype: Any, names: Any, features: Any
+    ) -> Self:
+        """Create clients with the numbers of samples `sizes`, numbered from 0."""
+        shares = shares_of(weights, len(sizes), sizes, dtype)
+        found = cls(data, jnp.asarray(np.arange(len(sizes), dtype=np.int32)), shares)
+        names = checked_names("names", names, len(sizes), "client")
+        features = checked_names("features", features, found.features, "feature")
+        return replace_names(found, Names(names, features))
 
     @classmethod
     @watched
@@ -259,15 +267,10 @@ class Clients(eqx.Module):
         if (sharding := backend.sharding) is None:
             raise refuse("backend", "jaxfed.backend.shard(...)", backend)
 
-        def given() -> Clients:
+        def check() -> None:
             check_instance("own", own, Clients, "this process's jaxfed.Clients")
-            if is_traced(own.ids) or not own.layout.in_one_process:
-                raise refuse("own", "clients of this process alone, not traced", own)
-            if not own.layout.in_memory or len(own.parts) > 1:
-                raise refuse("own", "clients whose samples are in one array, without buckets", own)
-            return own
 
-        return type(own)(*spread(given, sharding, ids, weights))
+        return type(own)(**spread(own, check, sharding, ids, weights)._asdict())
 
     def own(self, tree: PyTree) -> PyTree[np.ndarray]:
         """Extract this process's clients from arrays with a leading axis of clients.
@@ -304,7 +307,7 @@ class Clients(eqx.Module):
     def __repr__(self) -> str:
         if not is_known(self.ids):
             return eqx.tree_pformat(self)
-        return f"{type(self).__name__}({len(self):,} clients: {self.data!r})"
+        return f"{type(self).__name__}({len(self):,} clients: {self.data!r}{note(self.guarantee)})"
 
     @property
     def features(self) -> int:
@@ -340,8 +343,7 @@ class Clients(eqx.Module):
             return self
         lengths = self.parts[0].lengths
         data = self.layout.over_parts(lambda part: part.filled(lengths))
-        data = in_order(layout_of(data), parts_of(data))
-        return eqx.tree_at(lambda c: c.data, self, data)
+        return eqx.tree_at(lambda c: c.data, self, in_order(layout_of(data), parts_of(data)))
 
     def take(self, indices: Int[ArrayLike, " chosen"] | Sequence[int]) -> Self:
         """Select clients by position, in this order, with their ids; weights sum to one.
@@ -350,14 +352,14 @@ class Clients(eqx.Module):
             ValueError: if a known position is out of range, positions are traced and clients are in
                 buckets, or clients span several processes.
         """
-        known = not is_traced(indices)
-        places: Any = checked_positions(indices, len(self)) if known else indices
+        places: Any = indices if is_traced(indices) else checked_positions(indices, len(self))
         data = self.layout.take(places)
         ids, weights = (x[jnp.asarray(places)] for x in (self.ids, self.weights))
         # Bypass the constructor, which refuses equal ids: a client may be taken twice, as long as
         # no run draws random numbers by id.
         chosen = data, ids, weights / weights.sum()
-        return eqx.tree_at(lambda c: (c.data, c.ids, c.weights), self, chosen)
+        found = eqx.tree_at(lambda c: (c.data, c.ids, c.weights), self, chosen)
+        return replace_names(found, self.names.take(places))
 
     def restrict(
         self,
@@ -389,12 +391,10 @@ class Clients(eqx.Module):
             weights = jnp.where(self.layout.numbers < clients, weights, 0)
             weights = weights / weights.sum()
         if samples is not None:
-            if not hasattr(type(self.parts[0]), "only"):
-                raise ValueError(
-                    "samples: wanted clients made from samples for this, got clients that hold "
-                    f"{type(self.parts[0]).__name__}"
-                )
+            if not hasattr(type(held := self.parts[0]), "only"):
+                wanted = "clients made from samples for this, got clients that hold"
+                raise ValueError(f"samples: wanted {wanted} {type(held).__name__}")
             self.layout.check_in_memory("restrict(samples=...)")
             check_part("samples", samples, self.parts[0].values.shape[-2])
             data = self.layout.over_parts(lambda part: part.only(samples))
-        return type(self)(data, self.ids, weights, self.blocks)
+        return eqx.tree_at(lambda c: (c.data, c.weights), self, (data, weights))

@@ -45,7 +45,8 @@ def warn_of_large(energies: Float[np.ndarray, " clients"], clients: Clients) -> 
         clients: the clients; those of weight 0 are ignored.
     """
     rows = clients.layout.rows(len(clients))
-    ids, weights = np.asarray(clients.ids)[rows], np.asarray(clients.weights)[rows]
+    names, weights = clients.names.clients, np.asarray(clients.weights)[rows]
+    labels = np.asarray(clients.ids)[rows] if names is None else names
     # A client of weight 0 dominates nothing, and must not move the median.
     there = weights > 0
     # One without an energy, since its samples are not finite, must not silence the others.
@@ -57,11 +58,12 @@ def warn_of_large(energies: Float[np.ndarray, " clients"], clients: Clients) -> 
     factors = energies / median
     large = large[np.argsort(-factors[large], kind="stable")]
     shown = ", ".join(
-        f"{ids[place]} ({factors[place]:.3g} times the median)" for place in large[:LISTED]
+        f"{labels[place]} ({factors[place]:.3g} times the median)" for place in large[:LISTED]
     )
+    kind = "id" if names is None else "name"
     more = f" and {large.size - LISTED} more" * (large.size > LISTED)
     warnings.warn(
-        "clients: wanted samples of similar size, got mean squared norms, by client id, "
+        f"clients: wanted samples of similar size, got mean squared norms, by client {kind}, "
         f"{shown}{more}; such clients dominate the shared components and shorten every step. Scale "
         "each client's samples to the same energy, lower these clients' weights, or use "
         "jaxfed.pca.OneShot(method='projector'), which scale does not affect",

@@ -23,6 +23,11 @@ class ScorePosterior(NamedTuple):
     covariance: Float[Array, "samples rank rank"]
 
 
+def least_variance(dtype: Any) -> float:
+    """So small that the inverse, times a hundred million samples, does not overflow."""
+    return 2.0**27 * float(jnp.finfo(dtype).tiny)
+
+
 @final
 class Imputation(eqx.Module):
     r"""A Gaussian model by which missing entries of samples are completed.
@@ -48,7 +53,8 @@ class Imputation(eqx.Module):
         the observed entries of each sample alone.
         """
         features, rank = self.loadings.shape
-        precision = jnp.where(observed, 1 / self.noise, 0)
+        noise = jnp.maximum(self.noise, least_variance(self.noise.dtype))
+        precision = jnp.where(observed, 1 / noise, 0)
         # Entry (r, s) of the second moment of a feature's loadings.
         moment = self.loadings[:, :, None] * self.loadings[:, None, :]
         moment += self.loadings_variance[:, :, None] * jnp.eye(rank, dtype=moment.dtype)
@@ -74,7 +80,7 @@ class Imputation(eqx.Module):
             client: whose rows they are, where each client has a model of its own.
 
         Returns:
-            Clients or rows, complete; what was observed is not changed.
+            Clients or rows, complete; what was observed changes only to the precision in use.
 
         Raises:
             ValueError: for what holds no samples, other clients or features, and rows of nobody.

@@ -11,8 +11,15 @@ import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from jaxfed._checks import check_name
-from jaxfed.core.clients.checks import is_traced, on_device
+from jaxfed._checks import check_name, is_list, shown
+from jaxfed.core.clients.checks import (
+    checked_counts,
+    checked_floats,
+    checked_moments,
+    checked_samples,
+    is_traced,
+    on_device,
+)
 from jaxfed.core.common.buckets import Buckets, grouped
 from jaxfed.core.common.printing import is_known
 from jaxfed.linalg import Moment
@@ -199,6 +206,36 @@ def sample_shapes(
     return jax.eval_shape(zeros)
 
 
+def samples_of(
+    arrays: Any, bucket: float | None, kind: type[SampleRows]
+) -> tuple[SampleRows | Buckets, Int[np.ndarray, " clients"]]:
+    """The samples of all clients, checked, and their numbers; as for `Clients.from_samples`."""
+    missing = kind is IncompleteSamples
+    if isinstance(arrays, np.ndarray | jax.Array) and arrays.ndim == 3:
+        values = checked_floats(arrays, "arrays", half=True, missing=missing)
+        if 0 in values.shape:
+            raise ValueError(f"arrays: no axis may be empty, got shape {values.shape}")
+        sizes = np.full(values.shape[0], values.shape[1])
+        return kind(values, jnp.asarray(sizes.astype(at_least_single(values.dtype)))), sizes
+    if not is_list(arrays):
+        raise ValueError(
+            "arrays: wanted a list of (samples, features) arrays or one (clients, samples, "
+            f"features) array, got {shown(arrays)}"
+        )
+    if len(arrays) == 0:
+        raise ValueError("arrays: at least one client is needed, got an empty list")
+    tables = checked_samples(arrays, "arrays", missing)
+    sizes = np.asarray([len(table) for table in tables])
+    return in_buckets(tables, sizes, bucket, kind), sizes
+
+
+def moments_of(matrices: Any, counts: Any) -> tuple[Moment, np.ndarray]:
+    """The second moments of all clients, checked, and their numbers of samples, by default 1."""
+    values = checked_moments(matrices)
+    sizes = np.ones(len(values)) if counts is None else checked_counts(counts, len(values))
+    return jax.vmap(Moment.from_dense)(values, jnp.asarray(sizes.astype(values.dtype))), sizes
+
+
 def in_buckets(
     tables: Sequence[Array],
     sizes: Int[np.ndarray, " clients"],
@@ -242,4 +279,4 @@ def padded(tables: Sequence[Array]) -> Float[Array, "tables rows columns"]:
     block = np.zeros((len(tables), rows, columns), tables[0].dtype)
     for part, table in zip(block, tables, strict=True):
         part[: table.shape[0], : table.shape[1]] = table
-    return on_device(block)
+    return on_device(block, fresh=True)

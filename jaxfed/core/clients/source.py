@@ -14,7 +14,9 @@ import jax
 import numpy as np
 from jaxtyping import Float, Int
 
-from jaxfed._checks import host_array, refuse, shown
+from jaxfed._checks import check_count, checked_path, host_array, refuse, shown
+from jaxfed._numbers import check_spread, host_floats
+from jaxfed.core.clients.checks import check_bucket
 from jaxfed.core.clients.layout import OfOneProcess
 from jaxfed.core.clients.mapped import (
     TableSequence,
@@ -28,8 +30,11 @@ from jaxfed.core.clients.mapped import (
     release,
     stamp_of,
 )
-from jaxfed.core.clients.samples import SampleRows, Samples, sample_shapes
+from jaxfed.core.clients.samples import IncompleteSamples, SampleRows, Samples, sample_shapes
 from jaxfed.core.common.buckets import Buckets, grouped
+
+# Rows of a client that show the magnitudes of its features.
+SOME_ROWS = 64
 
 
 class ClientBlock(NamedTuple):
@@ -51,13 +56,18 @@ class Reader:
         states: Path | None,
         kind: type[SampleRows] = Samples,
     ):
-        """Divide the clients into blocks; reads only the type and width of the first client."""
+        """Divide the clients into blocks; reads at most three clients."""
         self.source, self.sizes, self.states, self.kind = source, sizes, states, kind
         self.files = backing_files(source)
         self._bucket, self._block_bytes = bucket, block_bytes
         one = self._table(0)
         native = one.dtype.newbyteorder("=")
         self.features, self.dtype = one.shape[1], jax.dtypes.canonicalize_dtype(native)
+        # Copied, since it may be part of a file.
+        self.some_rows = np.array(one[:: -(-len(one) // SOME_ROWS)], self.dtype)
+        if native != self.dtype:  # what some clients show; reading all would take too long
+            some = sorted({0, len(sizes) // 2, len(sizes) - 1})
+            check_spread("source", [np.asarray(self._table(place)) for place in some])
         # Whether the digest may read single samples of a client: cheap in a memory map, and needed
         # where samples are computed, since then the file does not tell.
         self._samples_tell = isinstance(memory_of(one).owner, mmap.mmap) or _is_computed(source)
@@ -82,11 +92,14 @@ class Reader:
 
     def _table(self, place: int) -> np.ndarray:
         table = np.asanyarray(self.source[place])
+        if isinstance(table, np.ma.MaskedArray) or table.dtype.kind in "iu":
+            name, wanted = f"source[{place}]", "an array (samples, features)"
+            table = host_floats(table, name, wanted, missing=self.kind is IncompleteSamples)
         if (
             table.ndim != 2
             or 0 in table.shape
             or not np.issubdtype(table.dtype, np.floating)
-            or table.dtype.itemsize < 4
+            or table.dtype.itemsize not in (4, 8)
         ):
             raise refuse(
                 f"source[{place}]", "an array (samples, features) of float32 or float64", table
@@ -284,6 +297,24 @@ class FromSource(OfOneProcess):
             f"clients: wanted data in memory for {what}, as of Clients.from_samples, got those of "
             "Clients.from_source, which fit reads block by block"
         )
+
+
+def source_of(
+    source: TableSequence,
+    counts: Any,
+    bucket: float | None,
+    block_bytes: int,
+    states: Any,
+    kind: type[SampleRows],
+) -> Source:
+    """What reads a sequence of clients; arguments as for `Clients.from_source`."""
+    check_bucket(bucket)
+    check_count("block_bytes", block_bytes)
+    folder = None if states is None else checked_path("states", states)
+    if folder is not None and not folder.is_dir():
+        raise refuse("states", "a folder that is there", states)
+    sizes = sample_counts(source, counts)
+    return Source(Reader(source, sizes, bucket, block_bytes, folder, kind))
 
 
 def sample_counts(source: Any, counts: Any) -> Int[np.ndarray, " clients"]:

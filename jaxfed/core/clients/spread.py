@@ -17,7 +17,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, ArrayLike, Bool, Float, Int, PyTree, Shaped
 
 from jaxfed._checks import LARGEST, checked_weights, host_array, refuse
+from jaxfed.core.clients.checks import is_traced
 from jaxfed.core.clients.layout import InMemory, check_leading
+from jaxfed.core.clients.names import Names, together
 from jaxfed.core.clients.samples import known_counts
 from jaxfed.core.common.processes import attempted, exchanged, is_here
 
@@ -130,26 +132,30 @@ class AllClients(NamedTuple):
         ids: the same in all processes.
         weights: the same in all processes; 0 for padding.
         blocks: number of clients per device.
+        names: the clients' names, without padding.
     """
 
     data: PyTree
     ids: Int[Array, " rows"]
     weights: Float[Array, " rows"]
     blocks: tuple[int, ...]
+    names: Names
 
 
 def spread(
-    own: Callable[[], Any],
+    own: Any,
+    check: Callable[[], None],
     sharding: NamedSharding,
     ids: Sequence[int] | None,
     weights: Literal["equal", "samples"] | ArrayLike | Sequence[float],
 ) -> AllClients:
     """Distribute the clients of all processes; each process keeps the data of its own.
 
-    Processes exchange only ids, weights and shapes.
+    Processes exchange only ids, names, weights and shapes.
 
     Args:
-        own: returns this process's clients.
+        own: this process's clients.
+        check: refuses what are no clients.
         sharding: of the leading axis.
         ids: ids of this process's clients; None to number all clients.
         weights: `"equal"`, `"samples"`, or the weights of this process's clients, on any scale.
@@ -158,24 +164,27 @@ def spread(
         ValueError: if a process refuses its clients, or the processes' clients do not match.
     """
     places = owners(sharding)
-    held: list[Any] = []
 
     def described() -> dict[str, Any]:
-        clients = own()
+        check()
+        clients = own
+        if is_traced(clients.ids) or not clients.layout.in_one_process:
+            raise refuse("own", "clients of this process alone, not traced", clients)
+        if not clients.layout.in_memory or len(clients.parts) > 1:
+            raise refuse("own", "clients whose samples are in one array, without buckets", clients)
         if any(np.shape(x)[:1] != (len(clients),) for x in jax.tree.leaves(clients.data)):
             raise refuse("own", "clients in arrays with a row for each, without buckets", clients)
-        held.append(clients)
         return {
             "ids": len(clients) if ids is None else _checked_ids(ids, len(clients)).tolist(),
             "weights": _raw_weights(weights, clients).tolist(),
             "lengths": list(getattr(clients.data, "lengths", ())),
+            "names": clients.names,
         }
 
     everybody = attempted("own", described)
-    (clients,) = held
     if missing := set(range(len(everybody))) - set(places):
         raise ValueError(f"backend: wanted devices of every process, got none of {sorted(missing)}")
-    data = clients.data
+    data = own.data
     if lengths := everybody[0]["lengths"]:
         # The number of lengths may differ; `_compare` refuses such data below.
         each = zip(*(one["lengths"] for one in everybody), strict=False)
@@ -194,8 +203,9 @@ def spread(
     return AllClients(
         jax.tree.map(lambda leaf: _on_devices(leaf, places, layout, sharding), data),
         _replicated(numbers, sharding),
-        _replicated(shares.astype(clients.weights.dtype), sharding),
+        _replicated(shares.astype(own.weights.dtype), sharding),
         layout.blocks,
+        together([Names.of_lists(*one["names"]) for one in everybody], "own"),
     )
 
 

@@ -1,7 +1,9 @@
 """Files that are either complete or absent, and locks on folders."""
 
+import glob
 import os
 import platform
+import secrets
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -25,17 +27,22 @@ def replacing(path: Path, *, private: bool = False) -> Iterator[Path]:
         private: whether only its owner may read it.
 
     Yields:
-        The path to write to. If an exception is raised, that file is removed.
+        The path to write to, which ends in the name of `path`. If an exception is raised, that file
+        is removed.
 
     Raises:
         OSError: if it cannot be written, as on a full disk; an existing file at `path` stays.
     """
-    part = path.with_name(f".part-{path.name}")
+    # A name that nobody can know before, and a file that did not exist: whoever else may write to
+    # the folder could otherwise put a link there.
+    part = path.with_name(f".part-{secrets.token_hex(4)}-{path.name}")
     try:
-        if private:
-            part.unlink(missing_ok=True)  # whatever its permissions
-            # Before it has any content, so that others cannot read it for a moment.
-            part.touch(0o600)
+        # Left by processes that were killed.
+        for old in path.parent.glob(f".part-{'[0-9a-f]' * 8}-{glob.escape(path.name)}"):
+            old.unlink()
+        # With its permissions before it has any content, so that others cannot read it for a
+        # moment.
+        os.close(os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600 if private else 0o666))
         yield part
         # First the content, then the name, then the folder's entry: after a power failure, the name
         # must stand for either the old file or the complete new one.
@@ -68,7 +75,7 @@ def reason(error: Exception) -> str:
 
 
 @contextmanager
-def locked(folder: Path, argument: str) -> Iterator[None]:
+def locked(folder: Path, argument: str, *, private: bool = False) -> Iterator[None]:
     """Lock a folder against all other users.
 
     The operating system holds the lock on the hidden file `.lock` in the folder, and releases it
@@ -77,6 +84,7 @@ def locked(folder: Path, argument: str) -> Iterator[None]:
     Args:
         folder: an existing folder.
         argument: the caller's name for it.
+        private: whether only its owner may read the hidden file.
 
     Raises:
         BlockingIOError: if another process, or another call in this one, holds the lock.
@@ -85,7 +93,12 @@ def locked(folder: Path, argument: str) -> Iterator[None]:
     if fcntl is None:
         yield
         return
-    with open(folder / ".lock", "a+", errors="replace") as file:
+
+    def opened(path: str, flags: int) -> int:
+        # Links are not followed.
+        return os.open(path, flags | os.O_NOFOLLOW, 0o600 if private else 0o666)
+
+    with open(folder / ".lock", "a+", errors="replace", opener=opened) as file:
         _lock(file, folder, argument)
         try:
             yield

@@ -1,6 +1,7 @@
 """How objects print: in one line, with values where they are known."""
 
 import inspect
+import sys
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
@@ -15,15 +16,28 @@ from jaxfed.core.common.processes import is_here
 
 
 def as_call(module: eqx.Module) -> str:
-    """A module as the call that creates it, without settings at their defaults."""
-    defaults = inspect.signature(type(module)).parameters
-    settings = {name: value for name, value in _fields(module) if not _is(value, defaults, name)}
-    return f"{type(module).__name__}({', '.join(f'{k}={brief(v)}' for k, v in settings.items())})"
+    """A module as the call that makes it, without settings at their defaults.
 
-
-def on_one_line(module: eqx.Module) -> str:
-    """A module with all its settings, on one line."""
-    return eqx.tree_pformat(module, width=10**6)
+    A class that a function makes has its name as `factory`.
+    """
+    kind = type(module)
+    factory = getattr(kind, "factory", "")
+    maker = getattr(sys.modules[kind.__module__], factory) if factory else kind
+    parameters = inspect.signature(maker).parameters
+    settings = {x: value for x, value in _fields(module) if not _is(value, parameters, x)}
+    given = [name for name in parameters if name in settings]
+    # What is no parameter has a default, or is one of several arguments without a name.
+    rest = [name for name in settings if name not in parameters]
+    if factory:
+        unnamed = any(each.kind is each.VAR_POSITIONAL for each in parameters.values())
+        rest = rest if unnamed else []
+    words = []
+    for name in [*given, *rest]:
+        each = parameters.get(name)
+        plain = factory and (each is None or each.kind is each.POSITIONAL_OR_KEYWORD)
+        plain = plain and (each is None or each.default is each.empty)
+        words.append(f"{'' if plain else f'{name}='}{brief(settings[name])}")
+    return f"{factory or kind.__name__}({', '.join(words)})"
 
 
 def brief(value: Any) -> str:
@@ -32,8 +46,12 @@ def brief(value: Any) -> str:
         if is_known(value) and value.shape == ():
             return f"{np.asarray(value).item():.6g}"
         return f"{value.dtype}[{','.join(map(str, value.shape))}]"
+    if isinstance(value, np.dtype):
+        return repr(value.name)
     if inspect.isroutine(value):
         return str(value.__name__)
+    if getattr(type(value), "factory", ""):
+        return repr(value)
     text = shown(value)
     # Networks and optimizers would fill the line, including their functions' addresses.
     large = isinstance(value, eqx.Module | tuple) and (len(text) > 60 or " at 0x" in text)

@@ -1,4 +1,4 @@
-"""Checks the arrays that functions from outside of this library return."""
+"""Checks what methods from outside of this library return."""
 
 from typing import Any
 
@@ -27,36 +27,49 @@ def described(tree: PyTree) -> str:
     return " ".join(eqx.tree_pformat(tree, struct_as_array=True).split())
 
 
-def check_arrays(where: str, given: Any) -> None:
-    """Check that a function returned a tree of arrays, or of their shapes.
+def returned(
+    owner: object, method: str, result: Any, like: Any = ..., what: str = "{}", argument: str = ""
+) -> Any:
+    """Return what a method returned, if it is what the caller wants.
 
     Args:
-        where: the beginning of the message, which names the function.
-        given: what the function returned.
+        owner: the object with the method.
+        method: its name.
+        result: what it returned.
+        like: a class; or arrays, or their shapes, whose structure, shapes and types are wanted. By
+            default any tree of arrays.
+        what: how to describe the wanted arrays, with `{}` for their types and shapes.
+        argument: the argument that the owner is, if any.
 
     Raises:
-        ValueError: if the tree contains anything else.
+        ValueError: if it returned anything else; the message names the method.
     """
-    for leaf in jax.tree.leaves(given):
+    if isinstance(like, type) and not isinstance(result, like):
+        wanted = f"a {like.__name__}" if what == "{}" else what
+        raise broken(owner, method, wanted, result, argument)
+    for leaf in jax.tree.leaves(result):
         if not is_number(leaf) and not isinstance(leaf, jax.ShapeDtypeStruct):
-            raise ValueError(f"{where} arrays, got {leaf!r}")
-
-
-def check_alike(where: str, wanted: PyTree, given: Any, why: str = "") -> None:
-    """Check that a function returned arrays with the wanted structure, shapes and types.
-
-    Args:
-        where: the beginning of the message, which names the function.
-        wanted: such arrays, or their shapes.
-        given: what the function returned.
-        why: a description of the wanted arrays, for the message.
-
-    Raises:
-        ValueError: if it returned anything else.
-    """
-    check_arrays(where, given)
+            raise broken(owner, method, "arrays", leaf, argument)
+    if like is ... or isinstance(like, type):
+        return result
     wanted, given = jax.tree.map(
-        lambda x: x if hasattr(x, "dtype") else jnp.asarray(x), (wanted, given)
+        lambda x: x if hasattr(x, "dtype") else jnp.asarray(x), (like, result)
     )
     if not alike(wanted, given):
-        raise ValueError(f"{where} {described(wanted)}{why}, got {described(given)}")
+        raise broken(owner, method, what.format(described(wanted)), given, argument)
+    return result
+
+
+def broken(owner: object, method: str, wanted: str, given: Any, argument: str = "") -> ValueError:
+    """The error for a method that breaks its contract; the caller raises it.
+
+    Args:
+        owner: the object with the method.
+        method: its name.
+        wanted: what it should have returned.
+        given: what it returned.
+        argument: the argument that the owner is, if any.
+    """
+    name = f"{type(owner).__name__}.{method}"
+    where = f"{argument}: wanted of {name}" if argument else f"{name}: wanted"
+    return ValueError(f"{where} {wanted}, got {described(given)}")

@@ -101,8 +101,17 @@ class Algorithm(eqx.Module):
     then resample them.
     """
 
+    eigenvectors = 0
+    """How many leading eigenvectors of clients' second moments the result is made of.
+
+    `fit` computes in double precision if single would lose some of them.
+    """
+
     stochastic = False
     """Whether steps use random parts of the data, so that the objective never settles."""
+
+    calls_libraries = False
+    """Whether products and factorizations, which libraries compute, are nearly all of a round."""
 
     @abc.abstractmethod
     def server_init(
@@ -144,7 +153,8 @@ class Algorithm(eqx.Module):
         Returns:
             `(uplink, local, diagnostics)`. Diagnostics are scalars sent with the message; their
             weighted means go into the history. They must include `"objective"`, and may include
-            `"gap"`, the client's part of that of `server_step`.
+            `"gap"`, the client's part of that of `server_step`, and `"objective_scale"`, which
+            gaps are relative to where the objective's zero means nothing, as a log-likelihood's.
         """
 
     @abc.abstractmethod

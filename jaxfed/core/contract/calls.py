@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Key, PyTree
 
 from jaxfed.core.common.returned import alike as alike
-from jaxfed.core.common.returned import check_alike, check_arrays, described
+from jaxfed.core.common.returned import broken, returned
 from jaxfed.core.common.returned import is_number as is_number
 from jaxfed.core.contract.algorithm import Algorithm, Diagnostics
 from jaxfed.core.contract.participation import Participation
@@ -27,7 +27,7 @@ def checked_result(algorithm: Algorithm, function: str, value: Any) -> PyTree:
     Raises:
         ValueError: if the result is not a tree of arrays; the message names the function.
     """
-    check_arrays(_wanted(algorithm, function), value)
+    returned(algorithm, function, value, argument="algorithm")
     return jax.tree.map(jnp.asarray, value)
 
 
@@ -76,7 +76,7 @@ def client_step(
     diagnostics = _diagnostics(algorithm, name, result[2])
     if "objective" not in diagnostics or diagnostics["objective"].ndim:
         raise _wrong(algorithm, name, "a scalar 'objective' among the diagnostics", diagnostics)
-    check_alike(f"{_wanted(algorithm, name)} a state like that of client_init,", local, after)
+    returned(algorithm, name, after, local, "a state like that of client_init, {}", "algorithm")
     return uplink, after, diagnostics
 
 
@@ -94,7 +94,7 @@ def server_step(
     result = algorithm.server_step(key, server, uplink)
     _check_results(algorithm, name, ("server", "diagnostics"), server, result)
     after = checked_result(algorithm, name, result[0])
-    check_alike(f"{_wanted(algorithm, name)} a state like that of server_init,", server, after)
+    returned(algorithm, name, after, server, "a state like that of server_init, {}", "algorithm")
     return after, _diagnostics(algorithm, name, result[1])
 
 
@@ -112,10 +112,8 @@ def check_inclusion(participation: Participation, clients: int, factors: Any) ->
     """
     array = is_number(factors) and jnp.issubdtype(jnp.result_type(factors), jnp.floating)
     if not array or jnp.shape(factors) != (clients,):
-        name, wanted = type(participation).__name__, f"a floating-point array of {(clients,)}"
-        raise ValueError(
-            f"participation: wanted of {name}.inclusion {wanted}, got {described(factors)}"
-        )
+        wanted = f"a floating-point array of {(clients,)}"
+        raise broken(participation, "inclusion", wanted, factors, "participation")
 
 
 def _check_results(
@@ -143,9 +141,5 @@ def _diagnostics(algorithm: Algorithm, function: str, given: Any) -> dict[str, A
     return found | measures
 
 
-def _wanted(algorithm: Algorithm, function: str) -> str:
-    return f"algorithm: wanted of {type(algorithm).__name__}.{function}"
-
-
 def _wrong(algorithm: Algorithm, function: str, wanted: str, given: Any) -> ValueError:
-    return ValueError(f"{_wanted(algorithm, function)} {wanted}, got {described(given)}")
+    return broken(algorithm, function, wanted, given, "algorithm")

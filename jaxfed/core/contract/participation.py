@@ -1,6 +1,7 @@
 """Which clients take part in a round: all, a random sample, or those of a mask."""
 
 import abc
+from typing import ClassVar
 
 import equinox as eqx
 import jax
@@ -9,10 +10,17 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Bool, Float, Int, Key
 
 from jaxfed._checks import check_whole, host_array, refuse
+from jaxfed.core.common.printing import as_call
 
 
 class Participation(eqx.Module):
     """Chooses each round's clients. Absent clients keep their state; nothing recompiles."""
+
+    factory: ClassVar[str] = ""
+    """Name of the function that makes it; empty for the class itself."""
+
+    def __repr__(self) -> str:
+        return as_call(self)
 
     @abc.abstractmethod
     def number(self, clients: int) -> int | None:
@@ -52,6 +60,8 @@ class Participation(eqx.Module):
 
 
 class _Everybody(Participation):
+    factory = "everybody"
+
     def number(self, clients):
         return clients
 
@@ -64,6 +74,7 @@ class _Everybody(Participation):
 
 
 class _Uniform(Participation):
+    factory = "uniform"
     size: int = eqx.field(static=True)
 
     def number(self, clients):
@@ -89,6 +100,7 @@ class _Uniform(Participation):
 
 
 class _Given(Participation):
+    factory = "mask"
     present: Bool[Array, "rounds clients"]
 
     def number(self, clients):

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PyTree, Shaped
 
-from jaxfed.core.common.returned import check_alike, check_arrays, described
+from jaxfed.core.common.returned import broken, returned
 from jaxfed.linalg.triangle import from_triangle, to_triangle
 
 
@@ -280,8 +280,8 @@ def contributions(
 
     def one(part: Part) -> Part:
         if client_id is not None:
-            part = _returned(part, "of_client", part.of_client(client_id), type(part))
-        return _returned(part, "contribution", part.contribution(weight), type(part))
+            part = returned(part, "of_client", part.of_client(client_id), type(part))
+        return returned(part, "contribution", part.contribution(weight), type(part))
 
     return each(one, wrapped(message))
 
@@ -316,27 +316,27 @@ def each(function: Callable[..., Part], *parts: PyTree[Part]) -> PyTree[Part]:
 
 def over_clients(parts: PyTree[Reduction]) -> PyTree[Reduction]:
     """Reduce contributions along the leading axis to partial results."""
-    return each(lambda x: _returned(x, "over_clients", x.over_clients(), Reduction), parts)
+    return each(lambda x: returned(x, "over_clients", x.over_clients(), Reduction), parts)
 
 
 def neutral(parts: PyTree[Reduction]) -> PyTree[Reduction]:
     """The partial results of no clients, with the shapes of the given ones."""
-    return each(lambda x: _like(x, "neutral", x.neutral()), parts)
+    return each(lambda x: returned(x, "neutral", x.neutral(), x), parts)
 
 
 def combined(total: PyTree[Reduction], part: PyTree[Reduction]) -> PyTree[Reduction]:
     """Combine two partial results, whose shapes do not depend on the number of clients."""
 
     def one(a: Reduction, b: Reduction) -> Reduction:
-        _like(a, "over_clients", b, " from any number of clients")
-        return _like(a, "combined", a.combined(b))
+        returned(a, "over_clients", b, a, "{} from any number of clients")
+        return returned(a, "combined", a.combined(b), a)
 
     return each(one, to_combine(total), to_combine(part))
 
 
 def to_combine(parts: PyTree[Reduction]) -> PyTree[Reduction]:
     """Convert partial results to the form that can be combined."""
-    return each(lambda x: _returned(x, "to_combine", x.to_combine(), Reduction), parts)
+    return each(lambda x: returned(x, "to_combine", x.to_combine(), Reduction), parts)
 
 
 def over_devices(parts: PyTree[Reduction], axis: str) -> PyTree[Reduction]:
@@ -347,24 +347,10 @@ def over_devices(parts: PyTree[Reduction], axis: str) -> PyTree[Reduction]:
         parts = [leaves[i] for i in places]
         results = rule(list(parts), axis)
         if not isinstance(results, list) or len(results) != len(parts):
-            where = f"{type(parts[0]).__name__}.over_devices"
-            raise ValueError(f"{where}: wanted a list of {len(parts)}, got {described(results)}")
+            raise broken(parts[0], "over_devices", f"a list of {len(parts)}", results)
         for i, part, result in zip(places, parts, results, strict=True):
-            leaves[i] = _like(part, "over_devices", result)
+            leaves[i] = returned(part, "over_devices", result, part)
     return jax.tree.unflatten(structure, leaves)
-
-
-def _returned(part: Part, function: str, result: Any, kind: type) -> Any:
-    where = f"{type(part).__name__}.{function}: wanted"
-    if not isinstance(result, kind):
-        raise ValueError(f"{where} a {kind.__name__}, got {described(result)}")
-    check_arrays(where, result)
-    return result
-
-
-def _like(part: Part, function: str, result: Any, why: str = "") -> Any:
-    check_alike(f"{type(part).__name__}.{function}: wanted", part, result, why)
-    return result
 
 
 def scaled_part(factor: Float[Array, ""], x: Array) -> Array:

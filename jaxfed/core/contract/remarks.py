@@ -10,7 +10,7 @@ ENOUGH = 12
 # mean variance along a shared component and along a local one.
 ENERGIES = ("shared_energy", "local_energy")
 # Diagnostics from which a run computes its stopping measure and its status.
-MEASURES = ("gap", *ENERGIES)
+MEASURES = ("gap", "objective_scale", *ENERGIES)
 
 
 class Words(NamedTuple):

@@ -44,6 +44,11 @@ class Wrapper(Algorithm):
         return self.algorithm.quadratic_in_samples
 
     @property
+    def eigenvectors(self) -> int:
+        """How many leading eigenvectors of second moments the algorithm's result is made of."""
+        return self.algorithm.eigenvectors
+
+    @property
     def stochastic(self) -> bool:
         """Whether steps use random parts of the data."""
         return self.algorithm.stochastic

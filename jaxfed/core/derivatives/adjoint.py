@@ -1,7 +1,10 @@
 """The implicit adjoint differentiates the equation that a solution satisfies."""
 
+import inspect
+
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 
 from jaxfed._checks import check_count, check_flag, check_instance, check_positive, check_whole
 from jaxfed._optional import require
@@ -10,13 +13,19 @@ from jaxfed.core.derivatives.implicit import TURNING, Report, differentiable
 from jaxfed.core.derivatives.linear_system import SolverSettings
 from jaxfed.core.round.problem import Problem
 from jaxfed.core.run.adjoint import Adjoint
-from jaxfed.core.run.loop import solve
+from jaxfed.core.run.loop import whole_run, with_history
 
 
 class _Implicit(Adjoint):
     algorithm: Algorithm | None
     report: Report | None
     settings: SolverSettings = eqx.field(static=True)
+
+    def __repr__(self) -> str:
+        given = {"through": self.algorithm, **self.settings._asdict()}
+        defaults = inspect.signature(implicit).parameters
+        words = (f"{x}={y!r}" for x, y in given.items() if y != defaults[x].default)
+        return f"implicit({', '.join(words)})"
 
     def check(self, problem):
         self._through(problem)
@@ -26,7 +35,7 @@ class _Implicit(Adjoint):
                 "participation: wanted everybody() for an implicit derivative, since rounds that "
                 f"some clients miss have no fixed point, got {problem.participation!r}"
             )
-        for way in (problem.uplink, problem.downlink):
+        for way in (problem.wire.up, problem.wire.down):
             if not way.settles:
                 raise ValueError(
                     "channel: wanted for an implicit derivative a channel that transmits messages "
@@ -41,7 +50,8 @@ class _Implicit(Adjoint):
         return named if self.algorithm is None else given
 
     def solve(self, problem, warm_start, tol, options):
-        solution = solve(*jax.lax.stop_gradient((problem, warm_start)), tol, options)
+        run = whole_run(*jax.lax.stop_gradient((problem, warm_start)), tol, options)
+        solution = with_history(*run, tol, jnp)
         through, settings = self._through(problem), self.settings
         if problem.backend.processes > 1:
             # An error in one process would leave the others waiting.

@@ -32,13 +32,14 @@ from jaxfed.core.round.rounds import begin, one_round, result_of
 from jaxfed.core.round.whole import WHOLE, prepared
 from jaxfed.core.run.solution import Solution
 from jaxfed.core.wire import channel
+from jaxfed.core.wire.wire import Wire
 from jaxfed.linalg.derivatives import DECOMPOSITION, with_rule
 
 LOSSLESS = channel.lossless()
 MOVES = (
     "adjoint: wanted a fixed point of the round for an implicit derivative, got a point that a "
     "round still moves; run more rounds, use a smaller tol or an algorithm that converges faster "
-    "(VarProPerPCA instead of PerPCA), or pass jaxfed.adjoint.unrolled()"
+    "(PerPCA with its default solver), or pass jaxfed.adjoint.unrolled()"
 )
 TURNS = (
     "adjoint: wanted a loss that depends on subspaces alone, got one that depends on how their "
@@ -109,10 +110,9 @@ def differentiable(
         settings: tolerances.
     """
     own, backend, data = through is problem.algorithm, problem.backend, problem.clients.data
-    ways = ("uplink", "downlink", "first_uplink", "first_downlink")
     # `check` admits only channels that settle: messages that no longer change arrive without loss,
     # so the round at a fixed point is that of a lossless channel.
-    problem = replace(problem, algorithm=through, **dict.fromkeys(ways, LOSSLESS))
+    problem = replace(problem, algorithm=through, wire=Wire(LOSSLESS, LOSSLESS))
     # Algorithms prepare data for a number of rounds; here it is that of the products with them.
     problem = prepared(problem, settings.max_rounds)
     template, _ = begin(problem, warm_start if own else solution.result, WHOLE)

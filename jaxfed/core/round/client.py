@@ -1,4 +1,4 @@
-"""The client's part of a run: first message, initial state, step per round, final model."""
+"""The client's part of a run: its messages, its initial state, its final model."""
 
 from typing import NamedTuple
 
@@ -7,17 +7,20 @@ from jaxtyping import Array, Int, Key, PyTree
 
 from jaxfed.core.contract import calls
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
-from jaxfed.core.round.messages import ClientMessage, is_not_finite, send, send_first
+from jaxfed.core.round.messages import ClientMessage, is_not_finite, send
 from jaxfed.core.round.problem import Broadcast, ClientState, Problem, RunMember, zeros_of
 from jaxfed.core.wire.calls import bind, carried
+from jaxfed.core.wire.calls import memory as initial_memory
 from jaxfed.core.wire.channel import Channel, Context
 
 
-class RoundShapes(NamedTuple):
-    """Shapes of the message that one client sends in a round."""
+class Answer(NamedTuple):
+    """A client's answer to a broadcast, before its channel."""
 
-    uplink: PyTree
-    objective: jax.ShapeDtypeStruct
+    uplink: PyTree  # as the algorithm returns it
+    message: PyTree  # the same as its channel carries it, in its reductions
+    local: PyTree  # these two are None before the rounds
+    diagnostics: PyTree
 
 
 def prepare(problem: Problem, data: PyTree, client_id: Int[Array, ""], rounds: int) -> PyTree:
@@ -25,16 +28,41 @@ def prepare(problem: Problem, data: PyTree, client_id: Int[Array, ""], rounds: i
     return problem.algorithm.prepare(data, client_id, rounds)
 
 
-def first_message(problem: Problem, broadcast: Broadcast, member: RunMember) -> ClientMessage:
-    """The client's message before the first round."""
-    key, channel_key = _keys(broadcast, member)
-    warm_start = _warm_start(broadcast, member)
-    message = calls.first_message(problem.algorithm, key, member.data, warm_start)
+def answer(problem: Problem, broadcast: Broadcast, member: RunMember) -> Answer:
+    """Take the algorithm's step; before the rounds, make its first message."""
+    algorithm, wire, state = problem.algorithm, problem.wire, member.state
+    key, _ = _keys(broadcast, member)
+    if state is None:
+        warm_start = _warm_start(broadcast, member)
+        uplink = calls.first_message(algorithm, key, member.data, warm_start)
+        return Answer(uplink, carried(wire.first_up, uplink), None, None)
+    algorithm = algorithm.at_round(broadcast.round)
+    downlink = _received(algorithm, wire.down, broadcast, member.data)
+    uplink, local, found = calls.client_step(algorithm, key, downlink, state.local, member.data)
+    return Answer(uplink, carried(wire.up, uplink), local, found)
+
+
+def exchange(
+    problem: Problem, broadcast: Broadcast, member: RunMember
+) -> tuple[ClientMessage, PyTree]:
+    """Answer a broadcast.
+
+    Returns:
+        The message, and what the client keeps: its state; before the rounds its message as the
+        server receives it, if uplink differences may start from it, else None.
+    """
+    wire, state, made = problem.wire, member.state, answer(problem, broadcast, member)
     # `bind` gives the channel what it may know of its client: `secure_sum` masks by position and
     # weighs the message itself.
-    way = bind(problem.first_uplink, _context(broadcast, member))
-    transit = send_first(way, channel_key, carried(way, message))
-    return ClientMessage(transit.payload, is_not_finite(message), decoded=transit.decoded)
+    way = bind(wire.first_up if state is None else wire.up, _context(broadcast, member))
+    memory = initial_memory(way, made.message) if state is None else state.memory
+    transit = send(way, _keys(broadcast, member)[1], made.message, memory)
+    # Look for NaN in the message itself: once encoded, it may look like ordinary numbers.
+    failed = is_not_finite(made.uplink)
+    message = ClientMessage(transit.payload, failed, made.diagnostics, transit.decoded)
+    if state is None:
+        return message, transit.decoded if wire.up.cumulative else None
+    return message, ClientState(made.local, transit.memory)
 
 
 def first_state(
@@ -49,14 +77,15 @@ def first_state(
         first: its first message as the server received it, or None if it sent none.
     """
     local = first_local(problem, broadcast, member)
-    uplink = round_shapes(problem, broadcast, local, member.data).uplink
     # Known from shapes alone, while the program is traced: the memory must have one structure,
     # whatever the values.
+    later = member._replace(state=ClientState(local, None))
+    uplink = jax.eval_shape(answer, problem, broadcast, later).message
     shapes = jax.eval_shape(lambda: first)
     remembers = remembers_first(problem, shapes, uplink)
     # The server starts from the same message (`known` in `server.open_run`); the sum of differences
     # is right only as long as both ends agree.
-    memory = problem.uplink.memory(first if remembers else zeros_of(uplink))
+    memory = problem.wire.up.memory(first if remembers else zeros_of(uplink))
     return ClientState(local, memory)
 
 
@@ -64,7 +93,7 @@ def first_local(problem: Problem, broadcast: Broadcast, member: RunMember) -> Py
     """The algorithm's part of the client's initial state."""
     key, _ = _keys(broadcast, member)
     warm_start = _warm_start(broadcast, member)
-    downlink = _received(problem.algorithm, problem.first_downlink, broadcast, member.data)
+    downlink = _received(problem.algorithm, problem.wire.first_down, broadcast, member.data)
     return calls.client_init(problem.algorithm, key, downlink, member.data, warm_start)
 
 
@@ -78,58 +107,7 @@ def remembers_first(problem: Problem, first: PyTree, uplink: PyTree) -> bool:
         first: shapes of a first message.
         uplink: shapes of a round's message.
     """
-    return problem.uplink.cumulative and calls.alike(first, uplink)
-
-
-def round_shapes(
-    problem: Problem, broadcast: Broadcast, local: PyTree, data: PyTree
-) -> RoundShapes:
-    """Shapes of the client's message in a round, found without computing it."""
-
-    def of_round(algorithm, number, *arguments):
-        uplink, _, diagnostics = calls.client_step(algorithm.at_round(number), *arguments)
-        return RoundShapes(carried(problem.uplink, uplink), diagnostics["objective"])
-
-    return jax.eval_shape(
-        of_round,
-        problem.algorithm,
-        broadcast.round,
-        # Any key will do, since nothing is computed.
-        problem.key,
-        broadcast.downlink,
-        local,
-        data,
-    )
-
-
-def step(
-    problem: Problem, broadcast: Broadcast, member: RunMember
-) -> tuple[ClientMessage, ClientState]:
-    """Take the algorithm's step and send the uplink."""
-    assert member.state is not None
-    key, channel_key = _keys(broadcast, member)
-    algorithm = problem.algorithm.at_round(broadcast.round)
-    downlink = _received(algorithm, problem.downlink, broadcast, member.data)
-    uplink, local, diagnostics = calls.client_step(
-        algorithm, key, downlink, member.state.local, member.data
-    )
-    way = bind(problem.uplink, _context(broadcast, member))
-    transit = send(way, channel_key, carried(way, uplink), member.state.memory)
-    # Look for NaN in the message itself: once encoded, it may look like ordinary numbers.
-    message = ClientMessage(transit.payload, is_not_finite(uplink), diagnostics, transit.decoded)
-    return message, ClientState(local, transit.memory)
-
-
-def receive_first(problem: Problem, payload: PyTree) -> PyTree:
-    """Decode the payload of the first downlink."""
-    way = problem.first_downlink
-    return way.receive(way.decode(payload), None)
-
-
-def receive(problem: Problem, payload: PyTree, last: PyTree) -> PyTree:
-    """Decode the payload of a later downlink; difference channels need the previous one."""
-    way = problem.downlink
-    return way.receive(way.decode(payload), last)
+    return problem.wire.up.cumulative and calls.alike(first, uplink)
 
 
 def result(problem: Problem, downlink: PyTree, local: PyTree, data: PyTree) -> PyTree:

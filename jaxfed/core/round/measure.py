@@ -1,7 +1,7 @@
 """The stopping measure: an estimate of how far the objective lies above a stationary point.
 
-It is relative to the objective, and takes several rounds, so that one round that hardly moves does
-not end a run.
+It is relative to the objective, or to a scale that the algorithm says. It takes several rounds, so
+that one round that hardly moves does not end a run.
 """
 
 import jax
@@ -23,16 +23,20 @@ Scalar = Float[Array, ""]
 Window = Float[Array, " window"]
 
 
-def size_of(objective: Scalar, first: Scalar, captured: Scalar | float) -> Scalar:
+def size_of(
+    objective: Scalar, first: Scalar, captured: Scalar | float, scale: Scalar | None
+) -> Scalar:
     """Return what gains are relative to, which is positive.
 
     Args:
         objective: of the round.
         first: of the first round.
         captured: the variance that the components capture; 0 if it is not known.
+        scale: the size, if the algorithm says it.
     """
     size = jnp.maximum(jnp.abs(objective), FLOOR * jnp.abs(first))
     size = jnp.maximum(size, ROUNDING * jnp.finfo(size.dtype).eps * captured)
+    size = size if scale is None else scale.astype(size.dtype)
     return jnp.maximum(jax.lax.stop_gradient(size), jnp.finfo(size.dtype).tiny)
 
 

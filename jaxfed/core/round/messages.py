@@ -23,7 +23,7 @@ class ClientMessage(NamedTuple):
 
     payload: PyTree
     not_finite: Bool[Array, "*members"]
-    diagnostics: PyTree = None  # of a round
+    diagnostics: PyTree = None  # None before the first round
     decoded: PyTree = None  # None until the server decodes it
 
 
@@ -43,21 +43,21 @@ def send(way: channel.Channel, key: Key[Array, ""], message: PyTree, memory: PyT
     return Transit(payload, calls.decode(way, payload, message, memory), after)
 
 
-def send_first(way: channel.Channel, key: Key[Array, ""], message: PyTree) -> Transit:
-    """Encode and decode the first message of a channel, which has no memory yet."""
-    return send(way, key, message, calls.memory(way, message))
+def receive(way: channel.Channel, payload: PyTree, last: PyTree) -> PyTree:
+    """Decode a payload; difference channels need the previous message."""
+    return way.receive(way.decode(payload), last)
 
 
 def payload_shapes(way: channel.Channel, message: PyTree) -> PyTree:
     """Shapes of the payload that a channel makes of a message with these shapes."""
+    return jax.eval_shape(_payload, way, message)
 
-    def payload(message):
-        # Some channels encode only for a given client; for shapes, any client will do.
-        zero, key = jnp.zeros((), jnp.int32), jax.random.key(0)
-        bound = calls.bind(way, channel.Context(zero, jnp.ones(()), key, zero))
-        return send_first(bound, key, message).payload
 
-    return jax.eval_shape(payload, message)
+def _payload(way: channel.Channel, message: PyTree) -> PyTree:
+    # Some channels encode only for a given client; for shapes, any client will do.
+    zero, key = jnp.zeros((), jnp.int32), jax.random.key(0)
+    bound = calls.bind(way, channel.Context(zero, jnp.ones(()), key, zero))
+    return send(bound, key, message, calls.memory(bound, message)).payload
 
 
 def is_not_finite(message: PyTree) -> Bool[Array, ""]:
@@ -68,70 +68,63 @@ def is_not_finite(message: PyTree) -> Bool[Array, ""]:
     return ~jnp.isfinite(sum((jnp.sum(x * 0) for x in numbers), jnp.zeros(())))
 
 
-def nan_where_failed(message: PyTree, failed: Bool[Array, ""]) -> PyTree:
-    """The received message, or NaN throughout if a client's message was not finite.
+def reduced_message(
+    way: channel.Channel, received: Contribution, last: PyTree
+) -> tuple[PyTree, Bool[Array, ""]]:
+    """The clients' message as the server receives it, and whether it has failed.
 
-    This is needed because channels such as quantizers can turn NaN into ordinary numbers.
+    One client's NaN must not be averaged away, nor be decoded to a number, as by quantizers: if a
+    client's message was not finite, the whole message is NaN.
+
+    Args:
+        way: the channel.
+        received: the clients' messages, reduced.
+        last: the previous message for a cumulative channel, else None.
     """
+    failed = plain(received.failures) > 0
 
     def one(x):
         return jnp.where(failed, jnp.nan, x) if jnp.issubdtype(x.dtype, jnp.inexact) else x
 
-    return jax.tree.map(one, message)
+    return jax.tree.map(one, way.receive(received.message, last)), failed
 
 
-def first_contribution(
-    message: ClientMessage,
-    client_id: Int[Array, ""],
-    weight: Float[Array, ""],
-    real: Float[Array, ""],
-) -> Contribution:
-    """One client's share in the reduction of the first messages.
-
-    Args:
-        message: the client's message.
-        client_id: the client's id.
-        weight: the client's weight.
-        real: 1, or 0 for padding, which sends nothing.
-    """
-    return Contribution(
-        contributions(message.decoded, weight, client_id),
-        _bytes(message.payload, real),
-        _failure(message.not_finite, weight),
-    )
-
-
-def round_contribution(
+def contribution(
     message: ClientMessage,
     client_id: Int[Array, ""],
     weight: Float[Array, ""],
     present: Float[Array, ""],
     cumulative: bool,
-) -> Contribution:
-    """One client's share in the reduction of a round's messages.
+) -> tuple[Contribution, Bool[Array, ""]]:
+    """One client's share in the reduction of the messages, and whether it has failed.
 
     Args:
         message: the client's message.
         client_id: the client's id.
         weight: the client's weight.
-        present: the factor on its weight in this round; 0 if it is absent.
+        present: the factor on its weight in this round; 0 if it is absent or padding.
         cumulative: whether messages are differences from the previous ones.
     """
-    share = weight * present.astype(weight.dtype)
+    there, share = present > 0, weight * present.astype(weight.dtype)
     # A difference channel adds to the last messages of all clients, which the server has, and
     # participants change only their own. So `present`, as a factor that makes up for absent
     # clients, must not scale the change.
-    changed = weight * (present > 0).astype(weight.dtype) if cumulative else share
-    # Sum diagnostics with their weights, so that the server can divide by the total weight.
-    diagnostics, shares = contributions((message.diagnostics, jnp.ones_like(weight)), share)
-    return Contribution(
-        contributions(message.decoded, changed, client_id),
-        # Not `weight`: a participant of weight 0 sends its bytes too.
-        _bytes(message.payload, present),
-        _failure(message.not_finite, weight),
-        diagnostics,
-        shares,
-    )
+    changed = weight * there.astype(weight.dtype) if cumulative else share
+    # A NaN of an absent client, of padding or of a client of weight 0 must not end the run.
+    failed = not_finite = message.not_finite & (share > 0)
+    diagnostics = shares = None
+    if message.diagnostics is not None:
+        # Sum them with their weights, so that the server can divide by the total weight.
+        diagnostics, shares = contributions((message.diagnostics, jnp.ones_like(weight)), share)
+        failed |= there & ~jnp.isfinite(message.diagnostics["objective"])
+    # Not `weight`: a participant of weight 0 sends its bytes too.
+    sent = None
+    if channel.varies(message.payload):
+        sent = contributions(Sum(channel.variable_bytes(message.payload)), present)
+    # Part of the round's sum over clients, so that it costs no second one.
+    failures = Sum(not_finite.astype(weight.dtype))
+    decoded = contributions(message.decoded, changed, client_id)
+    return Contribution(decoded, sent, failures, diagnostics, shares), failed
 
 
 def total_bytes(contribution: Contribution) -> UInt32[Array, ""]:
@@ -139,15 +132,3 @@ def total_bytes(contribution: Contribution) -> UInt32[Array, ""]:
     if contribution.bytes is None:
         return jnp.zeros((), jnp.uint32)
     return plain(contribution.bytes)
-
-
-def _bytes(payload: PyTree, present: Float[Array, ""]) -> PyTree:
-    if not channel.varies(payload):
-        return None
-    return contributions(Sum(channel.variable_bytes(payload)), present)
-
-
-def _failure(not_finite: Bool[Array, ""], like: Float[Array, ""]) -> PyTree:
-    # Part of the round's sum over clients, so that it costs no second one. It counts every client:
-    # the callers have cleared the flags of absent ones, of padding and of clients of weight 0.
-    return contributions(Sum(not_finite.astype(like.dtype)), jnp.ones_like(like))

@@ -23,10 +23,7 @@ class Problem(eqx.Module):
 
     algorithm: Algorithm
     clients: Clients  # prepared, and padded as the backend requires
-    uplink: channel.Channel
-    downlink: channel.Channel
-    first_uplink: channel.Channel
-    first_downlink: channel.Channel
+    wire: Wire
     participation: Participation
     backend: Backend
     key: Key[Array, ""]
@@ -57,11 +54,6 @@ class Problem(eqx.Module):
         """The problem as one client knows it: without the other clients."""
         return _without(lambda problem: problem.clients, self)
 
-    @property
-    def wire(self) -> Wire:
-        """The channels of all messages."""
-        return Wire(self.uplink, self.downlink, self.first_uplink, self.first_downlink)
-
     def cut(self, tree: PyTree) -> PyTree:
         """Arrays without padding rows, except where clients are spread over processes."""
         return self.clients.layout.without_more_rows(tree, self.size)
@@ -91,16 +83,16 @@ class RunMember(NamedTuple):
     weight: Float[Array, "*members"]
     position: Int[Array, "*members"]  # see `Problem.positions`
     warm_start: PyTree = None  # the local part of a warm start
-    state: ClientState | None = None
-    present: Float[Array, "*members"] | None = None  # factor on its weight; 0 if absent
+    state: ClientState | None = None  # None before the first round
+    present: Float[Array, "*members"] | None = None  # factor on its weight; 0 if absent or padding
 
 
 class Broadcast(NamedTuple):
-    """What every client receives for a round, or before the first round."""
+    """What every client receives for a round; the exchange before the first one is round 0."""
 
     key: Key[Array, ""]
     secret: Key[Array, ""]  # unknown to the server
-    round: Int[Array, ""]  # 0 before the first round
+    round: Int[Array, ""]
     downlink: PyTree = None
     warm_start: Personalized | None = None  # the shared part of a warm start
 
@@ -200,21 +192,23 @@ def server_keys(problem: Problem, done: Int[Array, ""] | int) -> ServerKeys:
     return ServerKeys(*jax.random.split(key, 3))
 
 
-def before_rounds(
-    problem: Problem, warm_start: Personalized | None, downlink: PyTree = None
+def broadcast_of(
+    problem: Problem,
+    number: Int[Array, ""] | int,
+    downlink: PyTree = None,
+    warm_start: Personalized | None = None,
 ) -> Broadcast:
-    """The broadcast before the first round, with the first downlink if it exists yet."""
-    # Rounds are counted from 1; 0 means before the first round.
-    key, zero = jax.random.fold_in(problem.key, 0), jnp.zeros((), jnp.int32)
+    """The broadcast of a round.
+
+    Args:
+        problem: the run.
+        number: the round, counted from 1; 0 for the exchange before the rounds.
+        downlink: the server's message; the first one does not exist yet when clients send theirs.
+        warm_start: a warm start, before the rounds.
+    """
+    key, secret = jax.random.fold_in(problem.key, number), shared_secret(problem.key)
     shared = None if warm_start is None else Personalized(warm_start.shared, None)
-    return Broadcast(key, shared_secret(problem.key), zero, downlink, shared)
-
-
-def for_round(problem: Problem, done: Int[Array, ""], downlink: PyTree) -> Broadcast:
-    """The broadcast of round `done + 1`."""
-    number = done + 1
-    key = jax.random.fold_in(problem.key, number)
-    return Broadcast(key, shared_secret(problem.key), number, downlink)
+    return Broadcast(key, secret, jnp.asarray(number, jnp.int32), downlink, shared)
 
 
 def zeros_of(like: PyTree) -> PyTree:

@@ -14,11 +14,12 @@ from jaxtyping import Array, Bool, Float, PyTree
 from jaxfed.core.contract.algorithm import Personalized
 from jaxfed.core.round import server
 from jaxfed.core.round.messages import Contribution
-from jaxfed.core.round.problem import Broadcast, ClientState, Costs, Problem, State, before_rounds
+from jaxfed.core.round.problem import Broadcast, ClientState, Costs, Problem, State, broadcast_of
+from jaxfed.core.round.protocol import Kind
 from jaxfed.core.round.server import Closing, Opening
-from jaxfed.core.round.shapes import Kind
 
 T = TypeVar("T")
+Sent = TypeVar("Sent", Opening, Closing)
 
 
 class Turnout(NamedTuple):
@@ -49,45 +50,68 @@ class Engine(abc.ABC):
         """Shapes of the clients' prepared data, starting with the largest."""
 
     @abc.abstractmethod
-    def first_messages(self, problem: Problem, warm_start: Personalized | None) -> Collected:
-        """Collect the clients' messages before the first round.
+    def exchange(
+        self,
+        problem: Problem,
+        broadcast: Broadcast,
+        warm_start: Personalized | None,
+        state: State | None,
+        inclusion: Float[Array, " clients"] | None,
+    ) -> Collected:
+        """Run the clients' part of a round, and collect their messages.
 
-        If uplink differences start from them, clients keep them as the server decoded them.
+        Participants keep their states. Before the rounds, all clients send their first messages,
+        and keep them as the server decodes them if uplink differences may start from them.
+
+        Args:
+            problem: the run.
+            broadcast: of the round.
+            warm_start: a warm start, before the rounds.
+            state: the state before the round; None before the rounds.
+            inclusion: factors on the clients' weights; None before the rounds.
         """
 
     @abc.abstractmethod
     def first_states(
         self, problem: Problem, warm_start: Personalized | None, broadcast: Broadcast, first: PyTree
     ) -> ClientState:
-        """The clients' initial states, from what `first_messages` kept."""
-
-    @abc.abstractmethod
-    def steps(
-        self,
-        problem: Problem,
-        state: State,
-        inclusion: Float[Array, " clients"],
-        broadcast: Broadcast,
-    ) -> Collected:
-        """Run the participants' part of a round; they keep their states."""
-
-    @abc.abstractmethod
-    def opened(self, problem: Problem, opening: Opening) -> Opening:
-        """The opening with the downlink as clients receive it."""
-
-    @abc.abstractmethod
-    def closed(self, problem: Problem, before: State, closing: Closing) -> Closing:
-        """The closing of a round with the next downlink as clients receive it.
-
-        Args:
-            problem: the run.
-            before: the server's state before the round.
-            closing: the server's result of the round.
-        """
+        """The clients' initial states, from what they kept of the exchange before the rounds."""
 
     @abc.abstractmethod
     def local_results(self, problem: Problem, state: State, downlink: PyTree) -> PyTree:
         """The clients' own models, leading axis = clients."""
+
+    # --- optional methods ----------------------------------------------------------------------
+
+    def prepared(self, problem: Problem, rounds: int) -> Problem:
+        """The problem with prepared data; by default unchanged, as where clients prepare theirs."""
+        del rounds
+        return problem
+
+    def before_round(self, problem: Problem, state: State) -> tuple[Problem, State]:
+        """The problem and the state from which the next round starts; clients may join here."""
+        return problem, state
+
+    def received(self, problem: Problem, before: State | None, sent: Sent) -> Sent:
+        """The server's result with its downlink as clients receive it.
+
+        Args:
+            problem: the run.
+            before: the server's state before the round; None before the rounds.
+            sent: the server's result of the round; an opening before the rounds.
+        """
+        del problem, before
+        return sent
+
+    def text(self, problem: Problem, state: State) -> str:
+        """The text of a round's program, which is part of a checkpoint's identity; "" by default.
+
+        Args:
+            problem: the run, with prepared data.
+            state: the state before a round.
+        """
+        del problem, state
+        return ""
 
 
 def begin(problem: Problem, warm_start: Personalized | None, engine: Engine) -> tuple[State, Costs]:
@@ -98,14 +122,14 @@ def begin(problem: Problem, warm_start: Personalized | None, engine: Engine) -> 
         warm_start: a warm start.
         engine: runs the clients' part.
     """
-    firsts = engine.first_messages(problem, warm_start)
+    broadcast = engine.call(broadcast_of, problem.for_server, 0, None, warm_start)
+    firsts = engine.exchange(problem, broadcast, warm_start, None, None)
     opening: Opening = engine.call(
         server.open_run, problem.for_server, firsts.received, engine.kinds(problem), warm_start
     )
-    opening = engine.opened(problem, opening)
+    opening = engine.received(problem, None, opening)
     state = opening.state
-    downlink = state.downlink.receiver
-    broadcast = engine.call(before_rounds, problem.for_server, warm_start, downlink)
+    broadcast = broadcast._replace(downlink=state.downlink.receiver)
     state = state.with_clients(engine.first_states(problem, warm_start, broadcast, firsts.kept))
     failure = state.failure._replace(clients=firsts.failed)
     return replace(state, failure=failure), opening.costs
@@ -121,14 +145,14 @@ def one_round(problem: Problem, state: State, engine: Engine) -> tuple[State, di
     # depend on them.
     run, before = problem.for_server, state.for_server
     inclusion, broadcast = engine.call(server.call_round, run, before)
-    collected = engine.steps(problem, state, inclusion, broadcast)
+    collected = engine.exchange(problem, broadcast, None, state, inclusion)
     # In a deployment, clients may be lost after the call.
     if collected.turnout is not None:
         run, inclusion = collected.turnout.problem.for_server, collected.turnout.inclusion
     closing: Closing = engine.call(
         server.close_round, run, before, inclusion, collected.received, collected.failed
     )
-    closing = engine.closed(problem, before, closing)
+    closing = engine.received(problem, before, closing)
     # The participants have taken their steps even if the server rejects the round.
     return closing.state.with_clients(collected.kept), closing.record
 

@@ -22,12 +22,9 @@ from jaxfed.core.round.measure import (
 from jaxfed.core.round.messages import (
     ClientMessage,
     Contribution,
-    first_contribution,
-    nan_where_failed,
-    payload_shapes,
-    round_contribution,
+    contribution,
+    reduced_message,
     send,
-    send_first,
     total_bytes,
 )
 from jaxfed.core.round.problem import (
@@ -37,15 +34,15 @@ from jaxfed.core.round.problem import (
     Missed,
     Problem,
     State,
-    before_rounds,
     blank,
-    for_round,
+    broadcast_of,
     server_key_of,
     server_keys,
     zeros_of,
 )
-from jaxfed.core.round.shapes import Kind, message_shapes, received_shapes
+from jaxfed.core.round.protocol import Kind, protocol, received_shapes
 from jaxfed.core.wire import channel
+from jaxfed.core.wire.calls import memory
 
 
 class Opening(NamedTuple):
@@ -81,65 +78,45 @@ def open_run(
     Raises:
         ValueError: if what clients keep or send in a round depends on the size of their data.
     """
-    algorithm, way = problem.algorithm, problem.first_downlink
-    # One client's NaN must not be averaged away, nor be decoded to a number: the whole message
-    # becomes NaN and the run ends, with this failure as its reason.
-    failed = plain(received.failures) > 0
-    first = nan_where_failed(problem.first_uplink.receive(received.message, None), failed)
-    key = server_key_of(before_rounds(problem, None).key)
+    algorithm, way = problem.algorithm, problem.wire.first_down
+    first, failed = reduced_message(problem.wire.first_up, received, None)
+    key = server_key_of(jax.random.fold_in(problem.key, 0))
     # The largest clients' shapes, in which every client's data fit; the server sees no values.
     server = algorithm.server_init(key, plain(first), kinds[0].data, warm_start)
     server = calls.checked_result(algorithm, "server_init", server)
     # This downlink opens round 1, hence the keys of zero rounds done.
-    transit = send_first(way, server_keys(problem, 0).downlink, algorithm.downlink(server))
+    message = algorithm.downlink(server)
+    transit = send(way, server_keys(problem, 0).downlink, message, memory(way, message))
     # What follows is about the downlink as clients have it, after the channel.
     downlink = way.receive(transit.decoded, None)
 
-    shapes = message_shapes(problem, kinds, warm_start, downlink)
+    shapes = protocol(problem, kinds, warm_start, downlink)
+    dtype = shapes.diagnostics["objective"].dtype
     # Both ends of a difference channel must start from the message as decoded.
     known = None
-    if problem.uplink.cumulative:
+    if problem.wire.up.cumulative:
         known = first if shapes.remembered else zeros_of(received_shapes(shapes.uplink))
     nobody = jnp.zeros(problem.size, bool)
     state = State(
         round=jnp.zeros((), jnp.int32),
         server=server,
         local=None,
-        uplink=channel.Link(problem.uplink, None, known),
-        downlink=channel.Link(problem.downlink, problem.downlink.memory(downlink), downlink),
+        uplink=channel.Link(problem.wire.up, None, known),
+        downlink=channel.Link(problem.wire.down, problem.wire.down.memory(downlink), downlink),
         broadcast_bytes=channel.variable_bytes(transit.payload),
         missed=Missed(nobody.astype(jnp.int32), nobody.astype(jnp.uint32))
-        if problem.downlink.cumulative and not problem.everybody
+        if problem.wire.down.cumulative and not problem.everybody
         else None,
         # NaN and infinity: the first rounds have nothing to compare with, and meet no tolerance.
-        first_objective=jnp.full((), jnp.nan, shapes.objective.dtype),
-        window=jnp.full(WINDOW, jnp.nan, shapes.objective.dtype),
-        measure=jnp.full((), jnp.inf, shapes.objective.dtype),
+        first_objective=jnp.full((), jnp.nan, dtype),
+        window=jnp.full(WINDOW, jnp.nan, dtype),
+        measure=jnp.full((), jnp.inf, dtype),
         failure=Failure(failed.astype(jnp.int32), nobody),
     )
-    # Shapes determine the bits of all later messages; only variable parts need measuring.
-    up = payload_shapes(problem.uplink, shapes.uplink)
-    down = payload_shapes(problem.downlink, jax.eval_shape(lambda: downlink))
-    costs = Costs(
-        first_up=shapes.first_bits,
-        first_down=channel.fixed_bits(transit.payload),
-        up=channel.fixed_bits(up),
-        down=channel.fixed_bits(down),
-        whole_down=channel.fixed_bits(downlink),
-        first_bytes_up=total_bytes(received),
-        first_bytes_down=channel.variable_bytes(transit.payload),
-        varies=channel.varies(up) or channel.varies(down),
-    )
+    # Shapes determine the bits of all messages; only variable parts need measuring.
+    sent = channel.variable_bytes(transit.payload)
+    costs = shapes.costs(total_bytes(received), sent)
     return Opening(state, costs, transit.payload)
-
-
-class _Arrival(NamedTuple):
-    """What the server receives from one client, or from many along a leading axis."""
-
-    message: ClientMessage
-    id: Int[Array, "*members"]
-    weight: Float[Array, "*members"]
-    present: Float[Array, "*members"]
 
 
 def inclusion_of(problem: Problem, done: Int[Array, ""]) -> Float[Array, " clients"]:
@@ -157,65 +134,43 @@ def inclusion_of(problem: Problem, done: Int[Array, ""]) -> Float[Array, " clien
 
 def call_round(problem: Problem, state: State) -> tuple[Float[Array, " clients"], Broadcast]:
     """The participants of the next round and its broadcast."""
-    broadcast = for_round(problem, state.round, state.downlink.receiver)
+    broadcast = broadcast_of(problem, state.round + 1, state.downlink.receiver)
     return inclusion_of(problem, state.round), broadcast
 
 
-def reduce_first(
-    problem: Problem, messages: ClientMessage
+def reduce(
+    problem: Problem, messages: ClientMessage, inclusion: Float[Array, " m"] | None
 ) -> tuple[Contribution, Bool[Array, " m"]]:
-    """Decode and reduce all clients' first messages.
-
-    Returns:
-        The reduction, and for each client whether its message is not finite.
-    """
-
-    def one(_, own):
-        message, client_id, weight = own
-        # A client of weight 0 contributes nothing, so its NaN is no reason to end the run.
-        not_finite = message.not_finite & (weight > 0)
-        decoded = problem.first_uplink.decode(message.payload)
-        message = message._replace(not_finite=not_finite, decoded=decoded)
-        return first_contribution(message, client_id, weight, jnp.ones_like(weight)), not_finite
-
-    own = messages, problem.clients.ids, problem.clients.weights
-    return collect(problem.backend, one, None, own, problem.size)
-
-
-def reduce_round(
-    problem: Problem, messages: ClientMessage, inclusion: Float[Array, " m"]
-) -> tuple[Contribution, Bool[Array, " m"]]:
-    """Decode and reduce the participants' messages.
+    """Decode and reduce the clients' messages.
 
     Args:
         problem: the run.
         messages: a row per client, including absent ones.
-        inclusion: factors on the clients' weights; 0 for absent ones.
+        inclusion: factors on the clients' weights; 0 for absent ones. None before the rounds, when
+            all clients send.
 
     Returns:
         The reduction, and for each client whether its objective or message is not finite.
     """
+    clients, backend, size = problem.clients, problem.backend, problem.size
+    way = problem.wire.first_up if inclusion is None else problem.wire.up
 
     def one(_, arrival):
         message, client_id, weight, present = arrival
-        not_finite = message.not_finite & (weight * present.astype(weight.dtype) > 0)
-        lost = (present > 0) & ~jnp.isfinite(message.diagnostics["objective"])
-        decoded = problem.uplink.decode(message.payload)
-        message = message._replace(not_finite=not_finite, decoded=decoded)
-        cumulative = problem.uplink.cumulative
-        received = round_contribution(message, client_id, weight, present, cumulative)
-        return received, lost | not_finite
+        message = message._replace(decoded=way.decode(message.payload))
+        return contribution(message, client_id, weight, present, way.cumulative)
 
-    arrivals = _Arrival(messages, problem.clients.ids, problem.clients.weights, inclusion)
-    number = problem.participation.number(problem.size)
-    if number is None or problem.everybody or not problem.backend.gathers:
-        return collect(problem.backend, one, None, arrivals, problem.size)
+    present = jnp.ones_like(clients.weights) if inclusion is None else inclusion
+    arrivals = messages, clients.ids, clients.weights, present
+    number = problem.participation.number(size)
+    if inclusion is None or number is None or problem.everybody or not backend.gathers:
+        return collect(backend, one, None, arrivals, size)
     # The number is static, so only the participants' messages are decoded and gathered. If the
     # round does not take place, this is client 0 repeated, which counts as absent.
     chosen = jnp.nonzero(inclusion, size=number)[0]
     participants = jax.tree.map(lambda x: x[chosen], arrivals)
-    received, failed = collect(problem.backend, one, None, participants, number)
-    return received, jnp.zeros(problem.size, bool).at[chosen].set(failed)
+    received, failed = collect(backend, one, None, participants, number)
+    return received, jnp.zeros(size, bool).at[chosen].set(failed)
 
 
 def close_round(
@@ -234,9 +189,7 @@ def close_round(
         received: the participants' messages, reduced.
         failed_clients: clients whose objective or message is not finite.
     """
-    failed = plain(received.failures) > 0
-    message = problem.uplink.receive(received.message, state.uplink.receiver)
-    message = nan_where_failed(message, failed)
+    message, failed = reduced_message(problem.wire.up, received, state.uplink.receiver)
     key = server_keys(problem, state.round).step
     algorithm = problem.algorithm.at_round(state.round + 1)
     server, found = calls.server_step(algorithm, key, state.server, plain(message))
@@ -251,16 +204,17 @@ def close_round(
     # replace the clients' mean by an objective of its own, so test both.
     sound = jnp.isfinite(diagnostics["objective"]) & ~failed
     gaps = [each.pop("gap") for each in (diagnostics, measured) if "gap" in each]
+    scale = diagnostics.pop("objective_scale", None)
     diagnostics |= measured
     objective = diagnostics["objective"].astype(state.measure.dtype)
     sound &= ~jnp.isnan(objective)
     first = jnp.where(jnp.isnan(state.first_objective), objective, state.first_objective)
     first = jax.lax.stop_gradient(first)
     captured = sum(diagnostics[name] for name in ENERGIES if name in diagnostics)
-    size = size_of(objective, first, captured)
+    size = size_of(objective, first, captured, scale)
     if gaps:
         gap = sum(gaps) / size
-        if problem.uplink.cumulative and not problem.everybody:
+        if problem.wire.up.cumulative and not problem.everybody:
             # The mean of all memories changes until each client has taken part, which takes so
             # many rounds. Without memories, gaps of different participants scatter already.
             gap = gap * (problem.size / jnp.maximum(jnp.sum(inclusion > 0), 1))
@@ -269,7 +223,7 @@ def close_round(
     else:
         window = extended(state.window, objective)
         measure = left_by_objectives(window / size)
-    if problem.uplink.private:
+    if problem.wire.up.private:
         # Machines send no objectives through it, and the server counts zeros.
         measure = jnp.where((objective == 0) & (first == 0), jnp.nan, measure)
     given = diagnostics.get("stopping_measure", measure).astype(state.measure.dtype)
@@ -284,7 +238,7 @@ def close_round(
         server=server,
         # Only a difference channel needs the last message again. As received, it is the reduction
         # of what all clients have in their memories.
-        uplink=replace(state.uplink, receiver=message if problem.uplink.cumulative else None),
+        uplink=replace(state.uplink, receiver=message if problem.wire.up.cumulative else None),
         downlink=down.link,
         broadcast_bytes=channel.variable_bytes(down.payload),
         missed=down.missed,
@@ -337,7 +291,7 @@ class _Down(NamedTuple):
 def _send_down(
     problem: Problem, state: State, server: PyTree, present: Bool[Array, " clients"]
 ) -> _Down:
-    way, link = problem.downlink, state.downlink
+    way, link = problem.wire.down, state.downlink
     message = problem.algorithm.downlink(server)
     transit = send(way, server_keys(problem, state.round + 1).downlink, message, link.sender)
     received = way.receive(transit.decoded, link.receiver)

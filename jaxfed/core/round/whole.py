@@ -1,10 +1,13 @@
 """The engine for clients in memory: one program contains the whole round."""
 
+import re
+from functools import cache, partial
 from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, PyTree
 
 from jaxfed.core.backends.backend import collect
@@ -12,10 +15,10 @@ from jaxfed.core.clients.clients import Clients
 from jaxfed.core.common.buckets import each_first, filled, layout_of, select, shapes_differ
 from jaxfed.core.contract.algorithm import Personalized
 from jaxfed.core.round import client
-from jaxfed.core.round.messages import first_contribution, round_contribution
-from jaxfed.core.round.problem import Broadcast, ClientState, Problem, RunMember, before_rounds
+from jaxfed.core.round.messages import contribution
+from jaxfed.core.round.problem import Broadcast, ClientState, Problem, RunMember
+from jaxfed.core.round.protocol import Kind
 from jaxfed.core.round.rounds import Collected, Engine
-from jaxfed.core.round.shapes import Kind
 
 
 class Whole(Engine):
@@ -31,38 +34,31 @@ class Whole(Engine):
         ones = jax.eval_shape(each_first, data)
         return tuple(Kind.of(one, count) for one, count in zip(ones, counts, strict=True))
 
-    def first_messages(self, problem, warm_start):
-        broadcast = before_rounds(problem, warm_start)
-        return first_messages(problem, broadcast, members_of(problem, warm_start), problem.rows)
-
-    def first_states(self, problem, warm_start, broadcast, first):
-        if layout_of(first) is not None:  # messages of several shapes differ from a round's
-            first = None
+    def exchange(self, problem, broadcast, warm_start, state, inclusion):
         members = members_of(problem, warm_start)
-        return first_states(problem, broadcast, members, first)
-
-    def steps(self, problem, state, inclusion, broadcast):
+        if state is None or inclusion is None:
+            real = problem.positions < problem.size
+            present = jnp.asarray(real, problem.clients.weights.dtype)
+            return exchange(problem, broadcast, members._replace(present=present), problem.rows)
         present = problem.in_rows(inclusion)
-        members = members_of(problem, None)._replace(state=state.clients, present=present)
+        members = members._replace(state=state.clients, present=present)
         number = problem.participation.number(problem.size)
         if number is None or problem.everybody or not problem.backend.gathers:
-            return steps(problem, broadcast, members, problem.rows)
+            return exchange(problem, broadcast, members, problem.rows)
         # Compute only the participants; the other clients keep their states.
         some = select(members, present > 0, number)
-        found = steps(problem, broadcast, some.own, some.wanted)
+        found = exchange(problem, broadcast, some.own, some.wanted)
         before = state.clients, jnp.zeros(len(problem.clients.ids), bool)
         kept, failed = jax.tree.map(
             lambda whole, x: whole.at[some.positions].set(x), before, (found.kept, found.failed)
         )
         return found._replace(kept=kept, failed=failed)
 
-    def opened(self, problem, opening):
-        del problem
-        return opening
-
-    def closed(self, problem, before, closing):
-        del problem, before
-        return closing
+    def first_states(self, problem, warm_start, broadcast, first):
+        if layout_of(first) is not None:  # messages of several shapes differ from a round's
+            first = None
+        members = members_of(problem, warm_start)
+        return first_states(problem, broadcast, members, first)
 
     def local_results(self, problem, state, downlink):
         local = results(problem, downlink, state.local, problem.clients.data)
@@ -85,30 +81,33 @@ def members_of(problem: Problem, warm_start: Personalized | None) -> RunMember:
 # --- all clients or one block of them, within one program ----------------------------------------
 
 
-def first_messages(
+def exchange(
     problem: Problem, broadcast: Broadcast, members: RunMember, gathering: int | slice | Array
 ) -> Collected:
-    """The first messages of some clients.
+    """The part of some clients in a round; those that are absent keep their states.
 
     Args:
         problem: the run.
-        broadcast: the broadcast before the first round.
+        broadcast: of the round.
         members: the clients.
         gathering: whose messages are gathered; see `collect`.
     """
+    way = problem.wire.first_up if members.state is None else problem.wire.up
 
     def work(broadcast: Broadcast, member: RunMember):
         # Padding rows are copies of clients and are mapped like them, since all devices run one
-        # program on equally many rows; weight 0 and `real` keep them out of sums and counts.
-        message = client.first_message(problem, broadcast, member)
-        not_finite = message.not_finite & (member.weight > 0)
-        real = (member.position < problem.size).astype(member.weight.dtype)
-        message = message._replace(not_finite=not_finite)
-        received = first_contribution(message, member.id, member.weight, real)
-        # Clients keep it only if uplink differences may start from it; it is as large as a message
-        # for each client.
-        kept = message.decoded if problem.uplink.cumulative else None
-        return received, (kept, not_finite)
+        # program on equally many rows; weight 0 and absence keep them out of sums and counts.
+        assert member.present is not None
+        message, kept = client.exchange(problem, broadcast, member)
+        received, failed = contribution(
+            message, member.id, member.weight, member.present, way.cumulative
+        )
+        if member.state is not None and not problem.everybody:
+            # Absent clients are mapped like the others, but must keep their state, and with it the
+            # memory of their channel.
+            there = member.present > 0
+            kept = jax.tree.map(lambda new, old: jnp.where(there, new, old), kept, member.state)
+        return received, (kept, failed)
 
     received, (kept, failed) = collect(problem.backend, work, broadcast, members, gathering)
     return Collected(received, kept, failed)
@@ -124,32 +123,6 @@ def first_states(
         return client.first_state(problem, broadcast, member, first)
 
     return problem.backend.map(work, broadcast, (members, first))
-
-
-def steps(
-    problem: Problem, broadcast: Broadcast, members: RunMember, gathering: int | slice | Array
-) -> Collected:
-    """The steps of some clients; those that are absent keep their states."""
-
-    def work(broadcast: Broadcast, member: RunMember):
-        assert member.present is not None
-        weight, there = member.weight, member.present > 0
-        message, after = client.step(problem, broadcast, member)
-        present = weight * member.present.astype(weight.dtype) > 0
-        # A NaN of an absent client or of padding must not end the run.
-        not_finite = message.not_finite & present
-        message = message._replace(not_finite=not_finite)
-        cumulative = problem.uplink.cumulative
-        received = round_contribution(message, member.id, weight, member.present, cumulative)
-        if not problem.everybody:
-            # Absent clients are mapped like the others, but must keep their state, and with it the
-            # memory of their channel.
-            after = jax.tree.map(lambda new, old: jnp.where(there, new, old), after, member.state)
-        lost = there & ~jnp.isfinite(message.diagnostics["objective"])
-        return received, (after, lost | not_finite)
-
-    received, (kept, failed) = collect(problem.backend, work, broadcast, members, gathering)
-    return Collected(received, kept, failed)
 
 
 def results(problem: Problem, downlink: PyTree, local: PyTree, data: PyTree) -> PyTree:
@@ -179,6 +152,31 @@ def prepared(problem: Problem, rounds: int) -> Problem:
     # Bypass the constructor, which refuses the equal ids of padding rows.
     clients = eqx.tree_at(lambda c: c.data, clients, data)
     return eqx.tree_at(lambda p: p.clients, problem, clients)
+
+
+def rounds_alike(problem: Problem, rounds: int) -> int:
+    """The first of a few numbers of rounds for which data are prepared in the same way.
+
+    A program for it serves for all such numbers. If there is none, it is the number itself.
+    """
+    leaves, tree = jax.tree.flatten(problem)
+    types = map(jax.typeof, leaves)  # of Python's numbers, too
+    shapes = tuple((tuple(x.shape), x.dtype, x.weak_type) for x in types)
+    return _rounds_alike(tree, shapes, rounds)
+
+
+@cache
+def _rounds_alike(tree: Any, shapes: tuple[tuple[Any, ...], ...], rounds: int) -> int:
+    given = [jax.ShapeDtypeStruct(x, dtype, weak_type=weak) for x, dtype, weak in shapes]
+    problem = jax.tree.unflatten(tree, given)
+
+    def way(number: int) -> tuple[str, list[bytes]]:
+        traced = jax.make_jaxpr(partial(prepared, rounds=number))(problem)
+        text = re.sub("0x[0-9a-f]+", "", str(traced))  # without addresses
+        return text, [np.asarray(x).tobytes() for x in traced.consts]
+
+    wanted = way(rounds)
+    return next((x for x in (4**power for power in range(16)) if way(x) == wanted), rounds)
 
 
 def _prepared(problem: Problem, clients: Clients, rounds: int) -> PyTree:

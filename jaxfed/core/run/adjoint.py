@@ -3,20 +3,29 @@
 import abc
 import math
 from functools import partial
+from typing import ClassVar
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
 from jaxfed._checks import check_count, check_flag
+from jaxfed.core.common.printing import as_call
 from jaxfed.core.contract.algorithm import Personalized
 from jaxfed.core.round.problem import Problem, blank
-from jaxfed.core.run.loop import Options, forward, solve
+from jaxfed.core.run.loop import Options, forward, whole_run, with_history
 from jaxfed.core.run.solution import Solution
 
 
 class Adjoint(eqx.Module):
     """A way to differentiate a run. The numbers of the run do not depend on it."""
+
+    factory: ClassVar[str] = ""
+    """Name of the function that makes it; empty for the class itself."""
+
+    def __repr__(self) -> str:
+        return as_call(self)
 
     @abc.abstractmethod
     def check(self, problem: Problem) -> None:
@@ -46,13 +55,15 @@ class Adjoint(eqx.Module):
 
 
 class _Unrolled(Adjoint):
+    factory = "unrolled"
     remat: bool = eqx.field(static=True)
 
     def check(self, problem):
         del problem
 
     def solve(self, problem, warm_start, tol, options):
-        return solve(problem, warm_start, tol, options, self._loop)
+        run = whole_run(problem, warm_start, tol, options, self._loop)
+        return with_history(*run, tol, jnp)
 
     def _loop(self, step, unfinished, state, options):
         # With a tolerance the loop is a `while_loop`, which has no reverse derivative.
@@ -62,15 +73,17 @@ class _Unrolled(Adjoint):
 
 
 class _Checkpointed(Adjoint):
+    factory = "checkpointed"
     # Equinox' checkpointed `while_loop` takes less memory (1.6 against 3.4 MB over 100 rounds of
     # PerPCA) and a quarter more time, but it has no forward mode, which Hessians of runs need.
-    states: int | None = eqx.field(static=True)
+    n: int | None = eqx.field(static=True)
 
     def check(self, problem):
         del problem
 
     def solve(self, problem, warm_start, tol, options):
-        return solve(problem, warm_start, tol, options, self._loop)
+        run = whole_run(problem, warm_start, tol, options, self._loop)
+        return with_history(*run, tol, jnp)
 
     def _loop(self, step, unfinished, state, options):
         """Nested scans whose bodies are recomputed.
@@ -83,7 +96,7 @@ class _Checkpointed(Adjoint):
         reverse automatic differentiation, in its simplest form, with equal parts.
         """
         rounds = options.rounds
-        width = max(2, math.ceil(rounds**0.5)) if self.states is None else self.states
+        width = max(2, math.ceil(rounds**0.5)) if self.n is None else self.n
         length, levels = 1, 0
         while not levels or length < rounds:
             shapes = jax.eval_shape(step, state)[1]

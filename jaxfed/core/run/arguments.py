@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import jax
@@ -24,10 +23,9 @@ from jaxfed._checks import (
 from jaxfed.core.backends import backend
 from jaxfed.core.backends.one_device import vmap
 from jaxfed.core.clients.clients import Clients
-from jaxfed.core.common.buckets import each_first
+from jaxfed.core.clients.names import without_names
 from jaxfed.core.common.meshes import check_context, is_explicit
 from jaxfed.core.common.processes import exchanged, is_tracing, spans
-from jaxfed.core.contract import calls as contract
 from jaxfed.core.contract import participation
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
 from jaxfed.core.contract.calls import is_number
@@ -35,7 +33,7 @@ from jaxfed.core.contract.reduction import is_linear
 from jaxfed.core.round.problem import Problem
 from jaxfed.core.run import adjoint
 from jaxfed.core.run.callbacks import Callback
-from jaxfed.core.run.loop import prepare_run
+from jaxfed.core.run.loop import protocol_of
 from jaxfed.core.run.new_clients import by_id
 from jaxfed.core.run.solution import Solution
 from jaxfed.core.store.checkpoint import Checkpoint
@@ -85,7 +83,11 @@ def problem_of(
     clients.layout.check_backend(mapped)
     participants.check(len(clients))
     key = checked_key("key", key)
-    problem = Problem(algorithm, clients, *wire.channels, participants, mapped, key, len(clients))
+    # Without them, so that runs on clients of other names, or on releases of different guarantees,
+    # share one compiled program.
+    own = without_names(clients)
+    own = own if own.guarantee is None else replace(own, guarantee=None)
+    problem = Problem(algorithm, own, wire, participants, mapped, key, len(clients))
     if isinstance(warm_start, Solution | Saved):
         start = by_id(warm_start, problem)
     for leaf in jax.tree.leaves(None if start is None else start.local):
@@ -202,31 +204,35 @@ def check_together(problem: Problem, warm_start: Personalized | None, rounds: in
     Raises:
         ValueError: states what is wanted.
     """
-    algorithm, clients, up = problem.algorithm, problem.clients, problem.uplink
+    algorithm, clients, up = problem.algorithm, problem.clients, problem.wire.up
     number = problem.participation.number(len(clients))
-    if problem.first_uplink.cumulative:
+    if problem.wire.first_up.cumulative:
         raise ValueError(
             "channel: wanted for the start one without memory at both ends, such as quantize(8), "
-            f"got {problem.first_uplink!r}"
+            f"got {problem.wire.first_up!r}"
         )
     if number != len(clients) and algorithm.needs_everybody:
         raise ValueError(
             f"participation: {type(algorithm).__name__} needs every client in each round; "
             "use everybody()"
         )
-    first_up = problem.first_uplink
+    first_up = problem.wire.first_up
     # Messages are traced only for channels that look at them, since tracing takes a while.
     can_refuse = calls.can_refuse(up) or calls.can_refuse(first_up)
     if not (up.private or up.cumulative or first_up.private or can_refuse):
         return
-    sketch = replace(problem, clients=clients.sketch())
-    for first, uplink in jax.eval_shape(partial(messages_of, rounds=rounds), sketch, warm_start):
-        if up.cumulative and not is_linear(uplink):
-            raise ValueError(
-                f"channel: differences add up only in means and sums, but "
-                f"{type(algorithm).__name__} reduces its messages in another way"
-            )
-        calls.check(up, clients, number, uplink)
+    # Without these channels, which may refuse a message in other words.
+    sketch = replace(problem, clients=clients.sketch(), wire=Wire(LOSSLESS, LOSSLESS))
+    messages = protocol_of(sketch, warm_start, rounds)
+    uplink = jax.eval_shape(calls.carried, up, messages.uplink)
+    if up.cumulative and not is_linear(uplink):
+        raise ValueError(
+            f"channel: differences add up only in means and sums, but "
+            f"{type(algorithm).__name__} reduces its messages in another way"
+        )
+    calls.check(up, clients, number, uplink)
+    for sent in messages.firsts:
+        first = jax.eval_shape(calls.carried, first_up, sent.decoded)
         if not (bits := channel.fixed_bits(first)):
             continue
         if up.private and not first_up.private:
@@ -237,27 +243,6 @@ def check_together(problem: Problem, warm_start: Personalized | None, rounds: in
                 "explicit settings in place of automatic ones"
             )
         calls.check(first_up, clients, len(clients), first)
-
-
-def messages_of(
-    problem: Problem, warm_start: Personalized | None, *, rounds: int
-) -> list[tuple[PyTree, PyTree]]:
-    """The first message and the uplink of one client per bucket, to find their shapes."""
-    open_problem = replace(
-        problem, uplink=LOSSLESS, downlink=LOSSLESS, first_uplink=LOSSLESS, first_downlink=LOSSLESS
-    )
-    ready, state, _ = prepare_run(open_problem, warm_start, rounds)
-    algorithm, key = problem.algorithm, problem.key
-    own = None if warm_start is None else jax.tree.map(lambda x: x[0], warm_start.local)
-    warm = None if warm_start is None else Personalized(warm_start.shared, own)
-    found = []
-    for data, local in each_first((ready.clients.data, state.local)):
-        in_round = algorithm.at_round(state.round + 1)
-        uplink = contract.client_step(in_round, key, state.downlink.receiver, local, data)[0]
-        first = contract.first_message(algorithm, key, data, warm)
-        pair = calls.carried(problem.first_uplink, first), calls.carried(problem.uplink, uplink)
-        found.append(pair)
-    return found
 
 
 def check_rounds(rounds: Any) -> None:
@@ -285,7 +270,7 @@ def check_loop(tol: Any, metrics: Any, metrics_every: Any, given: Any = UNROLLED
 
 
 def check_host_arguments(
-    checkpoint: Any, callbacks: Any, best: Any, chunk_rounds: Any, progress: Any, throw: Any
+    checkpoint: Any, callbacks: Any, best: Any, rounds_per_chunk: Any, progress: Any, throw: Any
 ) -> None:
     """Check the arguments that only `fit` has.
 
@@ -302,5 +287,5 @@ def check_host_arguments(
         raise refuse("best", "the name of an entry of the history", best)
     check_flag("progress", progress)
     check_flag("throw", throw)
-    if chunk_rounds is not None:
-        check_count("chunk_rounds", chunk_rounds)
+    if rounds_per_chunk is not None:
+        check_count("rounds_per_chunk", rounds_per_chunk)

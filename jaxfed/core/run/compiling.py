@@ -24,6 +24,12 @@ _OLD_EMITTERS = (
 # network training, nor for the indexed sums of sparse data.
 _SHORT_WAY = _OLD_EMITTERS | {"xla_backend_optimization_level": 1}
 
+# Even lower optimisation halves what is left, but elementwise work takes up to three times as long.
+# It is worth it where libraries do nearly all work, and products of many clients' data, which XLA
+# does itself, are small.
+_SHORTEST_WAY = _SHORT_WAY | {"xla_backend_optimization_level": 0}
+FEW = 2**18  # numbers of all clients
+
 # With Triton, XLA fails to compile products of some thin matrices ("Couldn't find output tile
 # sizes", openxla/xla#36792) and tries many variants of each; without, it calls libraries. Also
 # recording loops (`xla_gpu_enable_command_buffer` with WHILE) made rounds a quarter faster on an
@@ -66,7 +72,8 @@ def _for_processors(algorithm: Algorithm, clients: Clients) -> dict[str, bool | 
     options: dict[str, bool | int] = {}
     sparse = any(getattr(part, "summed_by_index", False) for part in clients.parts)
     if _numbers(algorithm) <= 10_000 and not sparse:
-        options |= _SHORT_WAY
+        few = len(clients) == 1 or _numbers(clients.parts) <= FEW
+        options |= _SHORTEST_WAY if few and algorithm.calls_libraries else _SHORT_WAY
     # For products this small, threads cost more than they save.
     if clients.features <= 64 and _numbers(clients.parts) <= 2**15 * len(clients):
         options["xla_cpu_multi_thread_eigen"] = False
@@ -83,6 +90,9 @@ def enable_compilation_cache(folder: str | os.PathLike[str] | None = None) -> Pa
     This is JAX's compilation cache in a separate folder. Call it before anything is compiled; the
     command line does so by default. Nothing is ever deleted from the folder, but you may delete it
     at any time.
+
+    It applies to all programs of the process, those of other packages too. A program contains the
+    arrays that its function closes over, such as samples in `metrics`; so does the folder then.
 
     Args:
         folder: the folder. By default the one that JAX is configured with

@@ -7,6 +7,8 @@ from jaxtyping import Array, Key, UInt32
 from jaxfed.core.backends.backend import Backend
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.energies import energies, warn_of_large
+from jaxfed.core.clients.names import like
+from jaxfed.core.clients.units import in_enough_precision
 from jaxfed.core.common.processes import watched
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
 from jaxfed.core.contract.participation import Participation
@@ -21,10 +23,9 @@ from jaxfed.core.run.arguments import (
 )
 from jaxfed.core.run.callbacks import Callback
 from jaxfed.core.run.compiling import compiler_options
-from jaxfed.core.run.host_loop import Requests, on_host_solution
+from jaxfed.core.run.host_loop import Requests, on_host_solution, start_or_resume
 from jaxfed.core.run.loop import Metrics, Options
-from jaxfed.core.run.resume import start_or_resume
-from jaxfed.core.run.runner import LocalRunner, OneProgram, programs
+from jaxfed.core.run.runner import Compiled, Runner, Stepwise, programs
 from jaxfed.core.run.separate import Separate
 from jaxfed.core.run.solution import Solution, with_earlier
 from jaxfed.core.run.streamed import Streamed
@@ -36,6 +37,7 @@ from jaxfed.linalg.precision import precise
 
 
 @watched
+@in_enough_precision
 @precise()
 def fit(
     algorithm: Algorithm,
@@ -54,14 +56,16 @@ def fit(
     checkpoint: Checkpoint | None = None,
     callbacks: Sequence[Callback | Callable[[Solution], bool | None]] = (),
     best: str | None = None,
-    chunk_rounds: int | None = None,
+    rounds_per_chunk: int | None = None,
     throw: bool = True,
 ) -> Solution:
     """Run an algorithm from the host, in compiled chunks of rounds.
 
-    The numbers equal those of `rollout`. Between chunks, `fit` can update a progress bar, save
-    checkpoints and call callbacks. It has no derivatives; to differentiate a solution, pass it to
-    `rollout` as `warm_start` with `adjoint=jaxfed.adjoint.implicit()`.
+    The numbers equal those of `rollout`, except that `fit` computes in double precision if features
+    are in such unlike units that single precision would lose components. Between chunks, `fit` can
+    update a progress bar, save checkpoints and call callbacks. It has no derivatives; to
+    differentiate a solution, pass it to `rollout` as `warm_start` with
+    `adjoint=jaxfed.adjoint.implicit()`.
 
     Args:
         algorithm: the algorithm to run.
@@ -69,8 +73,9 @@ def fit(
         rounds: number of rounds; an upper limit with `tol` or a callback that stops.
         key: random key.
         warm_start: what to start from: the solution of an algorithm, what `jaxfed.load` returned,
-            or just the `result` of either. Clients of the first two are matched by id (by position
-            if ids are traced), those of a result by position. A client without a model starts as in
+            or just the `result` of either. Clients of the first two are matched by name, without
+            names by id (by position if ids are traced), and features are put in their order; those
+            of a result are matched by position. A client without a model starts as in
             `jaxfed.personalize`.
         channel: one channel for both directions, or a `jaxfed.Wire`.
         participation: which clients take part in each round; all by default.
@@ -88,7 +93,7 @@ def fit(
         best: name of a history entry, where smaller is better. Return the solution at the end of
             the chunk with the lowest value instead of the last one. If no value is a number, the
             last one is returned, with `jaxfed.Status.unmeasured`.
-        chunk_rounds: rounds per chunk. By default all rounds if nothing happens in between.
+        rounds_per_chunk: rounds per chunk. By default all rounds if nothing happens in between.
         throw: raise an error if the run diverges. If False, return the solution of the round
             before, with the failure in its `status` and `failure`.
 
@@ -108,35 +113,40 @@ def fit(
             some clients have more than ten times the median energy.
     """
     check_host_alone(algorithm, clients, key, warm_start, channel, participation, tol)
+    clients = like(clients, warm_start)
     problem, start = problem_of(
         algorithm, clients, rounds, key, warm_start, channel, participation, backend
     )
     check_loop(tol, metrics, metrics_every)
-    check_host_arguments(checkpoint, callbacks, best, chunk_rounds, progress, throw)
+    check_host_arguments(checkpoint, callbacks, best, rounds_per_chunk, progress, throw)
     if algorithm.energy_weighted and clients.layout.in_memory:
         warn_of_large(energies(clients), clients)
 
     interrupted = progress or checkpoint is not None or callbacks or best is not None
-    if chunk_rounds is None:
+    if rounds_per_chunk is None:
         # About fifty updates are enough for a progress bar, and cost little.
-        chunk_rounds = max(1, rounds // 50) if interrupted else rounds
+        rounds_per_chunk = max(1, rounds // 50) if interrupted else rounds
         if checkpoint is not None:
-            chunk_rounds = min(chunk_rounds, checkpoint.every)
-    chunk_rounds = min(chunk_rounds, rounds)
-    options = Options(chunk_rounds, tol is not None, metrics, metrics_every)
-    if not interrupted and chunk_rounds == rounds:
+            rounds_per_chunk = min(rounds_per_chunk, checkpoint.every)
+    rounds_per_chunk = min(rounds_per_chunk, rounds)
+    options = Options(rounds_per_chunk, tol is not None, metrics, metrics_every)
+    if not interrupted and rounds_per_chunk == rounds:
         solution = runner_of(problem).run(start, tol, options)
         # If it diverged, the loop below runs it again to find the round before.
         if not int(solution.failure.round):
-            return with_earlier(warm_start, on_host_solution(solution, int(solution.rounds)))
+            return with_earlier(
+                warm_start, clients, on_host_solution(solution, int(solution.rounds))
+            )
     requests = Requests(rounds, tol, options, tuple(callbacks), best, progress, throw)
     loop = start_or_resume(runner_of, problem, start, requests, channel, checkpoint)
-    return with_earlier(warm_start, loop.run())
+    return with_earlier(warm_start, clients, loop.run())
 
 
-def runner_of(problem: Problem) -> LocalRunner:
+def runner_of(problem: Problem) -> Runner:
     """The runner of a problem, by the layout of its clients and its backend."""
     compiled = programs(**compiler_options(problem.algorithm, problem.clients))
     if not problem.clients.layout.in_memory:
-        return Streamed(problem, compiled)
-    return Separate(problem, compiled) if problem.backend.apart else OneProgram(problem, compiled)
+        return Stepwise(problem, Streamed(compiled))
+    if problem.backend.apart:
+        return Stepwise(problem, Separate(compiled))
+    return Compiled(problem, compiled)

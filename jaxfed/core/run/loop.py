@@ -9,17 +9,18 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxfed.core.common.printing import is_known
 from jaxfed.core.contract.algorithm import Personalized
 from jaxfed.core.contract.participation import everybody
 from jaxfed.core.contract.remarks import ENERGIES
 from jaxfed.core.round.problem import TRAFFIC, Costs, Failure, Problem, State, blank
-from jaxfed.core.round.rounds import begin, one_round, result_of
+from jaxfed.core.round.protocol import Protocol, protocol
+from jaxfed.core.round.rounds import Engine, begin, one_round, result_of
 from jaxfed.core.round.whole import WHOLE, prepared
 from jaxfed.core.run.solution import Solution
-from jaxfed.core.run.status import Status, status_of, verdict
+from jaxfed.core.run.status import Status, is_lost, status_of, verdict
 from jaxfed.core.wire.release import Release
 
 History = dict[str, Any]
@@ -34,6 +35,13 @@ class Options(eqx.Module):
     stops: bool = eqx.field(static=True)  # at a tolerance
     metrics: Metrics | None = eqx.field(static=True, default=None)
     metrics_every: int = eqx.field(static=True, default=1)
+
+
+class Bound(eqx.Module):
+    """The number of rounds of a program that serves for many, of which `Options` has the most."""
+
+    rounds: Int[Array, ""] | int
+    prepared_for: int = eqx.field(static=True)  # rounds
 
 
 # (step, unfinished, state, options) -> (the state after the rounds, the history). The run's adjoint
@@ -71,19 +79,27 @@ def forward(
     return jax.lax.while_loop(lambda carry: unfinished(carry[0]), body, (state, history))
 
 
-def solve(
+class WholeRun(NamedTuple):
+    """The result of a whole run. The host counts the bits, in double precision."""
+
+    solution: Solution  # without its history and status
+    history: History  # without bits
+    costs: Costs
+
+
+def whole_run(
     problem: Problem,
     warm_start: Personalized | None,
     tol: Array | float | None,
     options: Options,
     loop: Loop = forward,
-) -> Solution:
-    """Run all rounds, for clients in memory."""
-    problem, state, costs = prepare_run(problem, warm_start, options.rounds)
-    state, history = advance(problem, state, tol, options, loop)
-    result = result_of(problem, state, WHOLE)
-    history = with_bits(history, costs, problem.size, jnp)
-    return with_history(solution_of(problem, state, costs, result, tol), history, tol, jnp)
+    bound: Bound | None = None,
+) -> WholeRun:
+    """Run all rounds, for clients in memory; as one program, it compiles faster than its parts."""
+    prepared_for = options.rounds if bound is None else bound.prepared_for
+    problem, state, costs = prepare_run(problem, warm_start, prepared_for)
+    state, history = advance(problem, state, tol, options, loop, bound)
+    return WholeRun(solution_of(problem, state, costs, tol), history, costs)
 
 
 def prepare_run(problem: Problem, warm_start: Personalized | None, rounds: int) -> Prepared:
@@ -92,12 +108,20 @@ def prepare_run(problem: Problem, warm_start: Personalized | None, rounds: int) 
     return Prepared(problem, *begin(problem, warm_start, WHOLE))
 
 
+def protocol_of(problem: Problem, warm_start: Personalized | None, rounds: int) -> Protocol:
+    """The shapes of everything that travels in a run of clients in memory, or of their shapes."""
+    run = jax.eval_shape(partial(prepare_run, rounds=rounds), problem, warm_start)
+    downlink = run.state.downlink.receiver
+    return protocol(run.problem, WHOLE.kinds(run.problem), warm_start, downlink)
+
+
 def advance(
     problem: Problem,
     state: State,
     tol: Array | float | None,
     options: Options,
     loop: Loop = forward,
+    bound: Bound | None = None,
 ) -> tuple[State, History]:
     """Run a chunk of rounds, for clients in memory."""
 
@@ -116,10 +140,10 @@ def advance(
     first = state.round
 
     def unfinished(state):
-        going_on = state.round - first < options.rounds
+        going_on = state.round - first < (options.rounds if bound is None else bound.rounds)
         if options.stops:
             assert tol is not None
-            going_on &= (state.measure > tol) & (state.failure.round == 0)
+            going_on &= ~(state.measure <= tol) & (state.failure.round == 0)
         return going_on
 
     return loop(step, unfinished, state, options)
@@ -157,10 +181,10 @@ def solution_of(
     problem: Problem,
     state: State,
     costs: Costs,
-    result: Personalized,
     tol: Array | float | None,
+    engine: Engine = WHOLE,
 ) -> Solution:
-    """The solution of a run, from its last state and models, without its history."""
+    """The solution of a run at a state, without its history."""
     return Solution(
         server=state.server,
         local=problem.cut(state.local),
@@ -168,7 +192,7 @@ def solution_of(
         rounds=state.round,
         status=Status.round_limit,
         failure=Failure(state.failure.round, state.failure.clients[problem.rows]),
-        result=result,
+        result=result_of(problem, state, engine),
         state=state,
         releases=_releases(problem, state, costs),
         algorithm=problem.algorithm,
@@ -179,18 +203,28 @@ def solution_of(
 
 
 def with_history(
-    solution: Solution, history: History, tol: Array | float | None, xp: Any
+    solution: Solution, history: History, costs: Costs, tol: Array | float | None, xp: Any
 ) -> Solution:
-    """The solution with its history, and the status that follows from it."""
+    """The solution with its history, and the status that follows from it.
+
+    Args:
+        solution: of `solution_of`.
+        history: of the rounds that ran.
+        costs: of messages.
+        tol: the run's tolerance.
+        xp: `numpy` on the host, `jax.numpy` in traced computations.
+    """
+    history = _with_bits(history, costs, len(solution.failure.clients), xp)
     local = None
     if set(ENERGIES) <= history.keys():
         local = solution.result.local
         if xp is np:
             local = np.asarray(local) if is_known(local) else None
-    status = status_of(verdict(history, tol, solution.algorithm.stochastic, xp, local))
-    # Last: a run that failed has not converged, whatever its measure.
-    status = Status.where(solution.failure.round > 0, Status.diverged, status)
-    return replace(solution, history=history, status=status)
+    code = verdict(history, tol, solution.algorithm.stochastic, xp, local)
+    failed = xp.asarray(solution.failure.round) > 0
+    if history["objective"].shape[0]:
+        failed = failed | is_lost(history, solution.result.shared, xp)
+    return replace(solution, history=history, status=status_of(code, failed, xp))
 
 
 def _releases(problem: Problem, state: State, costs: Costs) -> tuple[Release, ...]:
@@ -200,14 +234,14 @@ def _releases(problem: Problem, state: State, costs: Costs) -> tuple[Release, ..
     times = jnp.maximum(state.round, state.failure.round)
     stateless = not jax.tree.leaves(state.clients)
     return (
-        Release(problem.first_uplink, everybody(), costs.first_up, 1, weights, stateless=True),
+        Release(problem.wire.first_up, everybody(), costs.first_up, 1, weights, stateless=True),
         Release(
-            problem.uplink, problem.participation, costs.up, times, weights, stateless=stateless
+            problem.wire.up, problem.participation, costs.up, times, weights, stateless=stateless
         ),
     )
 
 
-def with_bits(history: dict[str, Any], costs: Costs, clients: int, xp: Any) -> dict[str, Any]:
+def _with_bits(history: dict[str, Any], costs: Costs, clients: int, xp: Any) -> dict[str, Any]:
     """The history with cumulative bits per client instead of the rounds' traffic."""
     # Use double precision on the host; single precision counts exactly only up to 2^24.
     dtype = np.float64 if xp is np else float

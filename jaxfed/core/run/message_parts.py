@@ -4,16 +4,18 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import jax
+import numpy as np
 from jaxtyping import PyTree
 
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.contract.algorithm import Personalized
 from jaxfed.core.contract.reduction import is_part
 from jaxfed.core.round.problem import Problem
-from jaxfed.core.run.arguments import LOSSLESS, VMAP, messages_of, problem_of
-from jaxfed.core.run.loop import prepare_run
+from jaxfed.core.run.arguments import LOSSLESS, VMAP, problem_of
+from jaxfed.core.run.loop import protocol_of
 from jaxfed.core.run.solution import Solution
 from jaxfed.core.wire.release import Release
+from jaxfed.core.wire.wire import Wire
 
 
 class MessagePart(NamedTuple):
@@ -59,25 +61,19 @@ def message_parts(solution: Solution, clients: Clients) -> list[MessagePart]:
         )
         found = _parts(problem, start, rounds, first, last)
         # A run with a warm start may have sent less before the rounds.
-        if _bits(problem, start, rounds, first) == first.bits:
+        problem = replace(problem, wire=Wire(LOSSLESS, LOSSLESS, first.channel))
+        nothing = np.zeros((), np.uint32)
+        sent = protocol_of(problem, start, rounds).costs(nothing, nothing).first_up
+        if sent == first.bits:
             break
     return found
-
-
-def _bits(problem: Problem, warm_start: Personalized | None, rounds: int, first: Release) -> float:
-    problem = replace(problem, first_uplink=first.channel)
-    shapes = jax.eval_shape(
-        lambda *given: prepare_run(given[0], given[1], rounds)[2], problem, warm_start
-    )
-    return shapes.first_up
 
 
 def _parts(
     problem: Problem, warm_start: Personalized | None, rounds: int, first: Release, last: Release
 ) -> list[MessagePart]:
-    messages = jax.eval_shape(
-        lambda *given: messages_of(*given, rounds=rounds), problem, warm_start
-    )[0]
+    shapes = protocol_of(problem, warm_start, rounds)
+    messages = shapes.firsts[0].decoded, shapes.uplink
     pairs = zip((True, False), messages, (first, last), strict=True)
     return [part for before, tree, release in pairs if release.bits for part in _of(before, tree)]
 

@@ -8,6 +8,7 @@ from jaxtyping import Array, Key
 from jaxfed._checks import LARGEST, is_whole, refuse
 from jaxfed.core.backends import backend
 from jaxfed.core.clients.clients import Clients
+from jaxfed.core.clients.names import like
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
 from jaxfed.core.run.arguments import LOSSLESS, VMAP, problem_of
 from jaxfed.core.run.new_clients import ROUNDS, downlink_of, local_models
@@ -28,7 +29,7 @@ def personalize(
 
     Each client takes the algorithm's local steps with the shared part fixed, and sends nothing. The
     result is the best local components beside the shared ones for `PerPCA`, the posterior mode
-    under the learned prior for `HierarchicalPCA` and `AdaptivePCA`, networks fine-tuned under the
+    under the learned prior for `HierarchicalPCA`, networks fine-tuned under the
     learned prior for `generative.AdaptiveTraining`, and the least-squares map of a new view of the
     same entities for `gcca.MaxVar`.
 
@@ -37,7 +38,7 @@ def personalize(
     Args:
         algorithm: the algorithm that made the solution; settings of local steps may differ.
         solution: solution of the run of the participating clients, or what `jaxfed.load` returned.
-        clients: the new clients.
+        clients: the new clients; their features are put in the order of the solution's, by name.
         rounds: number of local steps of each client.
         key: random key, for random steps; each client's draws fold in its id.
         backend: how clients are mapped: `auto`, `vmap`, `chunked`, `pmap` or `shard`.
@@ -59,6 +60,7 @@ def personalize(
     made, given = (name.partition("(")[0] for name in names)
     if made != given:
         raise ValueError(f"algorithm: wanted a {made}, which made the solution, got {given}")
+    clients = like(clients, solution)
     start = Personalized(solution.result.shared, None)
     key = jax.random.key(0) if key is None else key
     try:

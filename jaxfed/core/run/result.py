@@ -6,9 +6,13 @@ import jax
 import numpy as np
 from jaxtyping import Int
 
-from jaxfed._checks import check_instance, is_whole, refuse
+from jaxfed._checks import check_instance, is_list, is_whole, refuse
+from jaxfed._numbers import host_floats
+from jaxfed._refusals import closest
+from jaxfed.core.clients.names import NAMELESS, DataFrame, Names, in_columns, listing
 from jaxfed.core.common.printing import is_known
 from jaxfed.core.contract.algorithm import Personalized
+from jaxfed.core.contract.remarks import PYTHON, Words
 from jaxfed.core.run.solution import Solution
 from jaxfed.core.store.saved import Saved
 
@@ -43,8 +47,34 @@ def ids_of(fitted: Fitted) -> Int[np.ndarray, " clients"] | None:
     return np.asarray(ids) if is_known(ids) and ids.ndim == 1 else None
 
 
+def names_of(fitted: Fitted) -> Names:
+    """The names of the clients and features behind what was learned, as far as they are known."""
+    names = getattr(getattr(fitted, "saved_", fitted), "names", NAMELESS)
+    columns = getattr(fitted, "feature_names_in_", None)  # of an estimator
+    return names if columns is None else names._replace(features=tuple(map(str, columns)))
+
+
+def in_learned_order(fitted: Fitted, tables: Any, argument: str) -> Any:
+    """Data frames as arrays, with the features in the order in which they were learned.
+
+    Args:
+        fitted: as for `result_of`.
+        tables: a table or a list of tables; those that are no data frames stay as they are.
+        argument: the caller's name for them.
+
+    Raises:
+        ValueError: if a data frame has other features, or holds something else than numbers.
+    """
+    if is_list(tables):
+        return [in_learned_order(fitted, x, f"{argument}[{i}]") for i, x in enumerate(tables)]
+    if not isinstance(tables, DataFrame):
+        return tables
+    table = in_columns(tables, names_of(fitted).features, f"{argument}, columns")
+    return host_floats(table, argument, "numbers", missing=True)
+
+
 def place_of(fitted: Fitted, client: object, clients: int) -> int:
-    """The position of a client, given its id or, where ids are not known, its position.
+    """The position of a client, given its name, or its id, or its position if ids are not known.
 
     Args:
         fitted: as for `result_of`.
@@ -54,6 +84,12 @@ def place_of(fitted: Fitted, client: object, clients: int) -> int:
     Raises:
         ValueError: if there is no such client.
     """
+    names = names_of(fitted).clients
+    if isinstance(client, str) and names is not None and len(names) == clients:
+        if client not in names:
+            wanted = f"one of {listing(names, 20)}{closest(client, names)}"
+            raise refuse("client", wanted, client)
+        return names.index(client)
     ids = ids_of(fitted)
     ids = np.arange(clients) if ids is None else ids
     if not is_whole(client) or client not in ids:
@@ -70,19 +106,20 @@ def not_learned(fitted: object, learned: str, argument: str = "fitted") -> Value
     return refuse(argument, f"what {learned} learned: {wanted}", fitted)
 
 
-def saved_of(fitted: Fitted, argument: str = "fitted") -> Saved:
+def saved_of(fitted: Fitted, argument: str = "fitted", words: Words = PYTHON) -> Saved:
     """Return the learned models with what is known of their run; empty texts for what is not.
 
     Args:
         fitted: as for `result_of`.
         argument: the name of the caller's argument.
+        words: of the remarks of a solution, as for `Solution.remarks`.
 
     Raises:
         ValueError: if it is something else, or the solution of several runs, or traced.
     """
     if isinstance(fitted, Solution):
         check_run(fitted, argument)
-        return fitted._saved(argument)._replace(remarks=fitted.remarks())
+        return fitted._record(argument, words)
     found = getattr(fitted, "saved_", fitted)
     if isinstance(found, Saved):
         return found

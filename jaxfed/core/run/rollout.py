@@ -4,6 +4,8 @@ from jaxtyping import Array, Float, Key, UInt32
 
 from jaxfed.core.backends.backend import Backend
 from jaxfed.core.clients.clients import Clients
+from jaxfed.core.clients.names import like
+from jaxfed.core.clients.units import warn_of_units
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
 from jaxfed.core.contract.participation import Participation
 from jaxfed.core.run.adjoint import Adjoint
@@ -40,8 +42,9 @@ def rollout(
         rounds: number of rounds; an upper limit with `tol`.
         key: random key; each client's draws fold in its id and the round.
         warm_start: what to start from: the solution of an algorithm, what `jaxfed.load` returned,
-            or just the `result` of either. Clients of the first two are matched by id (by position
-            if ids are traced), those of a result by position. A client without a model starts as in
+            or just the `result` of either. Clients of the first two are matched by name, without
+            names by id (by position if ids are traced), and features are put in their order; those
+            of a result are matched by position. A client without a model starts as in
             `jaxfed.personalize`.
         channel: one channel for both directions, or a `jaxfed.Wire`.
         participation: which clients take part in each round; all by default.
@@ -60,12 +63,18 @@ def rollout(
     Raises:
         ValueError: if arguments do not fit together (before anything is computed), or the clients'
             data are read block by block.
+
+    Warns:
+        jaxfed.UnitsWarning: if single precision loses components of the result, since features
+            are in unlike units.
     """
+    clients = like(clients, warm_start)
     problem, start = problem_of(
         algorithm, clients, rounds, key, warm_start, channel, participation, backend
     )
+    warn_of_units(algorithm, clients)
     check_loop(tol, metrics, metrics_every, adjoint)
     clients.layout.check_in_memory("rollout")
     adjoint.check(problem)
     options = Options(rounds, tol is not None, metrics, metrics_every)
-    return with_earlier(warm_start, adjoint.solve(problem, start, tol, options))
+    return with_earlier(warm_start, clients, adjoint.solve(problem, start, tol, options))

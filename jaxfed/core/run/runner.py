@@ -3,6 +3,7 @@
 import abc
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any, NamedTuple, final
 
@@ -15,17 +16,9 @@ from jaxfed.core.round import client
 from jaxfed.core.round.problem import Costs, Problem, State, blank
 from jaxfed.core.round.rounds import Engine, begin, one_round, result_of
 from jaxfed.core.round.server import shared_result
-from jaxfed.core.round.whole import WHOLE
+from jaxfed.core.round.whole import rounds_alike
 from jaxfed.core.run import loop
-from jaxfed.core.run.loop import (
-    History,
-    Options,
-    check_metric_names,
-    evaluated,
-    solution_of,
-    with_bits,
-    with_history,
-)
+from jaxfed.core.run.loop import History, Options, check_metric_names, evaluated, with_history
 from jaxfed.core.run.solution import Solution
 
 Tolerance = Array | float | None
@@ -85,12 +78,8 @@ class Runner(abc.ABC):
     def finish(self, state: State, costs: Costs, history: History, tol: Tolerance) -> Solution:
         """The solution at this state, with the history from `advance`."""
 
-
-class LocalRunner(Runner):
-    """Runs clients on this machine."""
-
     @abc.abstractmethod
-    def lower(self, state: State, tol: Tolerance, options: Options) -> str:
+    def text(self, state: State, tol: Tolerance, options: Options) -> str:
         """The text of the program of a chunk, which is part of a run's identity."""
 
     @abc.abstractmethod
@@ -99,7 +88,7 @@ class LocalRunner(Runner):
 
 
 @final
-class OneProgram(LocalRunner):
+class Compiled(Runner):
     """Clients in memory: a chunk is one program, and so is a whole run."""
 
     def __init__(self, problem: Problem, programs: Programs):
@@ -108,47 +97,53 @@ class OneProgram(LocalRunner):
 
     def prepare(self, warm_start, rounds):
         prepare = self._programs(loop.prepare_run, static_argnums=(2,))
-        self.problem, state, costs = prepare(self.problem, warm_start, rounds)
+        alike = rounds_alike(self.problem, rounds)
+        self.problem, state, costs = prepare(self.problem, warm_start, alike)
         return Start(state, _on_host(costs))
 
     def advance(self, state, tol, options):
         done = int(state.round)
-        state, history = self._programs(loop.advance)(self.problem, state, tol, options)
+        advance = self._programs(loop.advance, static_argnums=(4,))
+        state, history = advance(self.problem, state, *_bounded(tol, options, 0))
         return state, _first(history, int(state.round) - done)
 
     def finish(self, state, costs, history, tol):
-        solution = self._programs(_without_history)(self.problem, state, costs, tol)
-        return with_history(solution, with_bits(history, costs, self.problem.size, np), tol, np)
+        solution = self._programs(loop.solution_of)(self.problem, state, costs, tol)
+        return with_history(solution, history, costs, tol, np)
 
-    def lower(self, state, tol, options):
-        return jax.jit(loop.advance).lower(self.problem, state, tol, options).as_text()
+    def text(self, state, tol, options):
+        advance = jax.jit(loop.advance, static_argnums=(4,))
+        return advance.lower(self.problem, state, *_bounded(tol, options, 0)).as_text()
 
     def run(self, warm_start, tol, options):
-        solution, history, costs = self._programs(whole_run)(self.problem, warm_start, tol, options)
-        history = _first(history, int(solution.rounds))
-        history = with_bits(history, _on_host(costs), self.problem.size, np)
-        return with_history(solution, history, tol, np)
+        whole_run = self._programs(loop.whole_run, static_argnums=(4,))
+        alike = rounds_alike(self.problem, options.rounds)
+        run = whole_run(self.problem, warm_start, *_bounded(tol, options, alike))
+        history = _first(run.history, int(run.solution.rounds))
+        solution = replace(run.solution, stops=tol is not None)
+        return with_history(solution, history, _on_host(run.costs), tol, np)
 
 
-class WholeRun(NamedTuple):
-    """The result of a whole run's program. The host counts the bits, in double precision."""
-
-    solution: Solution  # without its history and status
-    history: History  # without bits
-    costs: Costs
+# Lengths of histories, each of which is a program.
+LENGTHS = tuple(1024 * 16**power for power in range(5))
 
 
-def whole_run(
-    problem: Problem, warm_start: Personalized | None, tol: Tolerance, options: Options
-) -> WholeRun:
-    """A whole run as one program, which compiles faster than its parts."""
-    problem, state, costs = loop.prepare_run(problem, warm_start, options.rounds)
-    state, history = loop.advance(problem, state, tol, options)
-    return WholeRun(_without_history(problem, state, costs, tol), history, costs)
+def _bounded(tol: Tolerance, options: Options, alike: int) -> tuple[Any, ...]:
+    """Arguments of the loop that do not compile it again for other rounds or tolerances.
 
-
-def _without_history(problem: Problem, state: State, costs: Costs, tol: Tolerance) -> Solution:
-    return solution_of(problem, state, costs, result_of(problem, state, WHOLE), tol)
+    Args:
+        tol: the tolerance.
+        options: of the rounds to run.
+        alike: a number of rounds for which data are prepared in the same way.
+    """
+    if tol is None and jax.default_backend() != "cpu":
+        # Accelerators would ask the host after every round whether to go on.
+        return None, options, loop.forward, loop.Bound(options.rounds, alike)
+    length = next((x for x in LENGTHS if x >= options.rounds), options.rounds)
+    # No measure is below minus infinity, so that no tolerance is one as well.
+    tol = -np.inf if tol is None else float(tol)
+    more = replace(options, rounds=length, stops=True)
+    return tol, more, loop.forward, loop.Bound(options.rounds, alike)
 
 
 def _first(history: History, rounds: int) -> dict[str, np.ndarray]:
@@ -159,30 +154,19 @@ def _on_host(costs: Costs) -> Costs:
     return jax.tree.map(np.asarray, costs)
 
 
-class FromHost(Runner, Engine):
-    """Runs round after round from the host, for clients that no single program can hold."""
+@final
+class Stepwise(Runner):
+    """Round after round from the host, for clients that no single program can hold."""
 
-    programs: Programs
+    def __init__(self, problem: Problem, engine: Engine):
+        """Run this problem, whose clients the engine reaches."""
+        self.problem, self._engine = problem, engine
 
-    @abc.abstractmethod
-    def prepared(self, problem: Problem, rounds: int) -> Problem:
-        """The problem with prepared data, if the data are in memory."""
-
-    @abc.abstractmethod
-    def before_round(self, state: State) -> State:
-        """The state from which the next round starts; clients may join here."""
-
-    @final
-    def call(self, function, *arguments):
-        return self.programs(function)(*arguments)
-
-    @final
     def prepare(self, warm_start, rounds):
-        self.problem = self.prepared(self.problem, rounds)
-        state, costs = begin(self.problem, warm_start, self)
+        self.problem = self._engine.prepared(self.problem, rounds)
+        state, costs = begin(self.problem, warm_start, self._engine)
         return Start(state, _on_host(costs))
 
-    @final
     def advance(self, state, tol, options):
         records: list[dict[str, np.ndarray]] = []
         while len(records) < options.rounds:
@@ -191,21 +175,27 @@ class FromHost(Runner, Engine):
             met = tol is not None and bool(state.measure <= tol)
             if records and (met or int(state.failure.round)):
                 break
-            state = self.before_round(state)
-            state, record = one_round(self.problem, state, self)
+            self.problem, state = self._engine.before_round(self.problem, state)
+            state, record = one_round(self.problem, state, self._engine)
             if options.metrics is not None:
                 record |= self._measured(state, record, options)
             records.append(jax.tree.map(np.asarray, record))
         return state, {name: np.stack([one[name] for one in records]) for name in records[0]}
 
-    @final
     def finish(self, state, costs, history, tol):
-        history = with_bits(history, costs, self.problem.size, np)
-        result = result_of(self.problem, state, self)
-        solution = solution_of(self.problem, state, costs, result, tol)
-        return with_history(solution, history, tol, np)
+        solution = loop.solution_of(self.problem, state, costs, tol, self._engine)
+        return with_history(solution, history, costs, tol, np)
 
-    @final
+    def text(self, state, tol, options):
+        del tol
+        text = self._engine.text(self.problem, state)
+        # Metrics run outside of a round's program; in NumPy they have none.
+        with suppress(jax.errors.JAXTypeError):
+            if options.metrics is not None:
+                measure = jax.jit(partial(evaluated, options.metrics))
+                text += measure.lower(self._result_shapes(state)).as_text()
+        return text
+
     def run(self, warm_start, tol, options):
         state, costs = self.prepare(warm_start, options.rounds)
         state, history = self.advance(state, tol, options)
@@ -218,25 +208,15 @@ class FromHost(Runner, Engine):
         metrics = options.metrics
         assert metrics is not None
         if int(state.round) % options.metrics_every == 0:
-            values = evaluated(metrics, result_of(self.problem, state, self))
+            values = evaluated(metrics, result_of(self.problem, state, self._engine))
         else:
             shapes = jax.eval_shape(partial(evaluated, metrics), self._result_shapes(state))
             values = {name: blank((), x.dtype) for name, x in shapes.items()}
         check_metric_names(values, record)
         return values
 
-    def _text_of_metrics(self, state: State, options: Options) -> str:
-        """The text of the program of metrics, which run outside that of a chunk."""
-        if options.metrics is None:
-            return ""
-        # Metrics in NumPy have no program.
-        with suppress(jax.errors.JAXTypeError):
-            measure = jax.jit(partial(evaluated, options.metrics))
-            return measure.lower(self._result_shapes(state)).as_text()
-        return ""
-
     def _result_shapes(self, state: State) -> Personalized:
-        problem, kind = self.problem, self.kinds(self.problem)[0]
+        problem, kind = self.problem, self._engine.kinds(self.problem)[0]
         shared, downlink = jax.eval_shape(shared_result, problem.for_server, state.for_server)
         local = jax.eval_shape(partial(jax.tree.map, lambda x: x[0]), state.local)
         model = partial(client.result, problem.for_client)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, final
 
 import equinox as eqx
@@ -13,55 +12,65 @@ from jaxtyping import Array, Int, PyTree
 
 from jaxfed.core.contract.algorithm import Personalized
 from jaxfed.core.round import client, server
-from jaxfed.core.round.messages import ClientMessage
-from jaxfed.core.round.problem import Broadcast, Problem, RunMember, State, before_rounds
-from jaxfed.core.round.rounds import Collected, Engine
-from jaxfed.core.round.server import Closing, Opening
-from jaxfed.core.round.shapes import Kind, member_shapes
-from jaxfed.core.run import loop
-from jaxfed.core.run.runner import FromHost, LocalRunner, Programs
+from jaxfed.core.round.messages import ClientMessage, receive
+from jaxfed.core.round.problem import Problem, RunMember, State, zeros_of
+from jaxfed.core.round.protocol import Kind, protocol
+from jaxfed.core.round.rounds import Collected, Engine, Sent, one_round
+from jaxfed.core.round.server import Closing
+from jaxfed.core.round.whole import WHOLE
+from jaxfed.core.run.runner import Programs
 
 
 @final
-class Separate(FromHost, LocalRunner):
+class Separate(Engine):
     """Runs clients one after another, with the programs that separate machines run.
 
     Server and clients decode messages in their own programs, so the numbers equal, bit for bit,
     those of a deployment on machines of one kind.
     """
 
-    def __init__(self, problem: Problem, programs: Programs):
-        """Run this problem with these programs."""
-        self.problem, self.programs = problem, programs
+    def __init__(self, programs: Programs):
+        """Run them with these programs."""
+        self._programs = programs
+
+    def call(self, function, *arguments):
+        return self._programs(function)(*arguments)
 
     def prepared(self, problem, rounds):
         # One program for all clients, as on their own machines: their data and ids are its
         # arguments.
-        prepare = self.programs(client.prepare, static_argnums=(3,))
+        prepare = self._programs(client.prepare, static_argnums=(3,))
         clients, run = problem.clients, problem.for_client
         data = [
             prepare(run, _at(clients.data, i), clients.ids[i], rounds) for i in range(problem.size)
         ]
         return eqx.tree_at(lambda p: p.clients.data, problem, stacked(data))
 
-    def before_round(self, state):
-        return state
-
     def kinds(self, problem):
         return (Kind.of(jax.eval_shape(_at, problem.clients.data, 0), problem.size),)
 
-    def first_messages(self, problem, warm_start):
-        broadcast = self.call(before_rounds, problem.for_server, warm_start)
-
-        def own(i):
-            return broadcast, _member(problem, warm_start, i)
-
-        messages = self._of_each(problem, client.first_message, own)
-        first = stacked([message.decoded for message in messages])
-        # The server decodes payloads itself, as in a deployment, where only they travel.
-        arrived = stacked([message._replace(decoded=None) for message in messages])
-        received, failed = self.call(server.reduce_first, problem.for_server, arrived)
-        return Collected(received, first if problem.uplink.cumulative else None, failed)
+    def exchange(self, problem, broadcast, warm_start, state, inclusion):
+        messages: list[ClientMessage | None] = [None] * problem.size
+        firsts, after = [], None if state is None else state.clients
+        # Only participants compute; the others' rows are zeros, which `inclusion` keeps out.
+        there = np.ones(problem.size) if inclusion is None else np.asarray(inclusion)
+        for i in np.flatnonzero(there > 0).tolist():
+            member = _member(problem, warm_start, i)
+            if state is not None:
+                member = member._replace(state=_at(state.clients, i))
+            message, kept = self.call(client.exchange, problem.for_client, broadcast, member)
+            # The server decodes payloads itself, as in a deployment, where only they travel.
+            messages[i] = message._replace(decoded=None)
+            if state is None:
+                firsts.append(kept)
+            else:
+                after = _with(after, i, kept)
+        like = next((message for message in messages if message is not None), None)
+        if like is None:
+            like = protocol(problem, self.kinds(problem), None, broadcast.downlink).message
+        arrived = in_rows(messages, like)
+        received, failed = self.call(server.reduce, problem.for_server, arrived, inclusion)
+        return Collected(received, stacked(firsts) if state is None else after, failed)
 
     def first_states(self, problem, warm_start, broadcast, first):
         def own(i):
@@ -69,32 +78,8 @@ class Separate(FromHost, LocalRunner):
 
         return stacked(self._of_each(problem, client.first_state, own))
 
-    def steps(self, problem, state, inclusion, broadcast):
-        kept = state.clients
-        messages: list[ClientMessage | None] = [None] * problem.size
-        # Only participants compute; the others' rows are zeros, which `inclusion` keeps out.
-        for i in np.flatnonzero(np.asarray(inclusion) > 0).tolist():
-            member = _member(problem, None, i)._replace(state=_at(kept, i))
-            message, after = self.call(client.step, problem.for_client, broadcast, member)
-            messages[i] = message._replace(decoded=None)
-            kept = _with(kept, i, after)
-        arrived = in_rows(messages, lambda: self._message_shapes(problem, state, broadcast))
-        received, failed = self.call(server.reduce_round, problem.for_server, arrived, inclusion)
-        return Collected(received, kept, failed)
-
-    def _message_shapes(
-        self, problem: Problem, state: State, broadcast: Broadcast
-    ) -> ClientMessage:
-        one = jax.eval_shape(_at, state.clients, 0)
-        member = member_shapes(self.kinds(problem)[0], None)._replace(state=one)
-        step = partial(client.step, problem.for_client)
-        return jax.eval_shape(step, broadcast, member)[0]._replace(decoded=None)
-
-    def opened(self, problem, opening):
-        return received_first(self, problem, opening)
-
-    def closed(self, problem, before, closing):
-        return received(self, problem, before, closing)
+    def received(self, problem, before, sent):
+        return received(self, problem, before, sent)
 
     def local_results(self, problem, state, downlink):
         def own(i):
@@ -108,50 +93,45 @@ class Separate(FromHost, LocalRunner):
         """Call a function for each client in turn, with that client's arguments."""
         return [self.call(function, problem.for_client, *own(i)) for i in range(problem.size)]
 
-    def lower(self, state, tol, options):
-        return jax.jit(loop.advance).lower(self.problem, state, tol, options).as_text()
+    def text(self, problem, state):
+        # All programs of a round follow from this one.
+        return jax.jit(_one_round).lower(problem, state).as_text()
+
+
+def _one_round(problem: Problem, state: State) -> tuple[State, dict[str, Array]]:
+    return one_round(problem, state, WHOLE)
 
 
 # --- shared with deployments on separate machines -------------------------------------------------
 
 
-def in_rows(
-    messages: Sequence[ClientMessage | None], shapes: Callable[[], ClientMessage]
-) -> ClientMessage:
+def in_rows(messages: Sequence[ClientMessage | None], like: ClientMessage) -> ClientMessage:
     """Messages with a row per client; zeros for absent ones.
 
     Args:
         messages: by client; None for absent ones.
-        shapes: returns the shapes of a message; called if all clients are absent.
+        like: such a message, or its shapes.
     """
-    present = [message for message in messages if message is not None]
-    like = present[0] if present else shapes()
-    nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)
+    nothing = zeros_of(like)
     return stacked([nothing if message is None else message for message in messages])
 
 
-def received_first(engine: Engine, problem: Problem, opening: Opening) -> Opening:
-    """The opening of a run with the downlink as clients decode it."""
-    downlink = engine.call(client.receive_first, problem.for_client, opening.payload)
-    return opening._replace(state=_with_downlink(opening.state, downlink))
-
-
-def received(engine: Engine, problem: Problem, before: State, closing: Closing) -> Closing:
-    """The closing of a round with the next downlink as clients decode it."""
-    last = before.downlink.receiver if problem.downlink.cumulative else None
-    downlink = engine.call(client.receive, problem.for_client, closing.payload, last)
-    if not int(closing.record["participants"]):  # the round did not take place
-        return closing
-    return closing._replace(state=_with_downlink(closing.state, downlink))
+def received(engine: Engine, problem: Problem, before: State | None, sent: Sent) -> Sent:
+    """The server's result of a round with its downlink as clients decode it."""
+    way, last = problem.wire.first_down, None
+    if before is not None and isinstance(sent, Closing):
+        if not int(sent.record["participants"]):  # the round did not take place
+            return sent
+        way = problem.wire.down
+        last = before.downlink.receiver if way.cumulative else None
+    downlink = engine.call(receive, way, sent.payload, last)
+    link = replace(sent.state.downlink, receiver=downlink)
+    return sent._replace(state=replace(sent.state, downlink=link))
 
 
 def stacked(trees: Sequence[PyTree]) -> PyTree:
     """Stack trees of the same structure along a leading axis of clients."""
     return jax.tree.map(lambda *x: jnp.stack(x), *trees)
-
-
-def _with_downlink(state: State, downlink: PyTree) -> State:
-    return replace(state, downlink=replace(state.downlink, receiver=downlink))
 
 
 def _member(problem: Problem, warm_start: Personalized | None, i: int) -> RunMember:

@@ -15,8 +15,9 @@ from jaxfed._checks import check_instance, refuse
 from jaxfed._versions import versions
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.imputation import Imputation
+from jaxfed.core.clients.names import NAMELESS, Names
 from jaxfed.core.clients.standardization import Standardization
-from jaxfed.core.common.printing import columns, is_known, on_one_line
+from jaxfed.core.common.printing import columns, is_known
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
 from jaxfed.core.contract.remarks import PYTHON, Ending, Words, advice
 from jaxfed.core.round.problem import Failure, State
@@ -52,6 +53,8 @@ class Solution(eqx.Module):
         ids: the clients' ids, by which a run that starts from this solution matches its clients.
         wire: the channels of the messages.
         stops: whether the run was given a tolerance, at which it stops.
+        names: the names of clients and features, as far as the clients had some: `names.clients`
+            in the order of `result.local`, `names.features` in that of a component's entries.
     """
 
     server: PyTree
@@ -67,6 +70,7 @@ class Solution(eqx.Module):
     ids: Int[Array, " m"]
     wire: Wire
     stops: bool = eqx.field(static=True)
+    names: Names = eqx.field(static=True, default=NAMELESS)
 
     def summary(self) -> str:
         """Describe the run, how it ended and what it cost, in two columns of text.
@@ -74,7 +78,7 @@ class Solution(eqx.Module):
         Raises:
             ValueError: if this is the solution of several runs, or traced.
         """
-        return columns(saved.story(self._saved("summary")._replace(remarks=self.remarks())))
+        return columns(saved.story(self._record("summary")))
 
     def remarks(self, words: Words = PYTHON) -> tuple[str, ...]:
         """Return what to know before relying on the result, in sentences; possibly none.
@@ -88,8 +92,7 @@ class Solution(eqx.Module):
         Raises:
             ValueError: if this is the solution of several runs, or traced.
         """
-        run = self._saved("remarks")
-        return self.advice(words) + self.algorithm.remarks(self.result, run.history)
+        return self._record("remarks", words).remarks
 
     def save(
         self,
@@ -156,10 +159,21 @@ class Solution(eqx.Module):
         downlink = None
         if jax.tree.leaves(self.result.local):
             downlink = named(saved.DOWNLINK, self.algorithm.downlink(self.server))
-        whole = self._saved(asked)
-        return whole._replace(
-            remarks=self.remarks(words), downlink=downlink, moments=moments, **before
-        )
+        return self._record(asked, words)._replace(downlink=downlink, moments=moments, **before)
+
+    def _record(self, asked: str, words: Words = PYTHON) -> saved.Saved:
+        """Return what `save` writes, without what the fit did not learn.
+
+        Args:
+            asked: what the caller is asked for, for the message.
+            words: as for `remarks`.
+
+        Raises:
+            ValueError: as `summary`.
+        """
+        run = self._saved(asked)
+        remarks = self._advice(run, words) + self.algorithm.remarks(self.result, run.history)
+        return run._replace(remarks=remarks)
 
     def _saved(self, asked: str) -> saved.Saved:
         if not self._is_one:
@@ -174,8 +188,10 @@ class Solution(eqx.Module):
             len(self.failure.clients),
             versions(),
             ids=self.ids,
-            channel=on_one_line(self.wire),
-            participation=on_one_line(self.releases[-1].participation),
+            channel=repr(self.wire),
+            participation=repr(self.releases[-1].participation),
+            privacy=_privacy(self.releases),
+            names=self.names,
         )
 
     def advice(self, words: Words = PYTHON) -> tuple[str, ...]:
@@ -184,7 +200,9 @@ class Solution(eqx.Module):
         Args:
             words: as for `remarks`.
         """
-        run = self._saved("advice")
+        return self._advice(self._saved("advice"), words)
+
+    def _advice(self, run: saved.Saved, words: Words) -> tuple[str, ...]:
         objective = run.history["objective"]
         known = objective[np.isfinite(objective)]
         measure = run.history["stopping_measure"]
@@ -220,15 +238,22 @@ class Solution(eqx.Module):
         """The summary as an HTML table for notebooks."""
         if not self._is_one:
             return None
-        rows = saved.story(self._saved("repr")._replace(remarks=self.remarks())).items()
+        rows = saved.story(self._record("repr")).items()
         cells = (f"<tr><th>{name}</th><td>{html.escape(text)}</td></tr>" for name, text in rows)
         return f"<table>{''.join(cells)}</table>"
 
 
+def _privacy(releases: tuple[Release, ...]) -> str:
+    """What protects the persons behind all messages; nothing if some messages have no guarantee."""
+    found = [each.guarantee for each in releases if each.bits]
+    if not found or None in found:
+        return ""
+    return "; ".join(map(str, {id(each): each for each in found}.values()))
+
+
 def name_of(status: Status) -> str:
     """The name of a status, which must not be traced."""
-    (name,) = [name for name in saved.STATUSES if status == getattr(Status, name)]
-    return name
+    return next(name for name in saved.STATUSES if status == getattr(Status, name))
 
 
 class DivergenceError(FloatingPointError):
@@ -247,7 +272,11 @@ class DivergenceError(FloatingPointError):
         self.clients = tuple(np.flatnonzero(solution.failure.clients).tolist())
 
 
-def with_earlier(warm_start: object, solution: Solution) -> Solution:
-    """Add the warm start's releases; accounts recognise them by object identity."""
+def with_earlier(warm_start: object, clients: Clients, solution: Solution) -> Solution:
+    """Add the clients' names, the warm start's releases, and the guarantee of the data to its own.
+
+    Accounts recognise earlier releases by object identity.
+    """
     earlier = warm_start.releases if isinstance(warm_start, Solution) else ()
-    return replace(solution, releases=(*earlier, *solution.releases))
+    own = [replace(each, guarantee=clients.guarantee) for each in solution.releases]
+    return replace(solution, releases=(*earlier, *own), names=clients.names)

@@ -11,8 +11,9 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int
+from jaxtyping import Array, Bool, Int
 
+from jaxfed.core.common.printing import is_known
 from jaxfed.core.contract.remarks import ENERGIES
 from jaxfed.core.store.saved import STATUSES
 
@@ -80,12 +81,33 @@ def verdict(
     return xp.where(misplaced & (_overlap(local, xp) > 1 - COMMON), 4, code)
 
 
-def status_of(code: Int[Any, ""]) -> Status:
-    """Return the status of a code."""
+def is_lost(history: Mapping[str, Any], shared: Any, xp: Any) -> Bool[Any, ""]:
+    """Whether a run ended without a result: it is not finite, or no client's message was.
+
+    Runs that leave out such messages, as robust ones do, go on without any.
+
+    Args:
+        history: as in `verdict`.
+        shared: the shared part of the result.
+        xp: `jax.numpy`, or NumPy on the host.
+    """
+    lost = xp.asarray(False)
+    if "not_finite" in history:
+        lost = xp.nan_to_num(history["not_finite"])[-1] >= 1 - SMALL
+    for leaf in jax.tree.leaves(shared):
+        if jnp.issubdtype(leaf.dtype, jnp.floating) and (xp is jnp or is_known(leaf)):
+            lost = lost | ~xp.isfinite(xp.asarray(leaf)).all()
+    return lost
+
+
+def status_of(code: Int[Any, ""], failed: Bool[Any, ""], xp: Any) -> Status:
+    """Return the status of a code, or that of a run that failed, which has not converged."""
+    if xp is np:
+        return Status.diverged if failed else _ENDS[int(code)]
     status = _ENDS[0]
     for number, other in enumerate(_ENDS[1:], 1):
         status = Status.where(jnp.asarray(code == number), other, status)
-    return status
+    return Status.where(jnp.asarray(failed), Status.diverged, status)
 
 
 class _Levels(NamedTuple):

@@ -24,28 +24,24 @@ from jaxfed.core.contract.algorithm import Personalized
 from jaxfed.core.contract.reduction import combined, joined, separated
 from jaxfed.core.round import client, server, whole
 from jaxfed.core.round.messages import Contribution
-from jaxfed.core.round.problem import Broadcast, ClientState, Problem, RunMember, before_rounds
-from jaxfed.core.round.rounds import Collected
-from jaxfed.core.round.shapes import Kind, member_shapes
-from jaxfed.core.run.runner import FromHost, LocalRunner, Programs
+from jaxfed.core.round.problem import Broadcast, ClientState, Problem, RunMember, State
+from jaxfed.core.round.protocol import Kind, member_shapes, protocol
+from jaxfed.core.round.rounds import Collected, Engine
+from jaxfed.core.run.runner import Programs
 
 PREPARED_FOR = 1  # rounds, since a block is prepared each time it is read
 
 
 @final
-class Streamed(FromHost, LocalRunner):
+class Streamed(Engine):
     """Runs clients of `Clients.from_source`."""
 
-    def __init__(self, problem: Problem, programs: Programs):
-        """Run this problem with these programs."""
-        self.problem, self.programs = problem, programs
+    def __init__(self, programs: Programs):
+        """Run them with these programs."""
+        self._programs = programs
 
-    def prepared(self, problem, rounds):
-        del rounds
-        return problem
-
-    def before_round(self, state):
-        return state
+    def call(self, function, *arguments):
+        return self._programs(function)(*arguments)
 
     def kinds(self, problem):
         reader = _reader(problem)
@@ -56,92 +52,63 @@ class Streamed(FromHost, LocalRunner):
             for rows, count in _sizes(reader)
         )
 
-    def first_messages(self, problem, warm_start):
-        reader = _reader(problem)
-        broadcast = self.call(before_rounds, problem.for_server, warm_start)
+    def exchange(self, problem, broadcast, warm_start, state, inclusion):
+        reader, room, wanted, needed = _reader(problem), None, None, True
+        numbers = range(len(reader.blocks))
         firsts: list[PyTree] = [None] * len(reader.blocks)
         failed, energies = np.zeros(problem.size, bool), np.zeros(problem.size)
+        if state is None:
+            present = np.ones(problem.size, problem.clients.weights.dtype)
+            needed = self._reads(
+                problem, warm_start, lambda member: client.exchange(problem, broadcast, member)
+            )
+        else:
+            present = np.asarray(inclusion)
+            number = problem.participation.number(problem.size)
+            if number is not None and number != problem.size:
+                # If the round does not take place, take any clients.
+                wanted = present > 0 if present.any() else np.arange(problem.size) < number
+            room, numbers = self._room(problem, state, wanted)
 
         def work(number: int, block: ClientBlock, data: tuple) -> Collected:
-            if problem.algorithm.energy_weighted:
+            places = block.places
+            if state is None and problem.algorithm.energy_weighted:
                 # While the block is in memory anyway; `fit` warns of clients in memory, but would
                 # have to read these for it. If first messages need no samples, these are zeros, and
                 # there is no warning.
-                energies[block.places] = energy_of(reader.kind(*jax.device_put(data)))
-            members = _members(problem, block, data, warm_start)
-            found = self.call(_first_messages, problem, broadcast, members)
-            failed[block.places] = found.failed
-            # Keep them on the host, since those of all clients may not fit on the device.
-            firsts[number] = jax.tree.map(np.asarray, found.kept)
+                energies[places] = energy_of(reader.kind(*jax.device_put(data)))
+            members = _members(problem, block, data, warm_start)._replace(
+                state=None if state is None else rows(state.clients, places),
+                present=present[places],
+            )
+            found = self.call(_exchange, problem, broadcast, members)
+            failed[places] = found.failed
+            if room is None:
+                # Keep them on the host, since those of all clients may not fit on the device.
+                firsts[number] = jax.tree.map(np.asarray, found.kept)
+            else:
+                room.put(places, found.kept)
             return found
 
-        needed = self._reads(
-            problem, warm_start, lambda member: client.first_message(problem, broadcast, member)
-        )
-        received = self._reduced(reader, range(len(reader.blocks)), work, needed)
-        warn_of_large(energies, problem.clients)
-        return Collected(received, firsts, jnp.asarray(failed))
+        received = self._reduced(reader, numbers, work, needed, wanted)
+        if state is None:
+            warn_of_large(energies, problem.clients)
+        return Collected(received, firsts if room is None else room.all(), jnp.asarray(failed))
 
     def first_states(self, problem, warm_start, broadcast, first):
         shapes = [jax.eval_shape(first_of, each) for each in first]
         if not all(calls.alike(each, shapes[0]) for each in shapes):
             first = [None] * len(first)  # messages of several shapes differ from a round's
 
-        def state(member, own):
-            return client.first_state(problem, broadcast, member, own)
-
         def work(number: int, block: ClientBlock, data: tuple) -> PyTree:
             members = _members(problem, block, data, warm_start)
             return self.call(_first_states, problem, broadcast, members, first[number])
 
-        own = jax.eval_shape(first_of, first[0])
-        kind = member_shapes(self.kinds(problem)[0], warm_start)
-        like = jax.eval_shape(state, kind, own)
+        like = protocol(problem, self.kinds(problem), warm_start, broadcast.downlink).client
         needed = self._reads(
             problem, warm_start, lambda member: client.first_local(problem, broadcast, member)
         )
         return self._kept(problem, like, work, needed)
-
-    def steps(self, problem, state, inclusion, broadcast):
-        reader, present = _reader(problem), np.asarray(inclusion)
-        # Alternate the direction, since the system still caches the blocks read last.
-        numbers = range(len(reader.blocks))[:: -1 if int(state.round) % 2 == 0 else 1]
-        wanted = None
-        number = problem.participation.number(problem.size)
-        if number is not None and number != problem.size:
-            # If the round does not take place, take any clients.
-            wanted = present > 0 if present.any() else np.arange(problem.size) < number
-            numbers = [i for i in numbers if wanted[reader.blocks[i].places].any()]
-        before = state.clients
-        # Do not write in place: a round that diverges must restore the states before it.
-        room = States(jax.eval_shape(first_of, before), problem.size, reader.states)
-        # Skip blocks without participants, but carry their clients' states over.
-        for other in set(range(len(reader.blocks))).difference(numbers):
-            places = reader.blocks[other].places
-            room.put(places, rows(before, places))
-        failed = np.zeros(problem.size, bool)
-
-        def work(number: int, block: ClientBlock, data: tuple) -> Collected:
-            del number
-            places = block.places
-            members = _members(problem, block, data, None)._replace(
-                state=rows(before, places), present=present[places]
-            )
-            found = self.call(_steps, problem, broadcast, members)
-            room.put(places, found.kept)
-            failed[places] = found.failed
-            return found
-
-        received = self._reduced(reader, numbers, work, wanted=wanted)
-        return Collected(received, room.all(), jnp.asarray(failed))
-
-    def opened(self, problem, opening):
-        del problem
-        return opening
-
-    def closed(self, problem, before, closing):
-        del problem, before
-        return closing
 
     def local_results(self, problem, state, downlink):
         def model(member):
@@ -162,19 +129,34 @@ class Streamed(FromHost, LocalRunner):
         needed = self._reads(problem, None, model, one)
         return self._kept(problem, likes[0], work, needed)
 
-    def lower(self, state, tol, options):
-        del tol
-        problem, reader = self.problem, _reader(self.problem)
+    def text(self, problem, state):
+        reader = _reader(problem)
         # Blocks of other sizes run the same function, so one block is enough.
         block = reader.blocks[0]
         inclusion, broadcast = self.call(server.call_round, problem.for_server, state.for_server)
         members = _members(problem, block, _zeros(reader, block), None)._replace(
             state=rows(state.clients, block.places), present=np.asarray(inclusion)[block.places]
         )
-        text = self.programs(_steps).lower(problem, broadcast, members).as_text()
-        return text + self._text_of_metrics(state, options)
+        return self._programs(_exchange).lower(problem, broadcast, members).as_text()
 
     # --- inside ------------------------------------------------------------------------------
+
+    def _room(
+        self, problem: Problem, state: State, wanted: Bool[np.ndarray, " clients"] | None
+    ) -> tuple[States, Sequence[int]]:
+        """Room for the states after a round, and the blocks of its participants."""
+        reader, before = _reader(problem), state.clients
+        # Alternate the direction, since the system still caches the blocks read last.
+        numbers = range(len(reader.blocks))[:: -1 if int(state.round) % 2 == 0 else 1]
+        if wanted is not None:
+            numbers = [i for i in numbers if wanted[reader.blocks[i].places].any()]
+        # Do not write in place: a round that diverges must restore the states before it.
+        room = States(jax.eval_shape(first_of, before), problem.size, reader.states)
+        # Skip blocks without participants, but carry their clients' states over.
+        for other in set(range(len(reader.blocks))).difference(numbers):
+            places = reader.blocks[other].places
+            room.put(places, rows(before, places))
+        return room, numbers
 
     def _each(
         self, reader: Reader, numbers: Sequence[int], work: Callable[..., Any], needed: bool
@@ -271,18 +253,14 @@ class Streamed(FromHost, LocalRunner):
 # --- functions of one block, to be compiled -------------------------------------------------------
 
 
-def _first_messages(problem: Problem, broadcast: Broadcast, members: RunMember) -> Collected:
-    return whole.first_messages(problem, broadcast, _ready(problem, members), len(members.id))
-
-
 def _first_states(
     problem: Problem, broadcast: Broadcast, members: RunMember, first: PyTree
 ) -> ClientState:
     return whole.first_states(problem, broadcast, _ready(problem, members), first)
 
 
-def _steps(problem: Problem, broadcast: Broadcast, members: RunMember) -> Collected:
-    return whole.steps(problem, broadcast, _ready(problem, members), len(members.id))
+def _exchange(problem: Problem, broadcast: Broadcast, members: RunMember) -> Collected:
+    return whole.exchange(problem, broadcast, _ready(problem, members), len(members.id))
 
 
 def _results(problem: Problem, downlink: PyTree, members: RunMember, local: PyTree) -> PyTree:

@@ -10,7 +10,6 @@ from jaxtyping import Array, Float, Key, PyTree, UInt32
 
 from jaxfed._checks import check_options, refuse
 from jaxfed.core.clients.clients import Clients
-from jaxfed.core.common.printing import on_one_line
 from jaxfed.core.common.processes import on_host
 from jaxfed.core.contract.algorithm import Algorithm
 from jaxfed.core.contract.participation import Participation
@@ -40,9 +39,9 @@ def update(
 ) -> Solution:
     """Continue a run for a few rounds on newer data with `jaxfed.fit`.
 
-    Clients are matched by id: those of the run continue from their local models, new ones start as
-    in `jaxfed.personalize`, and models of missing ones are dropped. Of the server's state only the
-    shared model is kept; channel memories start afresh.
+    Clients are matched by name, without names by id: those of the run continue from their local
+    models, new ones start as in `jaxfed.personalize`, and models of missing ones are dropped. Of
+    the server's state only the shared model is kept; channel memories start afresh.
 
     Args:
         solution: the solution of the run, or what `jaxfed.load` returned.
@@ -75,7 +74,7 @@ def update(
             ("channel", channel, solution.channel, usual[0]),
             ("participation", participation, solution.participation, usual[1]),
         ):
-            if given is None and run not in ("", on_one_line(default)):
+            if given is None and run not in ("", repr(default)):
                 raise refuse(name, f"that of the run, {run}", given)
     else:
         check_run(solution)

@@ -10,17 +10,20 @@ The layout is that of `jaxfed.core.store.arrays`, of the kind `jaxfed.solution`.
     remarks      what to know before relying on the result, as sentences
     channel      the channels as printed; empty if they are not known
     participation   who took part in a round, as printed; empty if it is not known
+    privacy      what protects the persons behind the data, as printed; empty if nothing does
+    names        of clients, features and entities, as lists of texts; null without any
+    moments      names of the clients' moments, in the same form, if there are such moments
 
 The arrays are `shared` and `local` if such a part is one array, `shared.encoder` and the like if it
 is a tree of arrays, `history_NAME`, `ids`, `downlink` or `downlink.NAME` if there are local models,
 `preprocessing.mean` and `preprocessing.scale` if samples were standardized, `imputation.mean` and
 the like if missing entries were filled in, and `moments.data.dense` and the like of the clients'
-moments. The command line adds entries that `load` ignores, such as the clients' names. A later
-layout will have another number, and `load` will still read this one.
+moments. The command line adds entries that `load` ignores. A later layout will have another number,
+and `load` will still read this one.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -32,6 +35,7 @@ from jaxtyping import Array, Int, PyTree
 from jaxfed._checks import check_count, check_instance, checked_path
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.imputation import Imputation
+from jaxfed.core.clients.names import NAMELESS, Names, listing, texts_of
 from jaxfed.core.clients.standardization import Standardization
 from jaxfed.core.common.printing import columns, in_bytes
 from jaxfed.core.contract.algorithm import Personalized
@@ -44,7 +48,7 @@ PARTS = Personalized._fields
 BEFORE = {"preprocessing": Standardization, "imputation": Imputation}  # the fit, in this order
 HISTORY = "history_"
 IDS, DOWNLINK, MOMENTS = "ids", "downlink", "moments"
-TEXTS = ("algorithm", "channel", "participation")
+TEXTS = ("algorithm", "channel", "participation", "privacy")
 KNOWN = ("versions", "clients", "rounds", "status", "remarks", *TEXTS)
 # The names of `jaxfed.Status`, and what each means.
 STATUSES = {
@@ -82,6 +86,8 @@ class Saved(NamedTuple):
         moments: the clients' second moments, if `save` was given them.
         channel: the channels as printed.
         participation: who took part in a round, as printed.
+        privacy: what protects the persons behind the clients' data, as printed.
+        names: the names of clients and features, as of the solution.
     """
 
     result: Personalized
@@ -99,6 +105,8 @@ class Saved(NamedTuple):
     moments: Clients | None = None
     channel: str = ""
     participation: str = ""
+    privacy: str = ""
+    names: Names = NAMELESS
 
     def summary(self) -> str:
         """Describe the run, how it ended and what it cost, in two columns of text."""
@@ -110,7 +118,8 @@ def story(run: Any) -> dict[str, str]:
     rows = {
         "verdict": run.status and f"{run.status.replace('_', ' ')}: {STATUSES[run.status]}",
         "algorithm": run.algorithm,
-        "clients": f"{run.clients:,}",
+        "clients": f"{run.clients:,}{_listed(run.names.clients)}",
+        "features": "" if run.names.of_views else _counted(run.names.features),
         "rounds": run.status and f"{run.rounds:,}",
     }
     rows = {name: text for name, text in rows.items() if text}  # of a result alone, little is known
@@ -120,6 +129,8 @@ def story(run: Any) -> dict[str, str]:
     participants = np.asarray(run.history.get("participants", ()))
     if participants.size and (participants != run.clients).any():
         rows["participants"] = f"{participants.mean():.4g} a round"
+    if run.privacy:
+        rows["privacy"] = run.privacy
     for name, words in (("bits_up", "sent"), ("bits_down", "received")):
         if np.size(run.history.get(name, ())):
             rows[words] = f"{in_bytes(run.history[name][-1] / 8)} by a client"
@@ -129,6 +140,16 @@ def story(run: Any) -> dict[str, str]:
     for number, remark in enumerate(run.remarks, 1):
         rows["remark" if len(run.remarks) == 1 else f"remark {number}"] = remark
     return rows
+
+
+def _counted(names: Sequence[str] | None) -> str:
+    """How many names there are, and the first few."""
+    return f"{len(names):,}{_listed(names)}" if names else ""
+
+
+def _listed(names: Sequence[str] | None) -> str:
+    """The first few names in brackets, if there are any."""
+    return f" ({listing(names)})" if names else ""
 
 
 def ended_badly(status: str, history: Mapping[str, np.ndarray]) -> bool:
@@ -172,7 +193,10 @@ def _content(run: Saved) -> tuple[dict[str, Any], dict[str, Any]]:
     for name in (*BEFORE, IDS, MOMENTS):
         arrays |= files.named(name, getattr(run, name))
     arrays |= run.downlink or {}
-    return {name: getattr(run, name) for name in KNOWN}, arrays
+    header = {name: getattr(run, name) for name in KNOWN}
+    if run.moments is not None:
+        header[MOMENTS] = run.moments.names._asdict()
+    return header | {"names": run.names._asdict()}, arrays
 
 
 def _arrays_of(part: PyTree) -> PyTree:
@@ -223,17 +247,18 @@ def load(path: str | os.PathLike[str], *, like: Personalized | None = None) -> S
     history = {k.removeprefix(HISTORY): x for k, x in arrays.items() if k.startswith(HISTORY)}
     result, ids = Personalized(**parts), arrays.get(IDS)
     downlink = {name: x for name, x in arrays.items() if name.startswith(DOWNLINK)} or None
-    moments = _moments({k: x for k, x in arrays.items() if k.startswith(MOMENTS)})
+    found = {k: x for k, x in arrays.items() if k.startswith(MOMENTS)}
+    moments = _moments(found, known.pop(MOMENTS))
     return Saved(result, history, ids=ids, downlink=downlink, moments=moments, **before, **known)
 
 
-def _moments(found: Mapping[str, np.ndarray]) -> Clients | None:
+def _moments(found: Mapping[str, np.ndarray], names: Names) -> Clients | None:
     if not found:
         return None
     part: dict[str, Any] = {k.rpartition(".")[2]: jnp.asarray(x) for k, x in found.items()}
     forms = part.get("dense"), part.get("samples")  # of which one is None
     data = jax.vmap(Moment)(*forms, part["count"], part["trace"])
-    return Clients(data, part["ids"], part["weights"])
+    return Clients(data, part["ids"], part["weights"], names=names)
 
 
 def _known(header: Mapping[str, Any]) -> dict[str, Any]:
@@ -248,6 +273,11 @@ def _known(header: Mapping[str, Any]) -> dict[str, Any]:
     if known["status"] not in STATUSES:
         raise ValueError(f"status: wanted one of {tuple(STATUSES)}, got {known['status']!r}")
     packages, remarks = dict(known["versions"]), tuple(known["remarks"])
+    # Files of earlier versions have none.
+    names, of_moments = (
+        Names.of_lists(*(header.get(part, {}).get(each) for each in Names._fields))
+        for part in ("names", MOMENTS)
+    )
     # Files may come from others, and these texts are printed.
     texts = (
         *(known[name] for name in TEXTS),
@@ -255,8 +285,11 @@ def _known(header: Mapping[str, Any]) -> dict[str, Any]:
         *packages,
         *packages.values(),
         *header["types"],
+        *texts_of(names),
+        *texts_of(of_moments),
     )
     for text in texts:
         if not isinstance(text, str) or not text.isprintable():
             raise ValueError(f"wanted text that can be printed, got {text!r}")
-    return known | {"versions": packages, "remarks": remarks}
+    known |= {"versions": packages, "remarks": remarks}
+    return known | {"names": names, MOMENTS: of_moments}

@@ -57,7 +57,7 @@ class Series:
 
     def discard(self) -> None:
         """Remove all files, complete or not, and nothing else."""
-        for file in [*self.folder.glob(PATTERN), *self.folder.glob(f".part-{PATTERN}")]:
+        for file in [*self.folder.glob(PATTERN), *self.folder.glob(f".part-*{PATTERN}")]:
             if not file.is_symlink():
                 file.unlink()
 

@@ -49,7 +49,7 @@ def grid(
     axes: Mapping[str, Shaped[ArrayLike, " _"] | Sequence[float]],
     *,
     dims: Mapping[str, Sequence[str]] | None = None,
-    chunk_size: int | None = None,
+    runs_at_once: int | None = None,
     backend: Backend = _VMAP,
     progress: bool = False,
     folder: str | Path | None = None,
@@ -67,8 +67,8 @@ def grid(
         axes: the values along each axis, by name of the function's argument.
         dims: names for the further dimensions of the function's arrays, by name of the array:
             `{"objective": ["round"]}` for a history. Arrays may share dimensions.
-        chunk_size: number of points evaluated at once, a block; all by default. Smaller blocks need
-            less memory. On a CPU, with many clients, single runs are often the fastest.
+        runs_at_once: number of points evaluated at once, a block; all by default. Smaller blocks
+            need less memory. On a CPU, with many clients, single runs are often the fastest.
         backend: how a block's points are mapped, like the clients of a run: on one device
             (`jf.backend.vmap()`), or over several (`jf.backend.shard()`, `pmap()`) with at least
             one point each. To turn CPU cores into devices, call
@@ -76,7 +76,7 @@ def grid(
         progress: show a progress bar.
         folder: where to keep finished blocks; with several processes, the first one writes. The
             same call resumes an interrupted grid, with the same numbers, bit for bit if
-            `chunk_size` is the same. Damaged blocks are computed again, with a warning. Only one
+            `runs_at_once` is the same. Damaged blocks are computed again, with a warning. Only one
             process at a time may use a folder; this is not checked on Windows, nor on file systems
             without locks, where a warning says so.
 
@@ -92,7 +92,7 @@ def grid(
     Raises:
         ValueError: if axes are not one-dimensional, finite numbers or do not fit the function, the
             function does not return arrays by name, names of arrays or dimensions clash,
-            `chunk_size` is not positive, `backend` is not a backend, or the folder holds anything
+            `runs_at_once` is not positive, `backend` is not a backend, or the folder holds anything
             but an earlier part of this grid.
         BlockingIOError: if another process is using the folder.
         ImportError: if xarray is missing, or tqdm if a progress bar is requested.
@@ -100,8 +100,8 @@ def grid(
     """
     xarray = require("xarray", extra="sweep")
     checked = _checked(axes, function)
-    if chunk_size is not None:
-        check_count("chunk_size", chunk_size)
+    if runs_at_once is not None:
+        check_count("runs_at_once", runs_at_once)
     check_instance("backend", backend, Backend, "one of jaxfed.backend")
     check_flag("progress", progress)
     if dims is not None:
@@ -113,7 +113,7 @@ def grid(
     points = {name: column.ravel() for name, column in zip(checked, columns, strict=True)}
     total = math.prod(sizes)
     # Give every device the same number of points.
-    size = -(-min(chunk_size or total, total) // backend.multiple) * backend.multiple
+    size = -(-min(runs_at_once or total, total) // backend.multiple) * backend.multiple
 
     first = {name: jnp.asarray(column[0]) for name, column in points.items()}
     names, shapes = eqx.filter_eval_shape(_at_point, function, first)

@@ -18,6 +18,7 @@ from jaxfed._checks import check_count, check_list, check_options, is_list, is_w
 from jaxfed.core.backends.backend import Backend
 from jaxfed.core.backends.one_device import chunked
 from jaxfed.core.clients.clients import Clients
+from jaxfed.core.clients.names import replace_names, without_names
 from jaxfed.core.contract.algorithm import Algorithm
 from jaxfed.core.run.arguments import check_passed_on, check_rounds
 from jaxfed.core.run.new_clients import same_ids
@@ -32,6 +33,8 @@ HYPERPARAMETERS = "hyperparameters"
 def stack(trees: Sequence[PyTree]) -> PyTree:
     """Stack algorithms, clients or solutions of one structure along a new leading axis.
 
+    Names of clients and features stay if they are the same in all.
+
     Raises:
         ValueError: if there are none, or their structures, static fields or shapes differ.
     """
@@ -40,6 +43,8 @@ def stack(trees: Sequence[PyTree]) -> PyTree:
 
 def _stacked(argument: str, trees: Sequence[PyTree]) -> PyTree:
     check_list(argument, trees, "algorithms, clients or solutions")
+    if len({jax.tree.structure(tree) for tree in trees}) > 1:
+        trees = [without_names(tree) for tree in trees]  # those of several data sets differ
     structures = {jax.tree.structure(tree) for tree in trees}
     if len(structures) > 1:
         raise ValueError(
@@ -59,7 +64,7 @@ def sweep(
     keys: Key[Array, "*seeds"],
     rounds: int,
     in_axes: PyTree = HYPERPARAMETERS,
-    chunk_size: int | None = None,
+    runs_at_once: int | None = None,
     **arguments: Any,
 ) -> Solution:
     """Run every combination of algorithms, data sets and seeds in one compiled call.
@@ -71,7 +76,7 @@ def sweep(
 
     Args:
         algorithms: one algorithm, a list of algorithms that differ only in floats, or one with an
-            axis of algorithms (`jax.vmap(lambda s: PerPCA(2, 3, step_size=s))(steps)`).
+            axis of algorithms (`jax.vmap(lambda s: PerPCA(2, 3, local_penalty=s))(penalties)`).
         clients: one data set, a list of data sets of equal shapes, or one with a leading axis.
         keys: one random key, or several along a leading axis.
         rounds: rounds of each run.
@@ -81,7 +86,7 @@ def sweep(
             hyperparameters that are not scalars have one in front, and other arrays, such as those
             of a model to train, have none. A hyperparameter is a field that the algorithm's class
             declares as a scalar, `step_size: Float[Array, ""]`.
-        chunk_size: number of runs at once; all by default. Fewer need less memory.
+        runs_at_once: number of runs at once; all by default. Fewer need less memory.
         **arguments: passed on to `rollout`.
 
     Returns:
@@ -101,8 +106,8 @@ def sweep(
     check_rounds(rounds)
     check_options(arguments, rollout, without=("algorithm", "clients", "rounds", "key"))
     check_passed_on(arguments)
-    if chunk_size is not None:
-        check_count("chunk_size", chunk_size)
+    if runs_at_once is not None:
+        check_count("runs_at_once", runs_at_once)
     data.check_ids()
     _check_same_clients(arguments.get("warm_start"), data)
     if isinstance(algorithms, Algorithm):
@@ -117,7 +122,9 @@ def sweep(
         len(keys) if keys.ndim else None,
     )
     _check_masks(arguments, sizes[:2] != (None, None), keys)
-    return _swept((algorithm, data, keys), axes, sizes, rounds, chunk_size, arguments)
+    parts, given = (algorithm, without_names(data), keys), without_names(arguments)
+    found = _swept(parts, axes, sizes, rounds, runs_at_once, given)
+    return replace_names(found, data.names)
 
 
 def _check_same_clients(warm_start: Any, data: Clients) -> None:
@@ -236,7 +243,7 @@ def _told(algorithm: Algorithm, in_axes: PyTree) -> tuple[int | None, ...]:
 
 
 @eqx.filter_jit
-def _swept(parts, axes, sizes, rounds, chunk_size, arguments):
+def _swept(parts, axes, sizes, rounds, runs_at_once, arguments):
     lengths = [size for size in sizes if size is not None]
 
     def run(parts, number):
@@ -255,7 +262,7 @@ def _swept(parts, axes, sizes, rounds, chunk_size, arguments):
     if not lengths:
         return run(parts, 0)
     total = math.prod(lengths)
-    runs = mapped(Partial(run, parts), jnp.arange(total), chunked(chunk_size or total))
+    runs = mapped(Partial(run, parts), jnp.arange(total), chunked(runs_at_once or total))
     return jax.tree.map(lambda leaf: leaf.reshape(*lengths, *leaf.shape[1:]), runs)
 
 

@@ -22,6 +22,7 @@ from jaxfed._checks import (
 )
 from jaxfed._optional import require
 from jaxfed.core.clients.clients import Clients
+from jaxfed.core.clients.names import without_names
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
 from jaxfed.core.derivatives.adjoint import implicit
 from jaxfed.core.derivatives.implicit import TURNING, TURNS, Report
@@ -119,6 +120,7 @@ def tune(
     check_options(arguments, rollout, without=taken)
     check_instance("algorithm", algorithm, Algorithm, "a jaxfed algorithm")
     check_instance("clients", clients, Clients, "jaxfed.Clients")
+    clients = without_names(clients)
     check_callable("held_out", held_out, "a function of the result")
     wanted = "an optax.GradientTransformation"
     check_instance("optimizer", optimizer, optax.GradientTransformation, wanted)

@@ -11,7 +11,7 @@ import jax
 from jaxtyping import Array, Key, PyTree
 
 from jaxfed._checks import check_instance
-from jaxfed.core.common.returned import check_alike, check_arrays, described
+from jaxfed.core.common.returned import broken, returned
 from jaxfed.core.contract.algorithm import ClientsLike
 from jaxfed.core.contract.reduction import Part, each, plain, wrapped
 from jaxfed.core.wire.channel import Channel, Context
@@ -30,6 +30,11 @@ def check(
         one.check(clients, participants, message)
 
 
+def sharers(channel: Channel) -> int:
+    """How many clients a sum needs for what the channel, and those inside it, promise of it."""
+    return max(one.sharers for one in _with_inner(channel))
+
+
 def _with_inner(channel: Channel) -> Iterator[Channel]:
     yield channel
     for field in dataclasses.fields(channel):
@@ -45,9 +50,7 @@ def carried(channel: Channel, message: PyTree) -> PyTree[Part]:
 
 
 def _as_sum(part: Part) -> Part:
-    found = part.as_sum()
-    check_instance(f"{_name(part)}.as_sum", found, Part, "a part of a message")
-    return found
+    return returned(part, "as_sum", part.as_sum(), Part, "a part of a message")
 
 
 def bind(channel: Channel, context: Context) -> Channel:
@@ -66,23 +69,19 @@ def for_start(channel: Channel) -> Channel:
 
 def memory(channel: Channel, message: PyTree) -> PyTree:
     """The sender's initial memory: a tree of arrays."""
-    first = channel.memory(message)
-    check_arrays(f"{_name(channel)}.memory: wanted", first)
-    return first
+    return returned(channel, "memory", channel.memory(message))
 
 
 def encode(
     channel: Channel, key: Key[Array, ""], message: PyTree, memory: PyTree
 ) -> tuple[PyTree, PyTree]:
     """The payload and the sender's next memory, like the previous one."""
-    where = f"{_name(channel)}.encode: wanted"
     result = channel.encode(key, message, memory)
     if not isinstance(result, tuple) or len(result) != 2:
-        raise ValueError(f"{where} (payload, memory), got {described(result)}")
+        raise broken(channel, "encode", "(payload, memory)", result)
     payload, after = result
-    check_arrays(where, payload)
-    check_alike(f"{where} a memory like that before,", memory, after)
-    return payload, after
+    returned(channel, "encode", payload)
+    return payload, returned(channel, "encode", after, memory, "a memory like that before, {}")
 
 
 def decode(channel: Channel, payload: PyTree, message: PyTree, memory: PyTree) -> PyTree:
@@ -94,17 +93,13 @@ def decode(channel: Channel, payload: PyTree, message: PyTree, memory: PyTree) -
         message: the original message.
         memory: the sender's memory before.
     """
-    name = _name(channel)
-    decoded = channel.decode(payload)
-    check_arrays(f"{name}.decode: wanted", decoded)
+    decoded = returned(channel, "decode", channel.decode(payload))
     decoded = channel.differentiable(decoded, message, memory)
-    check_arrays(f"{name}.differentiable: wanted", decoded)
+    returned(channel, "differentiable", decoded)
     # The server receives the reduction of many messages, which has the shapes of one.
     last = message if channel.cumulative else None
-    received = jax.eval_shape(channel.receive, decoded, last)
-    check_alike(
-        f"{name}.receive(decode(payload)): wanted", plain(message), plain(received), " as was sent"
-    )
+    received = plain(jax.eval_shape(channel.receive, decoded, last))
+    returned(channel, "receive(decode(payload))", received, plain(message), "{} as was sent")
     return decoded
 
 

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Key, PyTree, UInt16, UInt32
 
+from jaxfed.core.common.printing import as_call
 from jaxfed.core.contract.algorithm import ClientsLike
 from jaxfed.linalg.derivatives import with_rule
 
@@ -40,6 +41,8 @@ class Channel(eqx.Module):
     """Whether decoding a message requires all earlier ones."""
     needs_sum = False
     """Whether one sum over clients must reduce all that it carries."""
+    sharers = 1
+    """Number of clients that a sum needs for what the channel promises of it."""
     settles: ClassVar[bool] = False
     """Whether a message that stops changing arrives without loss after some rounds."""
     private: ClassVar[bool] = False
@@ -47,6 +50,11 @@ class Channel(eqx.Module):
 
     one_time: ClassVar[bool] = False
     """Whether reusing a key across two runs destroys its protection."""
+    factory: ClassVar[str] = ""
+    """Name of the function that makes it; empty for the class itself."""
+
+    def __repr__(self) -> str:
+        return as_call(self)
 
     @abc.abstractmethod
     def encode(self, key: Key[Array, ""], message: PyTree, memory: PyTree) -> tuple[PyTree, PyTree]:
@@ -159,6 +167,7 @@ def straight_through(value: PyTree, standin: PyTree) -> PyTree:
 
 @final
 class _Lossless(Channel):
+    factory = "lossless"
     settles = True
 
     def encode(self, key, message, memory):

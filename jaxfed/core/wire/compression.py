@@ -22,22 +22,31 @@ from jaxfed.core.wire.compressor import (
     mean_of,
 )
 from jaxfed.core.wire.quantization import quantize
+from jaxfed.linalg.sums import unit_of
 
 
 class _Rounded(Payload):
     values: Array
+    unit: Array | None  # a power of two, by which the values were divided
 
 
 class _Cast(Compressor):
-    to: np.dtype = eqx.field(static=True)
+    factory = "cast"
+    dtype: np.dtype = eqx.field(static=True)
 
     def compress(self, key, array):
         del key
-        return _Rounded(array.shape, array.dtype, array.astype(self.to))
+        unit = None
+        if self.dtype == jnp.float16:  # which ends at 6e-8 and 65,504
+            unit = unit_of(array)
+            array = array / unit
+            unit = unit.astype(jnp.bfloat16)
+        return _Rounded(array.shape, array.dtype, array.astype(self.dtype), unit)
 
     def decompress(self, payload):
         assert isinstance(payload, _Rounded)
-        return payload.values.astype(payload.dtype)
+        values = payload.values.astype(payload.dtype)
+        return values if payload.unit is None else values * payload.unit.astype(payload.dtype)
 
     def mean(self, array):
         return array
@@ -45,6 +54,9 @@ class _Cast(Compressor):
 
 def cast(dtype: DTypeLike) -> Channel:
     """Round to a lower precision; the derivative is straight through.
+
+    Arrays travel as float16 in a unit of their own, a power of two, since squares of ordinary
+    numbers leave its range.
 
     Args:
         dtype: `"float16"`, `"bfloat16"` or `"float32"`, or these types. XLA cannot compile
@@ -67,6 +79,7 @@ class _Chained(Payload):
 
 
 class _Chain(Compressor):
+    factory = "chain"
     first: Compressor
     second: Compressor
 

@@ -22,7 +22,7 @@ from jax import lax
 from jaxtyping import Array, Float, Key, PyTree
 
 from jaxfed._checks import refuse
-from jaxfed.core.common.returned import check_alike, check_arrays
+from jaxfed.core.common.returned import returned
 from jaxfed.core.wire import calls
 from jaxfed.core.wire.channel import Channel, straight_through
 
@@ -126,28 +126,21 @@ def compressible(leaf: Array) -> bool:
 
 def compressed(compressor: Compressor, key: Key[Array, ""], array: Float[Array, "..."]) -> Payload:
     """The payload of an array."""
-    where = f"{type(compressor).__name__}.compress: wanted"
     payload = compressor.compress(key, array)
-    if not isinstance(payload, Payload):
-        raise ValueError(f"{where} a jaxfed.channel.Payload, got {payload!r}")
-    check_arrays(where, payload)
-    check_alike(f"{where} the array's shape and type,", array, payload.like)
+    returned(compressor, "compress", payload, Payload, "a jaxfed.channel.Payload")
+    returned(compressor, "compress", payload.like, array, "the array's shape and type, {}")
     return payload
 
 
 def decompressed(compressor: Compressor, payload: Payload) -> Float[Array | np.ndarray, "..."]:
     """The array of a payload."""
     array = compressor.decompress(payload)
-    where = f"{type(compressor).__name__}.decompress: wanted"
-    check_alike(where, payload.like, array, " as was sent")
-    return array
+    return returned(compressor, "decompress", array, payload.like, "{} as was sent")
 
 
 def mean_of(compressor: Compressor, array: Float[Array, "..."]) -> Float[Array, "..."]:
     """The array that is differentiated in place of the decoded one."""
-    mean = compressor.mean(array)
-    check_alike(f"{type(compressor).__name__}.mean: wanted", array, mean)
-    return mean
+    return returned(compressor, "mean", compressor.mean(array), array)
 
 
 # --- channels that are not compressors -----------------------------------------------------------

@@ -10,9 +10,11 @@ from jaxtyping import Array, PyTree
 from jaxfed._checks import check_count, check_positive
 from jaxfed.core.contract.reduction import is_summed
 from jaxfed.core.wire.channel import Channel
+from jaxfed.linalg.sums import scaled_norm
 
 
 class _Gaussian(Channel):
+    factory = "gaussian"
     clip: float = eqx.field(static=True)
     noise_multiplier: float = eqx.field(static=True)
     clients: int = eqx.field(static=True)
@@ -24,6 +26,11 @@ class _Gaussian(Channel):
         """Whether clients share the noise, which only their sum contains in full."""
         return self.clients > 1
 
+    @property
+    def sharers(self) -> int:
+        """The clients that share the noise: the sum over fewer has less of it."""
+        return self.clients
+
     def check(self, clients, participants, message):
         if self.clients == 1:
             return
@@ -32,7 +39,7 @@ class _Gaussian(Channel):
                 "channel: noise that clients share needs messages in single precision at least: "
                 "each one's rounding to half precision would show in the sum; use clients=1"
             )
-        if participants != self.clients:
+        if participants is None or participants < self.clients:
             taking_part = "a varying number" if participants is None else participants
             raise ValueError(
                 f"channel: its noise is shared by {self.clients} clients, and {taking_part} take "
@@ -52,11 +59,11 @@ class _Gaussian(Channel):
         refuse_whole_numbers(message)
         leaves, structure = jax.tree.flatten(message)
         # The norm is that of all arrays together, since accounts are of whole messages.
-        square = sum((_square(leaf) for leaf in leaves), start=jnp.float32(0))
-        # A message of zeros stays zero, with a finite derivative: the root's slope at zero is
-        # infinite.
-        tiny = jnp.finfo(square.dtype).tiny
-        factor = jnp.minimum(1, self.clip / jnp.sqrt(jnp.maximum(square, tiny)))
+        wide = [x.astype(jnp.promote_types(x.dtype, jnp.float32)) for x in leaves]
+        norm = scaled_norm(jnp.stack([scaled_norm(x) for x in wide])) if wide else jnp.float32(0)
+        # A message of zeros stays zero.
+        long = norm > self.clip
+        factor = jnp.where(long, self.clip / jnp.where(long, norm, 1), 1)
         hidden = [self._hidden(jax.random.fold_in(key, i), x, factor) for i, x in enumerate(leaves)]
         return jax.tree.unflatten(structure, hidden), memory
 
@@ -69,10 +76,6 @@ class _Gaussian(Channel):
 
     def decode(self, payload):
         return payload
-
-
-def _square(array: Array) -> Array:
-    return jnp.sum(array.astype(jnp.promote_types(array.dtype, jnp.float32)) ** 2)
 
 
 def _equal(weights: Array) -> bool:
@@ -105,9 +108,9 @@ def gaussian(clip: float, noise_multiplier: float, *, clients: int = 1) -> Chann
     Args:
         clip: \(c\), for the message before it is weighted.
         noise_multiplier: \(z\), per round.
-        clients: k, the number of clients that share the noise, equal to the number of participants
-            in each round. Their weights must be equal, which is checked only outside of compiled
-            functions.
+        clients: k, the number of clients that share the noise, at most the number of participants
+            in each round; the sum over m of them has noise of \(z c \sqrt{m / k}\). Their weights
+            must be equal, which is checked only outside of compiled functions.
 
     Raises:
         ValueError: if an argument is not positive, or the number of clients is not an integer.

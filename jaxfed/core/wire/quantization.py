@@ -22,6 +22,7 @@ from jaxfed.core.wire.packing import (
     unpack_symbols,
 )
 from jaxfed.linalg.platforms import per_platform
+from jaxfed.linalg.sums import scaled_norm
 
 
 class _Codes(Payload):
@@ -35,6 +36,7 @@ class _Entropy(Payload):
 
 
 class _Quantize(Compressor):
+    factory = "quantize"
     levels: int = eqx.field(static=True)
     norm: Literal["max", "frobenius"] = eqx.field(static=True)
     contraction: float = eqx.field(static=True)
@@ -46,7 +48,7 @@ class _Quantize(Compressor):
         # In half precision there are too few numbers between two levels for unbiased rounding.
         wide = array.astype(jnp.promote_types(array.dtype, jnp.float32))
         largest = self.norm == "max"
-        scale = jnp.max(jnp.abs(wide)) if largest else jnp.linalg.norm(wide.reshape(-1))
+        scale = jnp.max(jnp.abs(wide)) if largest else scaled_norm(wide)
         scale = _rounded_up(scale, jnp.float32 if self.scale_bits == 32 else jnp.bfloat16)
         used = scale.astype(wide.dtype)
         # Divide by the scale as it is sent, by which the receiver multiplies, or the mean would be
@@ -225,6 +227,8 @@ def quantize(
 
 
 class _Sign(Compressor):
+    factory = "sign"
+
     def compress(self, key, array):
         del key
         flat = array.reshape(-1)

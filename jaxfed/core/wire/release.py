@@ -3,6 +3,7 @@
 import equinox as eqx
 from jaxtyping import Array, Float, Int
 
+from jaxfed.core.clients.guarantee import Guarantee
 from jaxfed.core.contract.participation import Participation
 from jaxfed.core.wire.channel import Channel
 
@@ -18,6 +19,8 @@ class Release(eqx.Module):
         weights: the clients' weights in a mean.
         stateless: whether a message depends only on its client's data and the broadcasts, not on
             the client's earlier messages.
+        guarantee: of the noise in the data that the messages were computed from, if it was added
+            by `jaxfed.privacy.release_moments`.
     """
 
     channel: Channel
@@ -26,3 +29,4 @@ class Release(eqx.Module):
     times: int | Int[Array, ""]
     weights: Float[Array, " clients"]
     stateless: bool = eqx.field(static=True)
+    guarantee: Guarantee | None = eqx.field(static=True, default=None)

@@ -57,6 +57,7 @@ class _SumOfAll(Additive):
 
 @final
 class _SecureSum(MaskedChannel):
+    factory = "secure_sum"
     inner: Channel
     clients: int = eqx.field(static=True)
     bits: int = eqx.field(static=True)

@@ -20,6 +20,7 @@ class _Sparse(Payload):
 
 
 class _TopK(Compressor):
+    factory = "top_k"
     fraction: float = eqx.field(static=True)
 
     def compress(self, key, array):
@@ -74,6 +75,7 @@ class _Drawn(Payload):
 
 
 class _RandomK(Compressor):
+    factory = "random_k"
     fraction: float = eqx.field(static=True)
     scaled: bool = eqx.field(static=True)
 

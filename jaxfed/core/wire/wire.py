@@ -52,6 +52,10 @@ class Wire(eqx.Module):
             first_down = calls.for_start(down) if first is None or first.private else first
         self.first_down = first_down
 
+    def __repr__(self) -> str:
+        up, down, first, first_down = map(repr, self.channels)
+        return f"Wire({up}, {down}, first={first}, first_down={first_down})"
+
     @property
     def channels(self) -> tuple[Channel, Channel, Channel, Channel]:
         """All four channels, in the order of the attributes."""

@@ -41,8 +41,8 @@ class HierarchicalData(NamedTuple):
 
 
 def hierarchical_synthetic(
-    key: PRNGKeyArray,
     *,
+    key: PRNGKeyArray,
     clients: int,
     features: int,
     rank: int,

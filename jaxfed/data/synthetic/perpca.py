@@ -75,8 +75,8 @@ def _rotate(key, u, v):
 
 
 def perpca_synthetic(
-    key: PRNGKeyArray,
     *,
+    key: PRNGKeyArray,
     clients: int,
     features: int,
     shared_rank: int,

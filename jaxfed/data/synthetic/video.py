@@ -26,8 +26,8 @@ class ImageSequence(NamedTuple):
 
 
 def image_sequence_synthetic(
-    key: PRNGKeyArray,
     *,
+    key: PRNGKeyArray,
     frames: int = 20,
     height: int = 32,
     width: int = 48,

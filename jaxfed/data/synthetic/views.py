@@ -22,7 +22,7 @@ class NonlinearViews(NamedTuple):
 
 
 def nonlinear_views_synthetic(
-    key: Key[Array, ""], *, entities: int = 10_000, noise: float = 0.1, dtype: Any = None
+    *, key: Key[Array, ""], entities: int = 10_000, noise: float = 0.1, dtype: Any = None
 ) -> NonlinearViews:
     """Draw three views of two-dimensional points of two classes that no line separates.
 

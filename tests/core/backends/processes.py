@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 COUNTS = (12, 9, 10, 12, 7)  # samples; five clients, which neither two nor four devices divide
 SHARES = {1: (0, 5), 2: (0, 3, 5), 4: (0, 2, 3, 4, 5)}  # each process's clients
-FIT = ["fit", "perpca-gradient", "--shared-rank", "1", "--local-rank", "1", "--rounds", "6"]
+FIT = ["fit", "perpca", "--shared-rank", "1", "--local-rank", "1", "--rounds", "6"]
 HEARTBEAT = 10  # seconds after which a process that says nothing is taken for dead
 
 
@@ -174,8 +174,11 @@ def composed(place, count, folder):
     def energy(result):
         return {"energy": jnp.mean(result.local[..., 0, :] ** 2)}
 
-    ranks, said = jf.pca.PerPCA(1, (1, 0, 1, 1, 0), decay=0.7, start="random"), []
-    plain = jf.pca.PerPCA(1, 1, step_size=0.03, start="random")
+    ranks, said = (
+        jf.pca.PerPCA(1, (1, 0, 1, 1, 0), solver="gradient", decay=0.7, start="random"),
+        [],
+    )
+    plain = jf.pca.PerPCA(1, 1, solver="gradient", step_size=0.03, start="random")
     three_bits = jf.channel.difference(jf.channel.quantize(3))
     masks = jf.Wire(jf.channel.secure_sum(len(COUNTS), bits=24, bound=4.0), jf.channel.lossless())
     for algorithm, options in (
@@ -207,7 +210,7 @@ def composed(place, count, folder):
 
     def point(clients, backend, step_size, seed):
         run = jf.rollout(
-            jf.pca.PerPCA(1, 1, step_size=step_size),
+            jf.pca.PerPCA(1, 1, solver="gradient", step_size=step_size),
             clients,
             rounds=3,
             key=jax.random.key(seed.astype(int)),
@@ -216,10 +219,10 @@ def composed(place, count, folder):
         return {"objective": run.history["objective"], "shared": run.result.shared[0, 0] ** 2}
 
     axes = {"step_size": [0.01, 0.02, 0.03], "seed": [0, 1]}
-    wanted = jf.grid(Partial(point, everybody, jf.backend.vmap()), axes, chunk_size=4)
+    wanted = jf.grid(Partial(point, everybody, jf.backend.vmap()), axes, runs_at_once=4)
     for _ in range(2):  # the second time from what was kept
         found = jf.grid(
-            Partial(point, clients, spread), axes, chunk_size=4, folder=Path(folder, "grid")
+            Partial(point, clients, spread), axes, runs_at_once=4, folder=Path(folder, "grid")
         )
         for name in wanted:
             np.testing.assert_allclose(found[name], wanted[name], err_msg=name, **close)
@@ -309,11 +312,11 @@ def saving(place, count, folder, dies=None):
             os.kill(os.getpid(), signal.SIGKILL)
 
     solution = jf.fit(
-        jf.pca.PerPCA(1, 2),
+        jf.pca.PerPCA(1, 2, solver="gradient"),
         clients,
         rounds=20,
         key=jax.random.key(3),
-        chunk_rounds=2,
+        rounds_per_chunk=2,
         backend=jf.backend.shard(),
         callbacks=[watch],
         channel=jf.channel.difference(jf.channel.quantize(3)),

@@ -69,7 +69,7 @@ def draw_unalike():
 def perpca(clients=CLIENTS):
     """With every kind of message: an automatic step, its decay, unequal ranks, a random start."""
     ranks = tuple((i + 1) % 2 for i in range(clients))
-    return jf.pca.PerPCA(1, ranks, decay=0.7, start="random")
+    return jf.pca.PerPCA(1, ranks, solver="gradient", decay=0.7, start="random")
 
 
 @functools.partial(jax.jit, static_argnames="half")
@@ -139,7 +139,11 @@ def test_gradients_equal_those_of_vmap(name):
 
         return jax.grad(loss)(differentiated)
 
-    at = (jf.pca.PerPCA(1, 1, start="random"), clients.data.values, clients.weights)
+    at = (
+        jf.pca.PerPCA(1, 1, solver="gradient", start="random"),
+        clients.data.values,
+        clients.weights,
+    )
     wanted = gradients(at, jf.backend.vmap())
     chex.assert_trees_all_close(gradients(at, backend(name)), wanted, rtol=1e-7, atol=1e-9)
     _, by_values, by_weights = wanted
@@ -242,7 +246,7 @@ def first_half(tree):
 def test_a_backend_that_breaks_its_contract_is_named(mine, message, spread):
     backend = jf.backend.shard(1, inner=mine) if spread else mine
     with pytest.raises(ValueError, match=f"^backend: wanted of {type(mine).__name__}.{message}"):
-        solve_on(jf.pca.PerPCA(1, 1), draw_unalike(), backend)
+        solve_on(jf.pca.PerPCA(1, 1, solver="gradient"), draw_unalike(), backend)
 
 
 def test_a_large_chunk_adds_no_work():
@@ -279,7 +283,7 @@ def test_meshes_and_devices_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match=r"axis: wanted one of silos, spare, got 'clients'"):
         jf.backend.shard(mesh(2, 2), axis="clients")
     for size in (0, -1, 2.5):
-        with pytest.raises(ValueError, match=r"^size: wanted a whole number"):
+        with pytest.raises(ValueError, match=r"^clients_per_block: wanted a whole number"):
             jf.backend.chunked(size)
 
 
@@ -379,7 +383,10 @@ ALONG_CLIENTS, ALONG_SAMPLES = ("silos",), (None, "silos")
 )
 def test_samples_on_a_mesh_with_explicit_axes_are_accepted(how, spec):
     values = np.random.default_rng(0).normal(size=(4, 8, FEATURES))
-    algorithm, options = jf.pca.PerPCA(1, 1, decay=0.9), {"rounds": 2, "key": jax.random.key(0)}
+    algorithm, options = (
+        jf.pca.PerPCA(1, 1, solver="gradient", decay=0.9),
+        {"rounds": 2, "key": jax.random.key(0)},
+    )
 
     def run(values):
         clients = jf.Clients.from_samples(values)
@@ -405,7 +412,10 @@ def test_samples_on_a_mesh_with_explicit_axes_are_accepted(how, spec):
 def test_clients_moved_to_explicit_axes_are_refused():
     clients = jf.Clients.from_samples(np.ones((4, 8, FEATURES)))
     clients = eqx.tree_at(lambda c: c.data.values, clients, explicit(np.ones((4, 8, 6)), "silos"))
-    algorithm, options = jf.pca.PerPCA(1, 1, decay=0.9), {"rounds": 2, "key": jax.random.key(0)}
+    algorithm, options = (
+        jf.pca.PerPCA(1, 1, solver="gradient", decay=0.9),
+        {"rounds": 2, "key": jax.random.key(0)},
+    )
     told = r"clients: wanted arrays on meshes of automatic axes, got float64\[4@silos,8,6\]; "
     with pytest.raises(ValueError, match=told):
         jf.fit(algorithm, clients, **options)

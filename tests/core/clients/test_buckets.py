@@ -227,7 +227,7 @@ def test_difference_coding_and_derivatives(x64):
 def test_host_driven_runs_resume(tmp_path, x64):
     wide, clients = both()
     run = functools.partial(
-        jf.fit, Probe(jnp.asarray(0.1)), rounds=4, key=jax.random.key(0), chunk_rounds=2
+        jf.fit, Probe(jnp.asarray(0.1)), rounds=4, key=jax.random.key(0), rounds_per_chunk=2
     )
     whole = run(clients)
     chex.assert_trees_all_close(essence(whole), essence(run(wide)), **TIGHT)

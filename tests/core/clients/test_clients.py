@@ -104,7 +104,9 @@ def test_restrict_keeps_the_first_clients_and_samples(key, x64):
     )
     # A run equals one on the remaining clients alone.
     alone = jf.Clients.from_samples([x[:3] for x in samples(dtype=np.float64)[:2]], weights=[1, 2])
-    one, other = (jf.fit(jf.pca.PerPCA(1, 1), c, rounds=5, key=key) for c in (some, alone))
+    one, other = (
+        jf.fit(jf.pca.PerPCA(1, 1, solver="gradient"), c, rounds=5, key=key) for c in (some, alone)
+    )
     chex.assert_trees_all_close(one.result.local[:2], other.result.local, atol=1e-10)
     np.testing.assert_allclose(one.history["objective"], other.history["objective"], rtol=1e-10)
     # Only restricting the samples requires samples.
@@ -141,7 +143,7 @@ def test_moments_are_as_good_as_samples(key, x64):
     from_moments = jf.Clients.from_moments(moments, counts=(9, 7, 8), weights="samples")
     assert from_moments.features == 5
     np.testing.assert_allclose(from_moments.weights, from_samples.weights)
-    algorithm = jf.pca.PerPCA(1, 2)
+    algorithm = jf.pca.PerPCA(1, 2, solver="gradient")
     one, other = (
         jf.fit(algorithm, clients, rounds=20, key=key) for clients in (from_samples, from_moments)
     )

@@ -18,7 +18,7 @@ sampled = functools.partial(gaussian, (9,) * CLIENTS, (3, 2.5, 2, 1.5, 1), dtype
 
 
 def perpca():
-    return jf.pca.PerPCA(1, 1, step_size=0.05, start="random")
+    return jf.pca.PerPCA(1, 1, solver="gradient", step_size=0.05, start="random")
 
 
 def trajectory(participation, backend, key):
@@ -36,7 +36,7 @@ def trajectory(participation, backend, key):
         participation=participation,
         backend=backend,
         callbacks=[record],
-        chunk_rounds=1,
+        rounds_per_chunk=1,
     )
     return np.stack(states), solution
 

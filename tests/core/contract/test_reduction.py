@@ -404,7 +404,10 @@ def test_one_all_reduce_for_all_sums():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "algorithm",
-    [jf.pca.SubspaceIteration(2), jf.pca.PerPCA(1, 1, start="random", step_size=0.1)],
+    [
+        jf.pca.SubspaceIteration(2),
+        jf.pca.PerPCA(1, 1, solver="gradient", start="random", step_size=0.1),
+    ],
     ids=["SubspaceIteration", "PerPCA"],
 )
 def test_one_all_reduce_per_round(algorithm):

@@ -182,7 +182,7 @@ def test_the_reason_of_a_refusal_precedes_the_traceback(caplog):
         gradient(values, top(drawn(1)[0]), 0.0).block_until_ready()
     said = caplog.messages[0]
     assert said.startswith("adjoint: wanted a fixed point of the round for an implicit derivative")
-    assert "VarProPerPCA" in said and "unrolled()" in said
+    assert "PerPCA" in said and "unrolled()" in said
     assert str(refused.value).endswith(f"ValueError: {said}")
 
 
@@ -320,7 +320,7 @@ def test_single_precision_is_close_to_double():
 def test_every_backend_gives_the_same_derivative(backend):
     def gradient(backend):
         def error(values):
-            algorithm = jf.pca.PerPCA(1, 1, variant="polar", step_size=0.1)
+            algorithm = jf.pca.PerPCA(1, 1, solver="gradient", variant="polar", step_size=0.1)
             run = jf.rollout(
                 algorithm,
                 jf.Clients.from_samples(values),
@@ -342,7 +342,7 @@ def test_every_backend_gives_the_same_derivative(backend):
 def personalized(values, weights):
     """A function of all subspaces of a run that has converged."""
     run = jf.rollout(
-        jf.pca.PerPCA(1, 1),
+        jf.pca.PerPCA(1, 1, solver="gradient"),
         jf.Clients.from_samples(values, weights=weights),
         rounds=3000,
         key=jax.random.key(0),
@@ -412,37 +412,37 @@ REFUSED = {
     ),
     "no rounds": (lambda: jf.pca.Pooled(2), {}, "^adjoint: .* Pooled has no rounds"),
     "sampled clients": (
-        lambda: jf.pca.PerPCA(1, 1),
+        lambda: jf.pca.PerPCA(1, 1, solver="gradient"),
         {"participation": jf.participation.uniform(2)},
         "^participation: wanted everybody",
     ),
     "given clients": (
-        lambda: jf.pca.PerPCA(1, 1),
+        lambda: jf.pca.PerPCA(1, 1, solver="gradient"),
         {"participation": jf.participation.mask(np.eye(3, dtype=bool))},
         "^participation: wanted everybody",
     ),
     "a stochastic channel": (
-        lambda: jf.pca.PerPCA(1, 1),
+        lambda: jf.pca.PerPCA(1, 1, solver="gradient"),
         {"channel": jf.channel.quantize(3)},
         "^channel: .*difference",
     ),
     "a random part of each message": (
-        lambda: jf.pca.PerPCA(1, 1),
+        lambda: jf.pca.PerPCA(1, 1, solver="gradient"),
         {"channel": jf.channel.random_k(0.5)},
         "^channel: ",
     ),
     "noise": (
-        lambda: jf.pca.PerPCA(1, 1),
+        lambda: jf.pca.PerPCA(1, 1, solver="gradient"),
         {"channel": jf.Wire(jf.channel.gaussian(1.0, 1.0), jf.channel.lossless())},
         "^channel: ",
     ),
     "a stochastic channel down": (
-        lambda: jf.pca.PerPCA(1, 1),
+        lambda: jf.pca.PerPCA(1, 1, solver="gradient"),
         {"channel": jf.Wire(jf.channel.lossless(), jf.channel.quantize(3))},
         "^channel: .*difference",
     ),
     "error feedback": (
-        lambda: jf.pca.PerPCA(1, 1),
+        lambda: jf.pca.PerPCA(1, 1, solver="gradient"),
         {"channel": jf.channel.error_feedback(jf.channel.top_k(0.5))},
         "^channel: ",
     ),
@@ -467,7 +467,11 @@ def test_a_given_round_without_a_fixed_point_is_refused(key):
     ):
         with pytest.raises(ValueError, match=f"^adjoint: .*{message}"):
             jf.rollout(
-                jf.pca.PerPCA(1, 1), clients, rounds=1, key=key, adjoint=adjoint(through=through)
+                jf.pca.PerPCA(1, 1, solver="gradient"),
+                clients,
+                rounds=1,
+                key=key,
+                adjoint=adjoint(through=through),
             )
 
 

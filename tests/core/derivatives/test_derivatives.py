@@ -50,11 +50,17 @@ def along(function, at, direction, step):
 
 
 ALGORITHMS = {
-    "tangent": lambda step: jf.pca.PerPCA(1, 2, step_size=step),
+    "tangent": lambda step: jf.pca.PerPCA(1, 2, solver="gradient", step_size=step),
     "polar, QR, random start": lambda step: jf.pca.PerPCA(
-        1, 1, step_size=10 * step, variant="polar", retraction="qr", start="random"
+        1,
+        1,
+        solver="gradient",
+        step_size=10 * step,
+        variant="polar",
+        retraction="qr",
+        start="random",
     ),
-    "ranks": lambda step: jf.pca.PerPCA(1, (2, 0, 1), step_size=step),
+    "ranks": lambda step: jf.pca.PerPCA(1, (2, 0, 1), solver="gradient", step_size=step),
 }
 ONE_SHOT = {
     "Local": lambda: jf.pca.Local(2),
@@ -62,7 +68,7 @@ ONE_SHOT = {
     "OneShot projector": lambda: jf.pca.OneShot(1, 2),
     "OneShot spectrum": lambda: jf.pca.OneShot(1, 2, method="spectrum"),
     "OneShot local_first": lambda: jf.pca.OneShot(1, 2, method="local_first"),
-    "VarProPerPCA": lambda: jf.pca.VarProPerPCA(1, 1),
+    "PerPCA": lambda: jf.pca.PerPCA(1, 1),
 }
 STEP = 0.01  # fifty rounds do not converge: the step size matters
 
@@ -76,7 +82,7 @@ def compiled(name):
     def error(step, values):
         if name in ALGORITHMS:
             return held_out_error(ALGORITHMS[name](step), values, held_out)
-        rounds = 3 if name == "VarProPerPCA" else 1
+        rounds = 3 if name == "PerPCA" else 1
         return held_out_error(ONE_SHOT[name](), values, held_out, rounds=rounds)
 
     return jax.jit(error), jax.jit(jax.grad(error, argnums=(0, 1)))
@@ -123,7 +129,7 @@ def test_through_an_automatic_step_size_and_participation():
     @jax.jit
     def error(values):
         return held_out_error(
-            jf.pca.PerPCA(1, 1, start="random"),
+            jf.pca.PerPCA(1, 1, solver="gradient", start="random"),
             values,
             held_out,
             participation=jf.participation.uniform(2),
@@ -180,7 +186,9 @@ def test_orthonormal_iterates(variant, retraction):
 
     @jax.jit
     def error(step, values):
-        algorithm = jf.pca.PerPCA(2, 2, step_size=step, variant=variant, retraction=retraction)
+        algorithm = jf.pca.PerPCA(
+            2, 2, solver="gradient", step_size=step, variant=variant, retraction=retraction
+        )
         return held_out_error(algorithm, values, held_out, rounds=5, warm_start=start)
 
     by_step, by_values = jax.jit(jax.grad(error, argnums=(0, 1)))(0.05, values)
@@ -206,7 +214,7 @@ def test_steps_of_varpro_that_are_rounding_have_no_derivative(rounds):
                 values + moved[0] * by_samples, weights=weights * (1 + moved[1] * weights)
             )
             shared, local = jf.rollout(
-                jf.pca.VarProPerPCA(2, 1),
+                jf.pca.PerPCA(2, 1),
                 clients,
                 rounds=rounds,
                 key=jax.random.key(0),
@@ -252,7 +260,9 @@ def test_second_derivative_of_a_run_with_respect_to_the_step_size():
     values, held_out = train_and_held_out(0)
 
     def error(step):
-        algorithm = jf.pca.PerPCA(1, 1, step_size=step, start="random", variant="polar")
+        algorithm = jf.pca.PerPCA(
+            1, 1, solver="gradient", step_size=step, start="random", variant="polar"
+        )
         return held_out_error(algorithm, values, held_out, rounds=10)
 
     second = jax.jit(jax.jacfwd(jax.grad(error)))(0.05)

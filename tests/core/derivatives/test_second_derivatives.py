@@ -158,7 +158,7 @@ def test_the_second_derivative_of_a_run_through_a_channel():
     clients = jf.Clients.from_samples(samples)
 
     def objective(step_size, channel):
-        algorithm = jf.pca.PerPCA(2, 1, step_size=step_size, start="random")
+        algorithm = jf.pca.PerPCA(2, 1, solver="gradient", step_size=step_size, start="random")
         run = jf.rollout(algorithm, clients, rounds=3, key=jax.random.key(0), channel=channel)
         return run.history["objective"][-1]
 
@@ -210,7 +210,7 @@ def run_of(algorithm):
         clients = jf.Clients.from_samples(values)
         result = jf.rollout(algorithm, clients, rounds=2, key=jax.random.key(0)).result
         shared = None if isinstance(algorithm, jf.pca.HierarchicalPCA) else result.shared
-        return jf.metrics.reconstruction_error(held_out, shared, result.local)
+        return jf.metrics.reconstruction_error(jf.Personalized(shared, result.local), held_out)
 
     return error, values, first, second
 
@@ -219,8 +219,8 @@ def run_of(algorithm):
 @pytest.mark.parametrize(
     "algorithm",
     [
-        jf.pca.PerPCA(1, 2),
-        jf.pca.AdaptivePCA(2, 0.5),
+        jf.pca.PerPCA(1, 2, solver="gradient"),
+        jf.pca.HierarchicalPCA(2, 0.5),
         jf.pca.HierarchicalPCA(2, 0.5, 0.3, solver="eigenvectors"),
         jf.pca.BlockLanczos(2),
     ],

@@ -145,13 +145,21 @@ def test_summary_and_printing_say_what_ran(solution):
 
 
 def test_algorithms_and_clients_print_as_what_makes_them(model):
-    assert repr(jf.pca.PerPCA(2, 1)) == "PerPCA(shared_rank=2, local_rank=1)"
-    assert repr(jf.pca.PerPCA(2, 1, step_size=0.5)).startswith("PerPCA(step_size=0.5,")
+    assert (
+        repr(jf.pca.PerPCA(2, 1, solver="gradient"))
+        == "PerPCA(shared_rank=2, local_rank=1, solver='gradient')"
+    )
+    assert (
+        repr(jf.pca.PerPCA(2, 1, solver="gradient", step_size=0.5))
+        == "PerPCA(shared_rank=2, local_rank=1, solver='gradient', step_size=0.5)"
+    )
     clients = jf.Clients.from_samples([x[: 4 + i] for i, x in enumerate(model[0])])
     assert repr(clients) == "Clients(3 clients: 4 to 6 samples of 5 features, float32)"
     shapes = jax.eval_shape(lambda x: x, clients)
     assert "Clients(" in repr(shapes)
-    assert "PerPCA" in repr(jax.eval_shape(lambda x: x, jf.pca.PerPCA(2, 1, step_size=0.5)))
+    assert "PerPCA" in repr(
+        jax.eval_shape(lambda x: x, jf.pca.PerPCA(2, 1, solver="gradient", step_size=0.5))
+    )
 
 
 def test_what_is_saved_is_loaded(solution, tmp_path):

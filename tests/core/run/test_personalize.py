@@ -40,7 +40,7 @@ def solved(algorithm, clients, key, rounds=200):
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", [jf.backend.vmap(), jf.backend.shard(2)], ids=["vmap", "shard"])
 def test_perpca_gives_the_best_local_components_given_the_shared_ones(key, x64, backend):
-    algorithm = jf.pca.PerPCA(2, 1)
+    algorithm = jf.pca.PerPCA(2, 1, solver="gradient")
     solution = solved(algorithm, jf.Clients.from_samples(draw_population()), key)
     new = draw_population(1, clients=3, samples=4)
     shared, local = jf.personalize(
@@ -87,7 +87,7 @@ def test_hierarchical_pca_gives_the_posterior_mode(key, x64, solver):
 
 @pytest.mark.slow
 def test_the_learned_spread_shrinks_clients_with_few_samples_most(key, x64):
-    algorithm = jf.pca.AdaptivePCA(2, 0.1, solver="eigenvectors")
+    algorithm = jf.pca.HierarchicalPCA(2, 0.1, solver="eigenvectors")
     solution = solved(algorithm, jf.Clients.from_samples(draw_population()), key, 60)
     # The same second moment, from more and more samples.
     few, far = draw_population(1, clients=4, samples=4), []
@@ -97,7 +97,9 @@ def test_the_learned_spread_shrinks_clients_with_few_samples_most(key, x64):
         far.append([2 - np.sum((shared.T @ u) ** 2) for u in local])
     assert (np.diff(far, axis=0) > 0).all() and np.min(far) > 0
     # The learned variance counts, not the initial one: with a tiny initial one nothing changes.
-    stiff = jf.pca.AdaptivePCA(2, 0.1, 1e-9, hyper_prior=1e-9, solver="eigenvectors")
+    stiff = jf.pca.HierarchicalPCA(
+        2, 0.1, initial_variance=1e-9, hyper_prior=1e-9, solver="eigenvectors"
+    )
     again = jf.personalize(stiff, solution, new)
     np.testing.assert_allclose(projector(again.local), projector(local), atol=1e-9)
 
@@ -120,7 +122,7 @@ def test_maxvar_gives_a_new_view_its_least_squares_map(key, x64, solver):
 @pytest.mark.slow
 def test_networks_are_trained_further_under_their_prior(key):
     model = jf.models.Autoencoder(D, 2, key=key)
-    algorithm = jf.generative.AdaptiveAutoencoder(
+    algorithm = jf.generative.AdaptiveTraining.autoencoder(
         model, local_steps=5, step_size=0.01, hyper_prior=0.01, initial_spread=0.5
     )
     solution = jf.fit(algorithm, jf.Clients.from_samples(draw_population()), rounds=20, key=key)
@@ -152,7 +154,7 @@ def test_networks_are_trained_further_under_their_prior(key):
 
 @pytest.mark.slow
 def test_derivatives_with_respect_to_the_new_clients_samples(key, x64):
-    algorithm = jf.pca.PerPCA(2, 1)
+    algorithm = jf.pca.PerPCA(2, 1, solver="gradient")
     solution = solved(algorithm, jf.Clients.from_samples(draw_population()), key)
     new, direction, other = (jnp.asarray(draw_population(seed, clients=2)) for seed in (1, 2, 3))
 
@@ -171,7 +173,7 @@ def test_derivatives_with_respect_to_the_new_clients_samples(key, x64):
 def test_a_warm_start_finds_clients_by_their_ids(key, x64):
     everybody = jf.Clients.from_samples(draw_population(clients=M + 2))
     known = everybody.take(range(M))
-    algorithm = jf.pca.PerPCA(2, 1)
+    algorithm = jf.pca.PerPCA(2, 1, solver="gradient")
     solution = solved(algorithm, known, key)
     assert list(solution.ids) == list(range(M))
 
@@ -198,7 +200,9 @@ def test_a_warm_start_finds_clients_by_their_ids(key, x64):
     same(traced(known, solution), before(known, local))
 
 
-@pytest.mark.parametrize("algorithm", [jf.pca.PerPCA(2, 1), jf.pca.HierarchicalPCA(3, 0.1)])
+@pytest.mark.parametrize(
+    "algorithm", [jf.pca.PerPCA(2, 1, solver="gradient"), jf.pca.HierarchicalPCA(3, 0.1)]
+)
 def test_a_file_continues_as_its_solution_with_other_clients(algorithm, key, tmp_path):
     """Clients 1 to 5 after clients 0 to 4: four known ones, and a new one."""
     everybody = jf.Clients.from_samples(draw_population())
@@ -219,7 +223,9 @@ def test_a_file_continues_as_its_solution_with_other_clients(algorithm, key, tmp
 
 def test_a_file_of_another_algorithm_lacks_what_new_clients_need(key, tmp_path):
     everybody = jf.Clients.from_samples(draw_population())
-    solution = solved(jf.pca.PerPCA(2, 1), everybody.take(range(M - 1)), key, rounds=2)
+    solution = solved(
+        jf.pca.PerPCA(2, 1, solver="gradient"), everybody.take(range(M - 1)), key, rounds=2
+    )
     solution.save(tmp_path / "result.npz")
     saved = jf.load(tmp_path / "result.npz")
     with pytest.raises(ValueError, match=r"^warm_start: wanted a file of HMF, since clients \[5\]"):
@@ -229,7 +235,7 @@ def test_a_file_of_another_algorithm_lacks_what_new_clients_need(key, tmp_path):
 def test_clients_are_named_by_their_ids_wherever_they_are_known(key, tmp_path):
     samples = draw_population()
     chosen = jf.Clients.from_samples(samples).take([3, 1, 5])
-    solution = jf.fit(jf.pca.PerPCA(2, 1), chosen, rounds=2, key=key)
+    solution = jf.fit(jf.pca.PerPCA(2, 1, solver="gradient"), chosen, rounds=2, key=key)
     solution.save(tmp_path / "result.npz")
     for fitted in (solution, jf.load(tmp_path / "result.npz")):
         found = jf.pca.transform(fitted, samples[1], client=1)
@@ -243,7 +249,9 @@ def test_clients_are_named_by_their_ids_wherever_they_are_known(key, tmp_path):
             jf.report.html(fitted, jf.Clients.from_samples(samples[:3]))
     with pytest.raises(ValueError, match=r"^warm_start: wanted one of the clients"):
         others = jf.Clients.from_samples(samples[:3])
-        jf.sweep(jf.pca.PerPCA(2, 1), others, rounds=1, keys=key, warm_start=solution)
+        jf.sweep(
+            jf.pca.PerPCA(2, 1, solver="gradient"), others, rounds=1, keys=key, warm_start=solution
+        )
 
     positive = jf.Clients.from_samples(np.abs(samples)).take([5, 1, 3])
     nmf = jf.fit(jf.nmf.INMF(2), positive, rounds=1, key=key)
@@ -260,14 +268,18 @@ def test_clients_are_named_by_their_ids_wherever_they_are_known(key, tmp_path):
 
 
 def test_bad_input_is_refused(key):
-    algorithm = jf.pca.PerPCA(2, 1)
+    algorithm = jf.pca.PerPCA(2, 1, solver="gradient")
     clients = jf.Clients.from_samples(draw_population())
     solution = jf.fit(algorithm, clients, rounds=2, key=key)
     narrow = jf.Clients.from_samples(draw_population()[..., :3])
     for message, given in {
         "solution: wanted what fit, rollout or jaxfed.load": (algorithm, solution.result, clients),
         "algorithm: wanted a PerPCA": (jf.pca.OneShot(2, 1), solution, clients),
-        "solution: wanted shared components of shape": (jf.pca.PerPCA(1, 1), solution, clients),
+        "solution: wanted shared components of shape": (
+            jf.pca.PerPCA(1, 1, solver="gradient"),
+            solution,
+            clients,
+        ),
         "solution: wanted shared components of shape (3": (algorithm, solution, narrow),
         "clients: wanted jaxfed.Clients": (algorithm, solution, draw_population()),
     }.items():

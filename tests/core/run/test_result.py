@@ -34,7 +34,7 @@ def learned(kind, tmp_path):
     key = {"key": KEY, "rounds": 2}
     estimator = None
     if kind == "pca":
-        solution = jf.fit(jf.pca.VarProPerPCA(1, 1), CLIENTS, **key)
+        solution = jf.fit(jf.pca.PerPCA(1, 1), CLIENTS, **key)
         estimator = estimators.PersonalizedPCA(1, 1, rounds=2, n_init=1, center=False)
         estimator.fit(np.concatenate(SAMPLES), groups=np.repeat(np.arange(M), N))
     elif kind == "gcca":
@@ -57,6 +57,12 @@ TAKE = {
     "pca.explained_variance": ("pca", lambda f, x: f(x, SAMPLES)),
     "pca.fit_local": ("pca", lambda f, x: f(x, SAMPLES, 1)),
     "inference.membership": ("pca", lambda f, x: f(x, CLIENTS)),
+    "metrics.reconstruction_error": ("pca", lambda f, x: f(x, SAMPLES)),
+    "metrics.captured_energy": ("pca", lambda f, x: f(x, SAMPLES)),
+    "metrics.separation": ("pca", lambda f, x: f(x, SAMPLES)),
+    "metrics.kkt_violation": ("pca", lambda f, x: f(x, SAMPLES)),
+    "metrics.scaled_kkt_violation": ("pca", lambda f, x: f(x, SAMPLES)),
+    "metrics.relative_singular_value_error": ("pca", lambda f, x: f(x, SAMPLES, np.ones(1))),
     "report.html": ("pca", lambda f, x: f(x, CLIENTS)),
     "report.write": ("pca", lambda f, x: f("report.html", x, CLIENTS)),
     "plot.components": ("pca", lambda f, x: f(x)),
@@ -72,7 +78,7 @@ RUN = {
     "aggregation.client_influence": lambda f, x: f(x, CLIENTS, key=KEY),
     "aggregation.far_clients": lambda f, x: f(x, CLIENTS.ids),
     "privacy.spent": lambda f, x: f(x, delta=1e-5),
-    "personalize": lambda f, x: f(jf.pca.VarProPerPCA(1, 1), x, CLIENTS),
+    "personalize": lambda f, x: f(jf.pca.PerPCA(1, 1), x, CLIENTS),
 }
 
 

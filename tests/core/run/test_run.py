@@ -13,6 +13,7 @@ import scipy.sparse
 
 import jaxfed as jf
 from jaxfed.core.run.compiling import compiler_options, options_for_linear_algebra
+from jaxfed.testing._compare import compilations
 from tests.helpers import planted_samples
 
 FEATURES, CLIENTS, ROUNDS = 5, 4, 12
@@ -25,7 +26,7 @@ def sampled():
 
 
 def perpca():
-    return jf.pca.PerPCA(1, 1, step_size=0.02, start="random")
+    return jf.pca.PerPCA(1, 1, solver="gradient", step_size=0.02, start="random")
 
 
 def objective(result):
@@ -48,6 +49,17 @@ def identical(given, wanted):
     assert given.rounds == wanted.rounds
 
 
+def test_other_rounds_and_tolerances_compile_nothing(key):
+    whole = fit(key)
+    fit(key, tol=1e-9)
+    with compilations() as compiled:
+        fewer = fit(key, rounds=5)
+        fit(key, rounds=3 * ROUNDS, tol=1e-3)
+    assert not compiled
+    assert whole.stops is fewer.stops is False
+    np.testing.assert_array_equal(fewer.history["objective"], whole.history["objective"][:5])
+
+
 # --- history ------------------------------------------------------------------------------------
 
 
@@ -66,7 +78,7 @@ def test_history_has_one_entry_a_round(key):
 
 
 def test_step_sizes_and_their_decay_are_in_the_history(key):
-    algorithm = jf.pca.PerPCA(1, 1, decay=0.5)
+    algorithm = jf.pca.PerPCA(1, 1, solver="gradient", decay=0.5)
     assert set(jf.fit(algorithm, sampled(), rounds=2, key=key).history) == {
         "objective",
         "participants",
@@ -120,12 +132,12 @@ def test_metrics_cannot_take_the_name_of_a_diagnostic(key):
 
 @pytest.mark.parametrize("every", [1, 5, 100])
 def test_chunks_of_rounds_change_no_bit(every, key):
-    identical(fit(key, metrics=objective, chunk_rounds=every), fit(key, metrics=objective))
+    identical(fit(key, metrics=objective, rounds_per_chunk=every), fit(key, metrics=objective))
 
 
 def test_callbacks_see_every_chunk_and_change_no_bit(key):
     seen, alone = [], fit(key)
-    watched = fit(key, callbacks=[lambda s: seen.append(s.rounds), seen.append], chunk_rounds=5)
+    watched = fit(key, callbacks=[lambda s: seen.append(s.rounds), seen.append], rounds_per_chunk=5)
     assert seen[::2] == [5, 10, 12]
     for solution in seen[1::2]:
         assert all(len(values) == solution.rounds for values in solution.history.values())
@@ -140,16 +152,16 @@ def test_a_callback_can_stop_the_run_and_all_are_called(key):
     called = []
     solution = fit(
         key,
-        chunk_rounds=2,
+        rounds_per_chunk=2,
         callbacks=[lambda s: s.rounds >= 6, lambda s: called.append(s.rounds)],
     )
     assert solution.rounds == 6
     assert called == [2, 4, 6]
-    identical(solution, fit(key, rounds=12, chunk_rounds=6, callbacks=[lambda s: True]))
+    identical(solution, fit(key, rounds=12, rounds_per_chunk=6, callbacks=[lambda s: True]))
 
 
 def test_a_stopped_run_equals_the_start_of_the_whole_run(key):
-    stopped = fit(key, chunk_rounds=6, callbacks=[lambda s: True])
+    stopped = fit(key, rounds_per_chunk=6, callbacks=[lambda s: True])
     whole = fit(key)
     for name, values in stopped.history.items():
         np.testing.assert_array_equal(values, whole.history[name][:6])
@@ -157,7 +169,7 @@ def test_a_stopped_run_equals_the_start_of_the_whole_run(key):
 
 @pytest.mark.parametrize("every", [None, 5])
 def test_the_progress_bar_shows_rounds_and_objective(every, key, capsys):
-    shown = fit(key, progress=True, chunk_rounds=every)
+    shown = fit(key, progress=True, rounds_per_chunk=every)
     text = capsys.readouterr().err
     assert f"{ROUNDS}/{ROUNDS}" in text
     assert f"objective={shown.history['objective'][-1]:.6g}" in text
@@ -181,7 +193,7 @@ def test_a_tolerance_stops_and_chunks_do_not_matter(key, x64):
     limit = jf.fit(perpca(), clients, rounds=5 * rounds, key=key).history["objective"][-1]
     assert 0 <= objective[-1] / limit - 1 <= tol
 
-    chunked = jf.fit(perpca(), clients, chunk_rounds=7, **arguments)
+    chunked = jf.fit(perpca(), clients, rounds_per_chunk=7, **arguments)
     assert chunked.rounds == whole.rounds
     chex.assert_trees_all_close(chunked.result, whole.result, atol=1e-12)
 
@@ -254,7 +266,7 @@ def test_early_stopping_in_a_run(key, x64):
     stopping = jf.EarlyStopping("gap", patience=1)
     for _ in range(2):  # a second run with the same object is like the first
         seen.clear()
-        arguments = {"metrics": gap, "chunk_rounds": 1}
+        arguments = {"metrics": gap, "rounds_per_chunk": 1}
         solution = fit(
             key, callbacks=[stopping, lambda s: seen.append(s.rounds)], best="gap", **arguments
         )
@@ -273,9 +285,9 @@ def test_a_metric_that_is_never_a_number_chooses_no_round(metric, every, key):
     def metrics(result):
         return {"gap": metric(result)}
 
-    chosen = fit(key, best="gap", metrics=metrics, metrics_every=every, chunk_rounds=3)
+    chosen = fit(key, best="gap", metrics=metrics, metrics_every=every, rounds_per_chunk=3)
     assert chosen.status == jf.Status.unmeasured
-    chex.assert_trees_all_equal(chosen.result, fit(key, chunk_rounds=3).result)
+    chex.assert_trees_all_equal(chosen.result, fit(key, rounds_per_chunk=3).result)
 
 
 def test_early_stopping_refuses_metrics_it_cannot_watch(key):
@@ -294,8 +306,8 @@ SOURCES = {
     "OneShot": lambda: jf.pca.OneShot(1, 1),
     "OneShot local_first": lambda: jf.pca.OneShot(1, 1, method="local_first"),
     "Pooled": lambda: jf.pca.Pooled(1),
+    "PerPCA, gradient": lambda: jf.pca.PerPCA(1, 1, solver="gradient"),
     "PerPCA": lambda: jf.pca.PerPCA(1, 1),
-    "VarProPerPCA": lambda: jf.pca.VarProPerPCA(1, 1),
 }
 
 
@@ -304,7 +316,7 @@ SOURCES = {
 def test_warm_starts_from_every_algorithm_with_shared_components(source, key):
     clients = sampled()
     start = jf.fit(SOURCES[source](), clients, rounds=3, key=key)
-    algorithm = jf.pca.PerPCA(1, 1, step_size=0.02)
+    algorithm = jf.pca.PerPCA(1, 1, solver="gradient", step_size=0.02)
     solution = jf.fit(algorithm, clients, rounds=3, key=key, warm_start=start)
     identical(jf.fit(algorithm, clients, rounds=3, key=key, warm_start=start.result), solution)
     # The first objective is that of the start, with the best local components if it has none.
@@ -362,7 +374,7 @@ def test_a_warm_start_may_come_from_numpy(key):
 
 def test_a_divergence_error_names_its_round_and_clients(key):
     clients = jf.Clients.from_samples(1e15 * sampled().data.values)
-    algorithm = jf.pca.PerPCA(1, 1, step_size=1e30)
+    algorithm = jf.pca.PerPCA(1, 1, solver="gradient", step_size=1e30)
     with pytest.raises(
         jf.DivergenceError, match=r"(nan|-?inf|message is not finite) in round \d+, at"
     ) as one:
@@ -392,9 +404,17 @@ class Bursts(jf.pca.PerPCA):
 @pytest.mark.parametrize("every", [None, 2, 3])
 def test_the_last_good_state_is_kept(every, key, x64):
     with pytest.raises(jf.DivergenceError, match=r"is nan in round 4, at client 2;") as one:
-        jf.fit(Bursts(1, 1, step_size=0.05), sampled(), rounds=9, key=key, chunk_rounds=every)
+        jf.fit(
+            Bursts(1, 1, solver="gradient", step_size=0.05),
+            sampled(),
+            rounds=9,
+            key=key,
+            rounds_per_chunk=every,
+        )
     assert one.value.round == 4 and one.value.clients == (2,)
-    wanted = jf.fit(jf.pca.PerPCA(1, 1, step_size=0.05), sampled(), rounds=3, key=key)
+    wanted = jf.fit(
+        jf.pca.PerPCA(1, 1, solver="gradient", step_size=0.05), sampled(), rounds=3, key=key
+    )
     chex.assert_trees_all_close(one.value.solution.result, wanted.result, atol=1e-12)
     chex.assert_trees_all_close(one.value.solution.history, wanted.history, rtol=1e-12)
 
@@ -410,7 +430,7 @@ class Lost(jf.pca.PerPCA):
 @pytest.mark.slow
 def test_an_objective_of_the_server_that_is_nan_ends_the_run(key):
     with pytest.raises(jf.DivergenceError, match="in round 1"):
-        jf.fit(Lost(1, 1, step_size=0.05), sampled(), rounds=3, key=key)
+        jf.fit(Lost(1, 1, solver="gradient", step_size=0.05), sampled(), rounds=3, key=key)
 
 
 @pytest.mark.slow
@@ -423,10 +443,12 @@ def test_a_run_with_a_tolerance_may_diverge_before_its_rounds(backend, key):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("chunk_rounds", [None, 2])
-def test_divergence_may_be_reported_in_the_result(chunk_rounds, key):
-    algorithm, clients = Bursts(1, 1, step_size=0.05), sampled()
-    solution = jf.fit(algorithm, clients, rounds=9, key=key, chunk_rounds=chunk_rounds, throw=False)
+@pytest.mark.parametrize("rounds_per_chunk", [None, 2])
+def test_divergence_may_be_reported_in_the_result(rounds_per_chunk, key):
+    algorithm, clients = Bursts(1, 1, solver="gradient", step_size=0.05), sampled()
+    solution = jf.fit(
+        algorithm, clients, rounds=9, key=key, rounds_per_chunk=rounds_per_chunk, throw=False
+    )
     assert solution.status == jf.Status.diverged
     assert solution.rounds == 3 and solution.failure.round == 4
     np.testing.assert_array_equal(np.flatnonzero(solution.failure.clients), [2])
@@ -440,7 +462,7 @@ def test_divergence_may_be_reported_in_the_result(chunk_rounds, key):
 def test_the_status_says_how_a_run_ended(key):
     assert fit(key).status == jf.Status.round_limit
     assert fit(key, rounds=500, tol=1e-3).status == jf.Status.converged
-    assert fit(key, chunk_rounds=2, callbacks=[lambda s: True]).status == jf.Status.stopped
+    assert fit(key, rounds_per_chunk=2, callbacks=[lambda s: True]).status == jf.Status.stopped
     clients = sampled()
     run = jax.jit(jax.vmap(lambda tol: jf.rollout(perpca(), clients, rounds=400, key=key, tol=tol)))
     status = run(jnp.asarray([1e-2, 0.0])).status
@@ -462,7 +484,7 @@ def test_inputs_are_left_as_they_were(key):
     algorithm, clients = perpca(), sampled()
     start = jf.fit(jf.pca.OneShot(1, 1), clients, rounds=1, key=key)
     before = jax.tree.map(np.array, (algorithm, clients, start))
-    jf.fit(algorithm, clients, rounds=ROUNDS, key=key, warm_start=start, chunk_rounds=5)
+    jf.fit(algorithm, clients, rounds=ROUNDS, key=key, warm_start=start, rounds_per_chunk=5)
     chex.assert_trees_all_equal(jax.tree.map(np.array, (algorithm, clients, start)), before)
 
 
@@ -477,20 +499,24 @@ def test_compiler_options_do_not_override_the_users(monkeypatch, key):
     level, threads = "xla_backend_optimization_level", "xla_cpu_multi_thread_eigen"
 
     monkeypatch.delenv("XLA_FLAGS", raising=False)
-    options = compiler_options(jf.pca.PerPCA(1, 2), small)
+    options = compiler_options(jf.pca.PerPCA(1, 2, solver="gradient"), small)
     assert options[level] == 1 and options[threads] is False
     assert options_for_linear_algebra()[level] == 1
-    assert threads not in compiler_options(jf.pca.PerPCA(1, 2), wide)
+    assert compiler_options(jf.pca.BlockLanczos(2), small)[level] == 0  # as fast, compiled faster
+    many = jf.Clients.from_samples(np.ones((2, 2**13, 20), np.float32))
+    assert compiler_options(jf.pca.BlockLanczos(2), many)[level] == 1
+    assert compiler_options(jf.pca.BlockLanczos(2), many.take([0]))[level] == 0
+    assert threads not in compiler_options(jf.pca.PerPCA(1, 2, solver="gradient"), wide)
     assert compiler_options(network, wide) == {}  # whose rounds would be slower
     views = jf.gcca.Views.from_sparse([scipy.sparse.eye_array(9, 4, format="coo")] * 2)
     assert level not in compiler_options(jf.gcca.MaxVar(2), views)  # so would these
-    on_gpus = compiler_options(jf.pca.PerPCA(1, 2), small, "cuda")
+    on_gpus = compiler_options(jf.pca.PerPCA(1, 2, solver="gradient"), small, "cuda")
     jax.jit(jnp.sin, compiler_options=options | on_gpus)(1.0)  # this version knows them
 
     monkeypatch.setenv("XLA_FLAGS", f"--{level}=0 --xla_gpu_enable_triton_gemm=true")
-    assert level not in compiler_options(jf.pca.PerPCA(1, 2), small)
+    assert level not in compiler_options(jf.pca.PerPCA(1, 2, solver="gradient"), small)
     assert level not in options_for_linear_algebra()
-    assert on_gpus and not compiler_options(jf.pca.PerPCA(1, 2), small, "cuda")
+    assert on_gpus and not compiler_options(jf.pca.PerPCA(1, 2, solver="gradient"), small, "cuda")
 
 
 def test_compiled_programs_are_cached_where_the_user_asks(tmp_path, monkeypatch):
@@ -515,7 +541,7 @@ def test_fit_under_a_transformation_says_what_to_use(transformation):
     clients = jf.Clients.from_samples(np.ones((3, 4, 5), np.float32))
 
     def fitted(decay):
-        algorithm = jf.pca.PerPCA(1, 1, decay=decay)
+        algorithm = jf.pca.PerPCA(1, 1, solver="gradient", decay=decay)
         solution = jf.fit(algorithm, clients, rounds=2, key=jax.random.key(0))
         return solution.history["objective"][-1]
 

@@ -18,7 +18,7 @@ import pytest
 
 import jaxfed as jf
 from jaxfed.core.common.files import locked, replacing
-from jaxfed.core.run import resume
+from jaxfed.core.run import host_loop
 from jaxfed.core.store import arrays, checkpoint, identity
 from tests.helpers import gaussian
 
@@ -31,7 +31,7 @@ class Interruption(Exception):
 
 
 def perpca():
-    return jf.pca.PerPCA(1, 1, decay=0.9, start="random")
+    return jf.pca.PerPCA(1, 1, solver="gradient", decay=0.9, start="random")
 
 
 def error(result):
@@ -42,7 +42,7 @@ def fit(path, *, algorithm=None, callbacks=(), **changed):
     arguments = {
         "rounds": ROUNDS,
         "key": jax.random.key(0),
-        "chunk_rounds": 3,
+        "rounds_per_chunk": 3,
         "metrics": error,
         "participation": jf.participation.uniform(2),
         **changed,
@@ -101,7 +101,7 @@ EARLY = {"callbacks": [jf.EarlyStopping("error", patience=0)], "rounds": 40}
 ENDS = {
     "rounds": ({}, jf.Status.round_limit),
     "tolerance": (
-        {"tol": 1e-2, "rounds": 200, "participation": None, "chunk_rounds": 7},
+        {"tol": 1e-2, "rounds": 200, "participation": None, "rounds_per_chunk": 7},
         jf.Status.converged,
     ),
     "callback": (EARLY, jf.Status.stopped),
@@ -157,7 +157,7 @@ def test_a_run_on_several_devices_resumes_bit_for_bit(tmp_path):
 
 
 OTHERS = {
-    "algorithm": {"algorithm": jf.pca.PerPCA(1, 1, decay=0.8, start="random")},
+    "algorithm": {"algorithm": jf.pca.PerPCA(1, 1, solver="gradient", decay=0.8, start="random")},
     "clients": {"clients": sampled(seed=1)},
     "key": {"key": jax.random.key(1)},
     "rounds": {"rounds": ROUNDS - 1},
@@ -165,7 +165,7 @@ OTHERS = {
     "participation": {"participation": jf.participation.uniform(3)},
     "backend": {"backend": jf.backend.chunked(2)},
     "tol": {"tol": 1e-3},
-    "chunk_rounds": {"chunk_rounds": 4},
+    "rounds_per_chunk": {"rounds_per_chunk": 4},
     "metrics": {"metrics": lambda result: {"other": result.shared.sum()}},
     "metrics_every": {"metrics_every": 2},
 }
@@ -229,7 +229,8 @@ def test_every_difference_is_named(finished):
 def test_a_checkpoint_of_several_processes_is_not_taken_for_a_damaged_one(tmp_path, monkeypatch):
     named = identity.fingerprint
     with monkeypatch.context() as patched:
-        patched.setattr(resume, "fingerprint", lambda *a, **b: named(*a, **{**b, "processes": 2}))
+        two = {"processes": 2}
+        patched.setattr(host_loop, "fingerprint", lambda *a, **b: named(*a, **{**b, **two}))
         fit(tmp_path)
     with pytest.raises(ValueError, match=r"another run: processes was 2 and is 1$"):
         fit(tmp_path)
@@ -432,7 +433,7 @@ def test_early_stopping_and_the_best_survive_an_interruption(tmp_path, at):
             sampled(),
             rounds=40,
             key=jax.random.key(0),
-            chunk_rounds=1,
+            rounds_per_chunk=1,
             metrics=measured,
             checkpoint=None if path is None else jf.Checkpoint(path, every=2),
             callbacks=[jf.EarlyStopping("gap", patience=5), stop],

@@ -33,7 +33,7 @@ def sampled(seed=0, samples=8):
 
 
 def perpca(step):
-    return jf.pca.PerPCA(1, 1, step_size=step, start="random")
+    return jf.pca.PerPCA(1, 1, solver="gradient", step_size=step, start="random")
 
 
 @functools.cache
@@ -55,15 +55,15 @@ def same(given, wanted):
     )
 
 
-@pytest.mark.parametrize("chunk_size", [None, 5])
-def test_a_grid_equals_the_loop(chunk_size):
+@pytest.mark.parametrize("runs_at_once", [None, 5])
+def test_a_grid_equals_the_loop(runs_at_once):
     keys = jax.random.split(jax.random.key(0))
     grid = jf.sweep(
         [perpca(s) for s in STEPS],
         [sampled(0), sampled(1)],
         keys=keys,
         rounds=ROUNDS,
-        chunk_size=chunk_size,
+        runs_at_once=runs_at_once,
     )
     assert grid.result.shared.shape == (3, 2, 2, 4, 1)
     assert grid.result.local.shape == (3, 2, 2, 3, 4, 1)
@@ -91,9 +91,9 @@ def test_only_stacked_arguments_get_an_axis():
 def test_several_hyperparameters_vary_together_or_stay_fixed():
     """One hyperparameter of a stacked algorithm may be left common to all."""
     key = jax.random.key(1)
-    algorithms = [jf.pca.PerPCA(1, 1, step_size=s, decay=0.5) for s in STEPS]
+    algorithms = [jf.pca.PerPCA(1, 1, solver="gradient", step_size=s, decay=0.5) for s in STEPS]
     wanted = jf.sweep(algorithms, sampled(), keys=key, rounds=ROUNDS)
-    partly = jf.pca.PerPCA(1, 1, step_size=jnp.asarray(STEPS), decay=0.5)
+    partly = jf.pca.PerPCA(1, 1, solver="gradient", step_size=jnp.asarray(STEPS), decay=0.5)
     same(jf.sweep(partly, sampled(), keys=key, rounds=ROUNDS), wanted)
 
 
@@ -191,8 +191,8 @@ def test_a_tolerance_ends_each_run_on_its_own():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("chunk_size", [None, 2])
-def test_a_sweep_can_be_compiled_and_differentiated(chunk_size):
+@pytest.mark.parametrize("runs_at_once", [None, 2])
+def test_a_sweep_can_be_compiled_and_differentiated(runs_at_once):
     key, steps = jax.random.key(0), jnp.asarray(STEPS)
 
     def last(run, steps):
@@ -200,7 +200,7 @@ def test_a_sweep_can_be_compiled_and_differentiated(chunk_size):
 
     def swept(steps):
         many = jax.vmap(perpca)(steps)
-        return jf.sweep(many, sampled(), keys=key, rounds=ROUNDS, chunk_size=chunk_size)
+        return jf.sweep(many, sampled(), keys=key, rounds=ROUNDS, runs_at_once=runs_at_once)
 
     def one_by_one(steps):
         runs = [jf.rollout(perpca(s), sampled(), rounds=ROUNDS, key=key) for s in steps]
@@ -220,7 +220,7 @@ def test_a_second_grid_compiles_nothing(caplog):
             [sampled(seed), sampled(seed + 1)],
             keys=jax.random.split(jax.random.key(seed)),
             rounds=ROUNDS,
-            chunk_size=5,
+            runs_at_once=5,
         )
 
     grid(1.0, 0)
@@ -236,11 +236,16 @@ def test_grids_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match=r"^algorithms: wanted one or a list"):
         jf.sweep([], sampled(), keys=keys, rounds=2)
     with pytest.raises(ValueError, match=r"^algorithms: wanted equal ranks and other static"):
-        jf.sweep([jf.pca.PerPCA(1, 1), jf.pca.PerPCA(1, 2)], sampled(), keys=keys, rounds=2)
+        jf.sweep(
+            [jf.pca.PerPCA(1, 1, solver="gradient"), jf.pca.PerPCA(1, 2, solver="gradient")],
+            sampled(),
+            keys=keys,
+            rounds=2,
+        )
     with pytest.raises(ValueError, match=r"^clients: wanted arrays of equal shapes"):
         jf.sweep(perpca(0.1), [sampled(), sampled(samples=9)], keys=keys, rounds=2)
     with pytest.raises(ValueError, match=r"^algorithms: .*, got .lengths \[2, 3\]"):
-        lengths = jf.pca.PerPCA(1, 1, step_size=jnp.ones(2), decay=jnp.ones(3))
+        lengths = jf.pca.PerPCA(1, 1, solver="gradient", step_size=jnp.ones(2), decay=jnp.ones(3))
         jf.sweep(lengths, sampled(), keys=keys, rounds=2)
     for algorithm, in_axes in (
         (perpca(0.1), 0),
@@ -251,9 +256,9 @@ def test_grids_that_do_not_fit_are_refused():
     ):
         with pytest.raises(ValueError, match=r"^in_axes: wanted"):
             jf.sweep(algorithm, sampled(), keys=keys, rounds=2, in_axes=in_axes)
-    for chunk_size in (0, -1, 1.5):
-        with pytest.raises(ValueError, match=r"^chunk_size: wanted a whole number of at least 1"):
-            jf.sweep(perpca(0.1), sampled(), keys=keys, rounds=2, chunk_size=chunk_size)
+    for runs_at_once in (0, -1, 1.5):
+        with pytest.raises(ValueError, match=r"^runs_at_once: wanted a whole number of at least 1"):
+            jf.sweep(perpca(0.1), sampled(), keys=keys, rounds=2, runs_at_once=runs_at_once)
     with pytest.raises(ValueError, match=r"^rounds: "):
         jf.sweep(perpca(0.1), sampled(), keys=keys, rounds=0)
     for wrong in (0, None, [0.1]):
@@ -288,10 +293,10 @@ def test_masks_are_used_for_one_run_only():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("chunk_size", [None, 2])
-def test_an_algorithm_without_local_components(chunk_size):
+@pytest.mark.parametrize("runs_at_once", [None, 2])
+def test_an_algorithm_without_local_components(runs_at_once):
     keys = jax.random.split(jax.random.key(0), 3)
-    grid = jf.sweep(jf.pca.Pooled(2), sampled(), keys=keys, rounds=1, chunk_size=chunk_size)
+    grid = jf.sweep(jf.pca.Pooled(2), sampled(), keys=keys, rounds=1, runs_at_once=runs_at_once)
     assert grid.result.local is None
     wanted = jf.fit(jf.pca.Pooled(2), sampled(), rounds=1, key=keys[0]).result.shared
     for shared in grid.result.shared:
@@ -321,7 +326,7 @@ def wanted_values():
 
 
 @pytest.mark.parametrize(
-    ("chunk_size", "backend"),
+    ("runs_at_once", "backend"),
     [
         (None, jf.backend.vmap()),
         (1, jf.backend.vmap()),
@@ -330,8 +335,8 @@ def wanted_values():
         (None, jf.backend.pmap(2)),
     ],
 )
-def test_a_labelled_grid_evaluates_the_function_at_every_point(chunk_size, backend):
-    found = jf.grid(noisy, AXES, chunk_size=chunk_size, backend=backend)
+def test_a_labelled_grid_evaluates_the_function_at_every_point(runs_at_once, backend):
+    found = jf.grid(noisy, AXES, runs_at_once=runs_at_once, backend=backend)
     assert {name: values.values.tolist() for name, values in found.coords.items()} == {
         name: list(values) for name, values in AXES.items()
     }
@@ -389,7 +394,7 @@ def test_data_are_arguments_and_a_second_grid_compiles_nothing(caplog):
     def grid(seed, scales):
         data = np.random.default_rng(seed).normal(size=(2, 9))
         partial = jax.tree_util.Partial(moment, jnp.asarray(data))
-        found = jf.grid(partial, {"which": range(2), "scale": scales}, chunk_size=2)
+        found = jf.grid(partial, {"which": range(2), "scale": scales}, runs_at_once=2)
         wanted = np.sum(data**2, axis=1)[:, None] * scales
         np.testing.assert_allclose(found["moment"], wanted, rtol=1e-12)
 
@@ -412,7 +417,7 @@ def test_runs_on_fewer_clients_and_samples_share_a_program():
         return {"shared": solution.result.shared, "objective": solution.history["objective"]}
 
     axes = {"step_size": STEPS[:2], "size": [2, 3], "samples": [5, 8], "data_set": range(2)}
-    found = jf.grid(jax.tree_util.Partial(run, data), axes, chunk_size=3)
+    found = jf.grid(jax.tree_util.Partial(run, data), axes, runs_at_once=3)
     alone = jf.Clients.from_samples(sampled(1).data.values[:2, :5])
     one = jf.fit(perpca(STEPS[1]), alone, rounds=ROUNDS, key=jax.random.key(0))
     part = found.sel(step_size=STEPS[1], size=2, samples=5, data_set=1)
@@ -422,20 +427,20 @@ def test_runs_on_fewer_clients_and_samples_share_a_program():
 
 def test_an_interrupted_grid_resumes(tmp_path, capsys):
     folder = tmp_path / "new" / "folder"
-    whole = jf.grid(noisy, AXES, chunk_size=5, folder=folder)
+    whole = jf.grid(noisy, AXES, runs_at_once=5, folder=folder)
     files = sorted(folder.glob("*.npz"))
     assert len(files) == 5
     kept = {path: path.stat().st_mtime_ns for path in files[::2]}
     for path in files[1::2]:
         path.unlink()
     (folder / ".part-00000005.npz").write_bytes(b"killed while it was written")
-    again = jf.grid(noisy, AXES, chunk_size=5, folder=folder, progress=True)
+    again = jf.grid(noisy, AXES, runs_at_once=5, folder=folder, progress=True)
     assert "24/24" in capsys.readouterr().err
     assert again.identical(whole)
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
     # Other block sizes work too, because points are stored, not blocks.
     files[1].unlink()
-    again = jf.grid(noisy, AXES, chunk_size=2, folder=folder)
+    again = jf.grid(noisy, AXES, runs_at_once=2, folder=folder)
     np.testing.assert_allclose(again["value"], whole["value"], rtol=1e-12)
 
 
@@ -488,7 +493,7 @@ def kept(tmp_path_factory):
     """A finished grid in blocks of 4, and its folder."""
     folder = tmp_path_factory.mktemp("kept")
     with jax.enable_x64(True):
-        return folder, jf.grid(cheap, POINTS, chunk_size=4, folder=folder)
+        return folder, jf.grid(cheap, POINTS, runs_at_once=4, folder=folder)
 
 
 def stored(change):
@@ -524,19 +529,19 @@ def test_a_damaged_block_is_computed_again(kind, kept, tmp_path):
     shutil.copytree(kept[0], folder)
     DAMAGE[kind](folder / "00000004.npz")
     with pytest.warns(UserWarning, match=r"^folder: \S*00000004.npz is damaged") as caught:
-        again = jf.grid(cheap, POINTS, chunk_size=4, folder=folder)
+        again = jf.grid(cheap, POINTS, runs_at_once=4, folder=folder)
     assert len(caught) == 1 and caught[0].filename == __file__
     unchanged(again, kept[1])
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # the block is whole again
-        unchanged(jf.grid(cheap, POINTS, chunk_size=4, folder=folder), kept[1])
+        unchanged(jf.grid(cheap, POINTS, runs_at_once=4, folder=folder), kept[1])
 
 
 def test_a_block_that_another_was_copied_to_is_computed_again(kept, tmp_path):
     folder = tmp_path / "grid"
     shutil.copytree(kept[0], folder)
     shutil.copy(folder / "00000000.npz", folder / "00000004.npz")
-    unchanged(jf.grid(cheap, POINTS, chunk_size=4, folder=folder), kept[1])
+    unchanged(jf.grid(cheap, POINTS, runs_at_once=4, folder=folder), kept[1])
 
 
 @pytest.mark.slow
@@ -552,7 +557,7 @@ def test_no_changed_bit_of_a_block_goes_unnoticed(kept, tmp_path):
         path.write_bytes(changed)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            unchanged(jf.grid(cheap, POINTS, chunk_size=4, folder=folder), kept[1])
+            unchanged(jf.grid(cheap, POINTS, runs_at_once=4, folder=folder), kept[1])
         noticed += len(caught)
     assert noticed > 20
 
@@ -560,7 +565,7 @@ def test_no_changed_bit_of_a_block_goes_unnoticed(kept, tmp_path):
 def test_a_block_from_other_versions_is_refused(kept, monkeypatch):
     monkeypatch.setattr("jaxfed.core.store.grid.versions", lambda: {"jax": "0.1", "jaxlib": "0.2"})
     with pytest.raises(ValueError, match=r"^folder: .* another grid: versions was .* and is "):
-        jf.grid(cheap, POINTS, chunk_size=4, folder=kept[0])
+        jf.grid(cheap, POINTS, runs_at_once=4, folder=kept[0])
 
 
 def test_files_that_only_look_like_blocks_are_left(tmp_path):
@@ -568,7 +573,7 @@ def test_files_that_only_look_like_blocks_are_left(tmp_path):
     np.savez(path, values=np.ones(3))
     content = path.read_bytes()
     with pytest.raises(ValueError, match=r"^folder: .* holds something else than a grid"):
-        jf.grid(cheap, POINTS, chunk_size=4, folder=tmp_path)
+        jf.grid(cheap, POINTS, runs_at_once=4, folder=tmp_path)
     assert path.read_bytes() == content
 
 
@@ -584,15 +589,15 @@ def test_one_process_at_a_time_works_in_a_folder(kept, tmp_path):
     process = subprocess.Popen([sys.executable, "-c", hold, folder], stdout=subprocess.PIPE)
     assert process.stdout.readline() == b"held\n"
     with pytest.raises(BlockingIOError, match=rf"^folder: .* in use by process {process.pid} on"):
-        jf.grid(cheap, POINTS, chunk_size=4, folder=folder)
+        jf.grid(cheap, POINTS, runs_at_once=4, folder=folder)
     process.kill()
     process.wait()
     process.stdout.close()
     # Neither a dead process, which could not clean up, nor an error keeps others out.
-    unchanged(jf.grid(cheap, POINTS, chunk_size=4, folder=folder), kept[1])
+    unchanged(jf.grid(cheap, POINTS, runs_at_once=4, folder=folder), kept[1])
     with pytest.raises(ValueError, match="another grid"):
         jf.grid(cheap, POINTS | {"y": [5]}, folder=folder)
-    unchanged(jf.grid(cheap, POINTS, chunk_size=4, folder=folder), kept[1])
+    unchanged(jf.grid(cheap, POINTS, runs_at_once=4, folder=folder), kept[1])
 
 
 def test_folders_that_cannot_be_locked_are_still_used(kept, tmp_path, monkeypatch):
@@ -601,9 +606,9 @@ def test_folders_that_cannot_be_locked_are_still_used(kept, tmp_path, monkeypatc
 
     monkeypatch.setattr("fcntl.flock", refuse)
     with pytest.warns(UserWarning, match=r"^folder: .* cannot be locked \(No locks available"):
-        unchanged(jf.grid(cheap, POINTS, chunk_size=4, folder=tmp_path / "network"), kept[1])
+        unchanged(jf.grid(cheap, POINTS, runs_at_once=4, folder=tmp_path / "network"), kept[1])
     monkeypatch.setattr("jaxfed.core.common.files.fcntl", None)
-    unchanged(jf.grid(cheap, POINTS, chunk_size=4, folder=tmp_path / "windows"), kept[1])
+    unchanged(jf.grid(cheap, POINTS, runs_at_once=4, folder=tmp_path / "windows"), kept[1])
 
 
 def test_a_full_disk_leaves_whole_blocks(kept, tmp_path, monkeypatch):
@@ -617,10 +622,10 @@ def test_a_full_disk_leaves_whole_blocks(kept, tmp_path, monkeypatch):
 
     monkeypatch.setattr(store, "write_entries", full)
     with pytest.raises(OSError, match="No space left on device"):
-        jf.grid(cheap, POINTS, chunk_size=4, folder=folder)
+        jf.grid(cheap, POINTS, runs_at_once=4, folder=folder)
     assert sorted(path.name for path in folder.iterdir()) == [".lock", "00000000.npz"]
     monkeypatch.undo()
-    unchanged(jf.grid(cheap, POINTS, chunk_size=4, folder=folder), kept[1])
+    unchanged(jf.grid(cheap, POINTS, runs_at_once=4, folder=folder), kept[1])
 
 
 @pytest.mark.parametrize(
@@ -642,9 +647,9 @@ def test_axes_that_do_not_fit_are_refused(axes, message):
 
 
 def test_other_bad_input_of_labelled_grids():
-    for chunk_size in (0, -1, 1.5):
-        with pytest.raises(ValueError, match=r"^chunk_size: wanted a whole number of at least 1"):
-            jf.grid(noisy, AXES, chunk_size=chunk_size)
+    for runs_at_once in (0, -1, 1.5):
+        with pytest.raises(ValueError, match=r"^runs_at_once: wanted a whole number of at least 1"):
+            jf.grid(noisy, AXES, runs_at_once=runs_at_once)
     with pytest.raises(ValueError, match=r"^backend: wanted one of jaxfed.backend, got 2"):
         jf.grid(noisy, AXES, backend=2)
     with pytest.raises(ValueError, match=r"^function: wanted arrays by name"):

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("x64")
 def problem():
     """Clients around common components, and the error that is expected of other samples."""
     data = jf.data.hierarchical_synthetic(
-        jax.random.key(0), clients=8, features=5, rank=2, samples=12, prior_variance=0.03
+        key=jax.random.key(0), clients=8, features=5, rank=2, samples=12, prior_variance=0.03
     )
 
     def held_out(result):
@@ -65,14 +65,13 @@ def test_five_hyperparameters_are_tuned_at_once(problem):
     clients, held_out = problem
     start = {
         "noise_variance": 2.0,
-        "prior_variance": 0.5,
+        "initial_variance": 0.5,
         "step_size": 0.01,
         "global_step_size": 0.01,
         "hyper_prior": 0.5,
     }
-    variances = {name: start.pop(name) for name in ("noise_variance", "prior_variance")}
-    algorithm = jf.pca.AdaptivePCA(2, *variances.values(), **start, spread="log")
-    names = [*variances, *start]
+    algorithm = jf.pca.HierarchicalPCA(2, **start, variance_update="log")
+    names = list(start)
 
     def tuned(names, steps):
         return jf.tune(
@@ -91,14 +90,14 @@ def test_five_hyperparameters_are_tuned_at_once(problem):
     assert set(together.path) == set(names)
     for name in names:  # each has a slope, and is moved by it
         assert abs(np.log(together.path[name][1] / together.path[name][0])) > 0.1, name
-    alone = [tuned([name], 15).loss.min() for name in ("prior_variance", "step_size")]
+    alone = [tuned([name], 15).loss.min() for name in ("initial_variance", "step_size")]
     assert together.loss.min() < min(together.loss[0], *alone)
 
 
 def of_hierarchical(seed, clients, features, rank, samples, **options):
     """The error that is expected of other samples, by the prior's variance."""
     data = jf.data.hierarchical_synthetic(
-        jax.random.key(seed),
+        key=jax.random.key(seed),
         clients=clients,
         features=features,
         rank=rank,

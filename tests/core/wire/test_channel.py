@@ -97,7 +97,7 @@ def by_hand(algorithm, clients, rounds, key):
 
 
 def test_a_lossless_channel_changes_no_bit_of_a_run():
-    algorithm = jf.pca.PerPCA(2, 1, step_size=0.05, start="random")
+    algorithm = jf.pca.PerPCA(2, 1, solver="gradient", step_size=0.05, start="random")
     clients = gaussian(COUNTS)
     solution = solve(algorithm, clients, channel=jf.channel.lossless())
     run = jax.jit(by_hand, static_argnames="rounds")
@@ -108,7 +108,9 @@ def test_a_lossless_channel_changes_no_bit_of_a_run():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [jf.pca.PerPCA, jf.pca.OneShot])
+@pytest.mark.parametrize(
+    "kind", [functools.partial(jf.pca.PerPCA, solver="gradient"), jf.pca.OneShot]
+)
 def test_an_exact_channel_changes_nothing(kind):
     algorithm, clients = kind(1, 1), gaussian(COUNTS)
     lossless = solve(algorithm, clients, channel=jf.channel.lossless())
@@ -131,7 +133,10 @@ def test_lossless_keeps_every_bit_pattern(key):
 @pytest.mark.parametrize("way", ["up", "down"])
 def test_memory_at_both_ends(way, x64):
     """Difference coding rounds a little, and only adds up if each end keeps its own memory."""
-    algorithm, clients = jf.pca.PerPCA(1, 1, decay=0.7), gaussian(COUNTS, dtype=np.float64)
+    algorithm, clients = (
+        jf.pca.PerPCA(1, 1, solver="gradient", decay=0.7),
+        gaussian(COUNTS, dtype=np.float64),
+    )
     lossless = jf.channel.lossless()
     channel = {"up": jf.Wire(Differences(), lossless), "down": jf.Wire(lossless, Differences())}
     given = solve(algorithm, clients, channel=channel[way])
@@ -152,7 +157,7 @@ class Choosy(Bytes):
 @pytest.mark.slow
 @pytest.mark.parametrize("wrapped", [lambda x: x, jf.channel.difference, jf.channel.error_feedback])
 def test_a_channel_may_refuse_a_run(wrapped, key):
-    clients, algorithm = gaussian(COUNTS), jf.pca.PerPCA(1, 1, step_size=0.05)
+    clients, algorithm = gaussian(COUNTS), jf.pca.PerPCA(1, 1, solver="gradient", step_size=0.05)
     options = {"rounds": 1, "key": key, "channel": jf.Wire(wrapped(Choosy()), Bytes())}
     with pytest.raises(ValueError, match="other than five"):
         jf.fit(algorithm, clients, **options)
@@ -161,7 +166,7 @@ def test_a_channel_may_refuse_a_run(wrapped, key):
 
 @pytest.mark.slow
 def test_keys_of_other_generators_draw_the_same_however_clients_are_mapped():
-    clients, algorithm = gaussian(COUNTS), jf.pca.PerPCA(1, 1, step_size=0.05)
+    clients, algorithm = gaussian(COUNTS), jf.pca.PerPCA(1, 1, solver="gradient", step_size=0.05)
     channel, key = jf.channel.difference(jf.channel.random_k(0.5)), jax.random.key(3, impl="rbg")
 
     def shared(key, backend):
@@ -280,13 +285,14 @@ def test_for_start_must_return_a_channel(way):
 
 # --- bits: their exact numbers for every algorithm are in test_contract.py -----------------------
 
-FIRST = 2 * FEATURES  # numbers in the first message of `PerPCA(1, 1)`: two components
+# Numbers in the first message of `PerPCA(1, 1, solver="gradient")`: two components.
+FIRST = 2 * FEATURES
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["fit", "rollout"])
 def test_bits_of_single_precision(way, key):
-    algorithm, clients = jf.pca.PerPCA(1, 1, decay=0.5), gaussian(COUNTS)
+    algorithm, clients = jf.pca.PerPCA(1, 1, solver="gradient", decay=0.5), gaussian(COUNTS)
     if way == "fit":
         history = jf.fit(algorithm, clients, rounds=ROUNDS, key=key).history
         assert history["bits_up"].dtype == history["bits_down"].dtype == np.float64
@@ -308,7 +314,11 @@ def test_a_warm_start_sends_no_second_moment(key):
     """The largest eigenvalue for the automatic step, but no second moment."""
     start = jf.Personalized(np.eye(FEATURES, 1), None)
     history = jf.fit(
-        jf.pca.PerPCA(1, 1), gaussian(COUNTS), rounds=3, key=key, warm_start=start
+        jf.pca.PerPCA(1, 1, solver="gradient"),
+        gaussian(COUNTS),
+        rounds=3,
+        key=key,
+        warm_start=start,
     ).history
     np.testing.assert_array_equal(history["bits_up"], 32 * (1 + 6 * np.arange(1, 4)))
 
@@ -323,7 +333,7 @@ def test_bits_are_those_of_the_payload(key):
         def decode(self, payload):
             return jax.tree.map(lambda x: x.astype(jnp.float32), payload)
 
-    algorithm, clients = jf.pca.PerPCA(1, 1, step_size=0.1), gaussian(COUNTS)
+    algorithm, clients = jf.pca.PerPCA(1, 1, solver="gradient", step_size=0.1), gaussian(COUNTS)
     history = jf.fit(
         algorithm,
         clients,
@@ -341,7 +351,7 @@ def test_bits_stay_exact_beyond_single_precision(key):
     """2^24 bits are soon sent; the count must not stop there."""
     rng = np.random.default_rng(0)
     clients = jf.Clients.from_samples(rng.normal(size=(1, 2, 3001)).astype(np.float32))
-    algorithm = jf.pca.PerPCA(1, 1, step_size=0.1, start="random")
+    algorithm = jf.pca.PerPCA(1, 1, solver="gradient", step_size=0.1, start="random")
     rounds = 400
     history = jf.fit(algorithm, clients, rounds=rounds, key=key).history
     wanted = 32 * 3001 * np.arange(1, rounds + 1)
@@ -383,7 +393,7 @@ def test_a_wire_is_made_of_channels(name):
     ],
 )
 def test_the_start_is_a_message_too(channel, up, down, key):
-    algorithm, clients = jf.pca.PerPCA(1, 1, step_size=0.05), gaussian(COUNTS)
+    algorithm, clients = jf.pca.PerPCA(1, 1, solver="gradient", step_size=0.05), gaussian(COUNTS)
     history = jf.fit(algorithm, clients, rounds=3, key=key, channel=channel).history
     per_round = np.diff(history["bits_up"])[0]
     assert history["bits_up"][0] - per_round == up
@@ -395,7 +405,13 @@ def test_a_start_channel_with_memory_is_refused(key):
     difference = jf.channel.difference(jf.channel.quantize(3))
     with pytest.raises(ValueError, match=r"^channel: wanted for the start one without memory"):
         channel = jf.Wire(lossless, lossless, difference)
-        jf.fit(jf.pca.PerPCA(1, 1), gaussian(COUNTS), rounds=1, key=key, channel=channel)
+        jf.fit(
+            jf.pca.PerPCA(1, 1, solver="gradient"),
+            gaussian(COUNTS),
+            rounds=1,
+            key=key,
+            channel=channel,
+        )
 
 
 # --- differences where some are absent -----------------------------------------------------------
@@ -450,7 +466,7 @@ def test_differences_of_the_present_add_up_to_everybodys_mean(channel, x64):
 def test_a_returning_client_receives_what_it_missed_and_it_is_counted(key):
     present = np.array([[1, 1, 1, 1, 1], [1, 0, 1, 1, 1], [1, 0, 1, 1, 1], [1, 1, 1, 1, 1]], bool)
     clients = jf.Clients.from_samples(np.random.default_rng(0).normal(size=(5, 9, 40)).astype("f"))
-    algorithm = jf.pca.PerPCA(2, 1, step_size=0.05)
+    algorithm = jf.pca.PerPCA(2, 1, solver="gradient", step_size=0.05)
     channel = jf.Wire(jf.channel.lossless(), jf.channel.difference(jf.channel.quantize(3)))
     run = functools.partial(jf.fit, algorithm, clients, key=key, channel=channel)
     away = run(rounds=16, participation=jf.participation.mask(np.resize(present, (16, 5))))

@@ -444,7 +444,7 @@ def test_runs_with_differences_end_where_lossless_ones_do(name, x64):
     Iterates of different processors part (another entry is the largest, another number is rounded
     up) and meet again: that figure is the worst of thirty runs on data changed by 3e-7.
     """
-    algorithm, clients = jf.pca.PerPCA(1, 1), gaussian(COUNTS, dtype=np.float64)
+    algorithm, clients = jf.pca.PerPCA(1, 1, solver="gradient"), gaussian(COUNTS, dtype=np.float64)
     wanted = solve(algorithm, clients, channel=jf.channel.lossless(), rounds=1200)
     given = solve(algorithm, clients, channel=jf.channel.difference(LOSSY[name]()), rounds=1200)
     chex.assert_trees_all_close(
@@ -455,7 +455,7 @@ def test_runs_with_differences_end_where_lossless_ones_do(name, x64):
 
 @pytest.mark.slow
 def test_without_memory_coarse_messages_do_not_converge():
-    algorithm, clients = jf.pca.PerPCA(1, 1), gaussian(COUNTS)
+    algorithm, clients = jf.pca.PerPCA(1, 1, solver="gradient"), gaussian(COUNTS)
 
     def restless(channel):
         history = solve(algorithm, clients, channel=channel, rounds=400).history
@@ -661,7 +661,7 @@ def test_channels_that_are_not_compressors_can_be_chained(key):
         receiver = made.receive(made.decode(payload), receiver)
         chex.assert_trees_all_equal(sender, receiver)
     np.testing.assert_allclose(receiver["frame"], message["frame"], atol=1e-6)
-    slope = jax.grad(lambda x: made.inner.through(key, x)[1].sum())(message["frame"])
+    slope = jax.grad(lambda x: made.compressor.through(key, x)[1].sum())(message["frame"])
     np.testing.assert_array_equal(slope, jnp.full((8, 3), 0.5))
 
 

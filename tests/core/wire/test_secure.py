@@ -10,6 +10,7 @@ import pytest
 
 import jaxfed as jf
 from jaxfed import privacy
+from jaxfed.core.backends.backend import collect
 from jaxfed.core.wire.masks import without_masks
 from jaxfed.core.wire.packing import pack_wide, unpack_wide
 from tests import helpers
@@ -89,7 +90,7 @@ def test_masks_cancel_on_every_backend(key):
     for backend in (jf.backend.chunked(2), jf.backend.pmap(4), jf.backend.shard(4)):
         filled = jnp.arange(CLIENTS + -CLIENTS % backend.multiple)
         own = (filled, messages[filled % CLIENTS], keys[filled % CLIENTS])
-        added, _ = jax.jit(lambda own, b=backend: b.map_reduce(work, (), own))(own)
+        added, _ = jax.jit(lambda own, b=backend: collect(b, work, (), own, CLIENTS))(own)
         told = channel.receive(added, None)
         np.testing.assert_allclose(told["x"].value, wanted, rtol=0, atol=1.1 * CLIENTS * unit)
 
@@ -189,7 +190,7 @@ def test_a_masked_run_equals_an_open_one(x64):
     """With weighted means and several arrays; masks differ from round to round."""
     clients = sampled(dtype=np.float64, weights=[1, 2, 0, 3, 4])
     start = jf.Personalized(jnp.eye(FEATURES, 2), None)
-    algorithm = jf.pca.PerPCA(2, 1, step_size=0.05)
+    algorithm = jf.pca.PerPCA(2, 1, solver="gradient", step_size=0.05)
     wanted = solve(algorithm, clients, channel=LOSSLESS, warm_start=start)
     channel = jf.Wire(masks(bits=32, bound=1.0), LOSSLESS)
     given = solve(algorithm, clients, channel=channel, warm_start=start)
@@ -274,9 +275,13 @@ def test_unsupported_uses_of_masks_are_refused(key):
     start = jf.Personalized(jnp.eye(FEATURES, 1), None)
     for options in ({}, {"warm_start": start}):
         with pytest.raises(ValueError, match=r"^channel: masked messages can be added up"):
-            run(jf.pca.PerPCA(1, 1), channel=up, **options)
+            run(jf.pca.PerPCA(1, 1, solver="gradient"), channel=up, **options)
         with pytest.raises(ValueError, match=r"^channel: .*PerPCA sends \d+ bits in the clear"):
-            run(jf.pca.PerPCA(1, 1), channel=jf.Wire(up.up, up.down, LOSSLESS), **options)
+            run(
+                jf.pca.PerPCA(1, 1, solver="gradient"),
+                channel=jf.Wire(up.up, up.down, LOSSLESS),
+                **options,
+            )
     with pytest.raises(ValueError, match=r"^channel: .*floating-point numbers only.*int32"):
         masks().encode(key, {"x": jnp.arange(3)}, None)
 
@@ -284,7 +289,10 @@ def test_unsupported_uses_of_masks_are_refused(key):
 @pytest.mark.slow
 def test_first_messages_are_masked_too(x64):
     """Its sums are exact up to rounding, and its masks are not those of a round."""
-    clients, algorithm = sampled(dtype=np.float64), jf.pca.PerPCA(2, 1, step_size=0.05)
+    clients, algorithm = (
+        sampled(dtype=np.float64),
+        jf.pca.PerPCA(2, 1, solver="gradient", step_size=0.05),
+    )
     wanted = solve(algorithm, clients, channel=LOSSLESS)
     given = solve(algorithm, clients, channel=jf.Wire(masks(bits=32, bound=20.0), LOSSLESS))
     np.testing.assert_allclose(given.history["objective"], wanted.history["objective"], rtol=1e-5)
@@ -310,7 +318,7 @@ def test_the_derivative_is_that_of_the_sum(x64):
     @jax.jit
     def slope(channel, step):
         def last(step):
-            algorithm = jf.pca.PerPCA(2, 1, step_size=step)
+            algorithm = jf.pca.PerPCA(2, 1, solver="gradient", step_size=step)
             run = solve(algorithm, clients, channel=channel, warm_start=start)
             return run.history["objective"][-1]
 

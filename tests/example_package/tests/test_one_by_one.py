@@ -42,7 +42,7 @@ def test_a_grid_runs_its_points_one_by_one():
         return {"sum": x**2 + y**2}
 
     axes = {"x": [1.0, 2.0], "y": [0.0, 1.0, 3.0]}
-    found = jf.grid(squares, axes, backend=OneByOne(), chunk_size=2)
+    found = jf.grid(squares, axes, backend=OneByOne(), runs_at_once=2)
     np.testing.assert_array_equal(found["sum"], [[1, 2, 10], [4, 5, 13]])
 
 

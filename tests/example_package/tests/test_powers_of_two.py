@@ -88,7 +88,7 @@ def test_algorithms_pass_the_public_checks_through_it():
 
 def test_derivatives_pass_straight_through():
     def last(step):
-        algorithm = jf.pca.PerPCA(2, 1, step_size=step)
+        algorithm = jf.pca.PerPCA(2, 1, solver="gradient", step_size=step)
         run = jf.rollout(algorithm, draw(), rounds=3, key=jax.random.key(0), channel=PowersOfTwo())
         return run.history["objective"][-1]
 

@@ -1,0 +1,151 @@
+"""The door for numbers: what users have on the host, as floating-point numbers of JAX's precision.
+
+Means and spreads are computed in double precision before anything is rounded.
+"""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxfed._checks import host_array
+
+# Whole numbers up to this one are exact in double precision.
+LARGEST = 2**53
+# Of a feature's deviations, single precision must keep three digits.
+SHARE = 1e-3
+# Deviations below this share of the mean are rounding errors of double precision.
+NOISE = 1e-13
+
+
+def precision_of(dtype: np.dtype) -> AbstractContextManager[Any]:
+    """Let JAX compute in the precision of a table, within this block and thread alone."""
+    return jax.enable_x64(True) if dtype == np.float64 else nullcontext()
+
+
+def host_floats(given: Any, name: str, wanted: str, *, missing: bool | None = None) -> np.ndarray:
+    """Host data as an array of floating-point numbers that loses nothing.
+
+    Integers become doubles. A data frame is its columns; masked entries and missing values become
+    NaN.
+
+    Args:
+        given: a NumPy array, a nested list, a masked array, or a data frame of numbers.
+        name: of the argument.
+        wanted: what errors say is wanted.
+        missing: whether NaN is allowed; None if the argument can never have missing entries.
+
+    Raises:
+        ValueError: if the data are not real numbers, whole numbers are too large, or entries are
+            missing and `missing` is not True. The message names the column of a data frame.
+    """
+    if hasattr(given, "columns") and hasattr(given, "dtypes"):
+        return _columns(given, name, missing)
+    if np.ma.is_masked(given):
+        _check_missing(name, "masked entries", missing)
+    return exact(host_array(name, unmasked(given), wanted), name)
+
+
+def unmasked(given: Any) -> Any:
+    """A masked array as an array with NaN for its masked entries; anything else as it is."""
+    if not isinstance(given, np.ma.MaskedArray):
+        return given
+    data = np.asarray(given.data)
+    return np.where(np.ma.getmaskarray(given), np.nan, data) if np.ma.is_masked(given) else data
+
+
+def exact(array: np.ndarray, name: str) -> np.ndarray:
+    """Whole numbers as doubles; other arrays as they are.
+
+    Raises:
+        ValueError: if some are too large to be exact.
+    """
+    if array.dtype.kind not in "iu":
+        return array
+    # Python's numbers, since -2**63 has no positive counterpart of its own type.
+    extremes = [int(array.min()), int(array.max())] if array.size else []
+    if any(abs(extreme) > LARGEST for extreme in extremes):
+        raise ValueError(
+            f"{name}: wanted whole numbers up to 2**53, which double precision holds exactly, got "
+            f"{max(extremes, key=abs)}; subtract a constant first"
+        )
+    return array.astype(np.float64)
+
+
+def rounded(array: np.ndarray) -> np.ndarray:
+    """Doubles in JAX's precision; other arrays as they are."""
+    if array.dtype != np.float64:
+        return array
+    # Large numbers become infinite, which the caller refuses.
+    with np.errstate(over="ignore"):
+        return array.astype(jax.dtypes.canonicalize_dtype(np.float64))
+
+
+def check_spread(name: str, tables: Sequence[np.ndarray]) -> None:
+    """Refuse features that single precision loses: far from zero, they vary little.
+
+    All tables count together: a feature that varies little in one alone is not lost.
+
+    Args:
+        name: of the argument.
+        tables: arrays before they are rounded, whose last axis holds the same features.
+
+    Raises:
+        ValueError: names the feature, by number.
+    """
+    tables = [x for x in tables if x.dtype == np.float64 and x.ndim > 1 and x.size]
+    if not tables or jax.dtypes.canonicalize_dtype(np.float64) != np.float32:
+        return
+    eps = float(np.finfo(np.float32).eps) / 2
+    # Without NaN, which stands for a missing entry. A feature that spreads widely is not lost.
+    low, high = (
+        f.reduce([f.reduce(x, axis=tuple(range(x.ndim - 1))) for x in tables])
+        for f in (np.fmin, np.fmax)
+    )
+    largest = np.maximum(np.abs(low), np.abs(high))
+    with np.errstate(invalid="ignore", over="ignore"):  # of numbers that the caller refuses
+        doubtful = np.flatnonzero(high - low < 32 * eps / SHARE * largest)
+    for place in doubtful[np.isfinite(largest[doubtful])]:
+        values = np.concatenate([x[..., place].ravel() for x in tables])
+        spread = float(np.nanstd(values))
+        if NOISE * largest[place] < spread < eps / SHARE * largest[place]:
+            raise ValueError(
+                f"{name}: wanted features that single precision holds, got feature {place} (from "
+                f"0), which varies by {spread:.3g} about {np.nanmean(values):.10g}; subtract a "
+                "constant from it, or compute in double precision: "
+                "jax.config.update('jax_enable_x64', True)"
+            )
+
+
+def _columns(frame: Any, name: str, missing: bool | None) -> np.ndarray:
+    """The columns of a data frame of numbers."""
+    for column, dtype in zip(frame.columns, frame.dtypes, strict=True):
+        if getattr(dtype, "kind", "O") not in "iuf":
+            raise ValueError(
+                f"{name}: wanted columns of numbers, got column {column!r} of type {dtype}; drop "
+                "it, or convert it to numbers"
+            )
+        if getattr(dtype, "kind", "") in "iu" and len(frame):
+            extremes = [frame[column].min(), frame[column].max()]
+            exact(np.asarray([int(x) for x in extremes if x == x]), f"{name}, column {column!r}")
+    table = np.asarray(frame.to_numpy(dtype=np.float64, na_value=np.nan))
+    if np.isnan(table).any():
+        _check_missing(name, "missing values", missing)
+    return table
+
+
+def _check_missing(name: str, what: str, missing: bool | None) -> None:
+    if not missing:
+        hint = "" if missing is None else "; missing='mask' takes them as not observed"
+        raise ValueError(f"{name}: wanted complete numbers, got {what}{hint}")
+
+
+def refused(name: str, wanted: str, array: Any) -> ValueError:
+    """The error for numbers of another type; the caller raises it."""
+    hint = ""
+    if jnp.issubdtype(array.dtype, jnp.floating):
+        hint = f"; convert with .astype(numpy.float{64 if array.dtype.itemsize > 8 else 32})"
+    return ValueError(f"{name}: wanted {wanted}, got {array.dtype}{hint}")

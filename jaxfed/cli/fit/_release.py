@@ -1,0 +1,107 @@
+"""`jaxfed fit ... --epsilon`: components from moments whose noise protects each person."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxfed import pca, privacy
+from jaxfed._checks import check_number, check_positive
+from jaxfed.cli._options import option
+from jaxfed.core.clients.clients import Clients
+from jaxfed.core.run.solution import Solution
+
+OPTIONS = [
+    option(
+        "--epsilon",
+        float,
+        "release each client's second moment once, with noise that protects each person; local "
+        "components then come from the client's own data; default: no noise",
+        None,
+    ),
+    option("--delta", float, "probability that the guarantee fails, with --epsilon", 1e-5),
+    option(
+        "--person",
+        str,
+        "column with the number of the person whom a row is of, with --epsilon; default: each row "
+        "is another person's",
+        None,
+    ),
+]
+
+
+def check(arguments: SimpleNamespace) -> None:
+    """Refuse options that would send something else, before any file is read.
+
+    Raises:
+        ValueError: names the option.
+    """
+    if getattr(arguments, "epsilon", None) is None:
+        if getattr(arguments, "person", None) is not None:
+            raise ValueError("--person: is for --epsilon, which is not given")
+        return
+    check_positive("--epsilon", arguments.epsilon)
+    check_number(
+        "--delta", arguments.delta, "a number between 0 and 1", lambda x: (x > 0) & (x < 1)
+    )
+    for name, kept in (("center", ("none", "local")), ("scale", ("none",))):
+        given = getattr(arguments, name)
+        if given not in kept:
+            raise ValueError(
+                f"--{name}: wanted {' or '.join(kept)} with --epsilon, which does not cover what "
+                f"is computed from the data beforehand, got {given}"
+            )
+    for name in ("impute", "bootstrap"):
+        if getattr(arguments, name, None) is not None:
+            raise ValueError(f"--{name}: is not for --epsilon, which does not cover it")
+    if jax.process_count() > 1:
+        raise ValueError("--epsilon: wanted one process, got several")
+
+
+def persons_of(
+    arguments: SimpleNamespace, tables: Sequence[np.ndarray], features: list[str] | None
+) -> tuple[list[np.ndarray], list[np.ndarray], list[str] | None]:
+    """Take the column of persons out of tables.
+
+    Returns:
+        The persons, the tables without the column, and the names of the other features.
+
+    Raises:
+        ValueError: if there is no such column.
+    """
+    if features is None or arguments.person not in features:
+        known = "none, without a header" if features is None else ", ".join(features)
+        raise ValueError(
+            f"--person: wanted a column of the tables ({known}), got {arguments.person}"
+        )
+    place = features.index(arguments.person)
+    return (
+        [table[:, place] for table in tables],
+        [np.delete(table, place, axis=1) for table in tables],
+        [name for name in features if name != arguments.person],
+    )
+
+
+def released(
+    arguments: SimpleNamespace, clients: Clients, persons: list[np.ndarray] | None
+) -> Clients:
+    """Release the clients' moments, with noise that nobody can draw again."""
+    words = jnp.asarray(np.frombuffer(os.urandom(8), np.uint32))
+    return privacy.release_moments(
+        clients,
+        epsilon=arguments.epsilon,
+        delta=arguments.delta,
+        person=persons,
+        key=jax.random.wrap_key_data(words),
+    )
+
+
+def at_home(solution: Solution, clients: Clients) -> Solution:
+    """Replace local components, if there are any, by those of the clients' own data."""
+    if solution.result.local is None:
+        return solution
+    return replace(solution, result=pca.fit_local(solution, clients))

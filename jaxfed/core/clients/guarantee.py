@@ -1,0 +1,45 @@
+"""What noise guarantees about the persons whose data are behind released moments."""
+
+from typing import Literal, NamedTuple
+
+Rows = Literal["pairs", "directions", "clip"]
+Neighbours = Literal["replace", "add_remove"]
+ROWS: tuple[Rows, ...] = ("pairs", "directions", "clip")
+NEIGHBOURS: tuple[Neighbours, ...] = ("replace", "add_remove")
+
+
+class Guarantee(NamedTuple):
+    r"""The privacy of one release of `jaxfed.privacy.release_moments`.
+
+    Attributes:
+        unit: `"row"`, where each row is one person's, or `"person"`, with all rows of a person.
+        neighbours: what one unit may change: `"replace"`, its data by any other, or `"add_remove"`,
+            whether its data are there; the number of units is public.
+        epsilon: \(\varepsilon\).
+        delta: \(\delta\).
+        noise_multiplier: \(\sigma\), the standard deviation of the noise relative to the
+            sensitivity.
+        rows: what a row contributes.
+        bound: of the length of a row with `"clip"`, else None.
+        mechanism: how the noise was calibrated.
+    """
+
+    unit: Literal["row", "person"]
+    neighbours: Neighbours
+    epsilon: float
+    delta: float
+    noise_multiplier: float
+    rows: Rows
+    bound: float | None = None
+    mechanism: str = "analytic Gaussian"
+
+    def __str__(self) -> str:
+        return (
+            f"epsilon {self.epsilon:g}, delta {self.delta:g} per {self.unit} "
+            f"({self.neighbours}, {self.rows}, {self.mechanism})"
+        )
+
+
+def note(guarantee: Guarantee | None) -> str:
+    """What printed clients say of a guarantee, if they have one."""
+    return "" if guarantee is None else f"; released with {guarantee}"

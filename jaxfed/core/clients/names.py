@@ -1,0 +1,369 @@
+"""Names of clients, features and entities, which stay on the host beside the arrays.
+
+They are static: a program that took them would be compiled again for other names. So functions that
+compile take clients `without_names`, and put the names on what they return.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxfed._checks import is_list, refuse
+from jaxfed.core.clients.checks import is_traced
+from jaxfed.core.clients.samples import SampleRows
+from jaxfed.linalg import Moment
+
+T = TypeVar("T")
+Texts = tuple[str, ...]
+
+
+@runtime_checkable
+class DataFrame(Protocol):
+    """A data frame of pandas, or what works as one."""
+
+    @property
+    def columns(self) -> Any:
+        """The columns' names."""
+        ...
+
+    @property
+    def dtypes(self) -> Any:
+        """The columns' types."""
+        ...
+
+
+class Names(NamedTuple):
+    """Names by which people know clients and features; None where there are none.
+
+    Attributes:
+        clients: of the clients, in their order.
+        features: of the features; of views, those of each view.
+        entities: of the entities of views, in the order of their rows.
+    """
+
+    clients: Texts | None = None
+    features: tuple[Any, ...] | None = None
+    entities: Texts | None = None
+
+    @property
+    def of_views(self) -> bool:
+        """Whether each client has its own features."""
+        return bool(self.features) and not isinstance(self.features[0], str)
+
+    @classmethod
+    def of_lists(cls, *names: Any) -> "Names":
+        """Names that JSON turned into lists."""
+
+        def fixed(given: Any) -> Any:
+            return given if given is None or isinstance(given, str) else tuple(map(fixed, given))
+
+        return cls(*map(fixed, names))
+
+    def take(self, places: Any) -> "Names":
+        """The names of the clients at these positions; unknown if the positions are traced."""
+        if is_traced(places):
+            return self._replace(clients=None, features=None if self.of_views else self.features)
+
+        def chosen(names: Any) -> Any:
+            return None if names is None else tuple(names[int(place)] for place in places)
+
+        features = chosen(self.features) if self.of_views else self.features
+        return self._replace(clients=chosen(self.clients), features=features)
+
+    def with_others(self, newer: "Names", known: np.ndarray, places: np.ndarray) -> "Names":
+        """The names of all clients of two sets, of one set's features.
+
+        Args:
+            newer: names of the second set.
+            known: each client's position in the first set, -1 if it is not there.
+            places: each client's position in the second set, -1 if it is not there.
+        """
+        clients = None
+        if self.clients is not None and newer.clients is not None:
+            clients = tuple(
+                self.clients[i] if i >= 0 else newer.clients[j]
+                for i, j in zip(known.tolist(), places.tolist(), strict=True)
+            )
+        features = newer.features if self.features is None else self.features
+        return self._replace(clients=clients, features=features)
+
+
+NAMELESS = Names()
+
+
+def texts_of(names: Names) -> Iterator[Any]:
+    """All names, of clients and of whatever else has some."""
+    for part in names:
+        for each in part or ():
+            yield from (each,) if isinstance(each, str) else each
+
+
+def checked_names(argument: str, given: Any, number: int, owner: str) -> Texts | None:
+    """Distinct names as texts; None if none are given.
+
+    Args:
+        argument: its name.
+        given: a list of texts; or an array or an index of a data frame, also of numbers.
+        number: how many are wanted.
+        owner: what each belongs to, such as a client.
+
+    Raises:
+        ValueError: if there are more or fewer, two are equal, or one cannot be printed.
+    """
+    if given is None:
+        return None
+    wanted = f"{number} distinct texts that can be printed, one per {owner}"
+    listed = listed_texts(given)
+    kinds = str if listed is given else str | int | float
+    if not is_list(listed) or not all(isinstance(name, kinds) for name in listed):
+        raise refuse(argument, wanted, given)
+    names = tuple(map(str, listed))
+    if len(names) != number:
+        raise ValueError(f"{argument}: wanted {wanted}, got {len(names)}: {listing(names)}")
+    seen: set[str] = set()
+    for name in names:
+        if name in seen or not name.isprintable():
+            raise refuse(argument, wanted, f"{name}{' twice' if name in seen else ''}")
+        seen.add(name)
+    return names
+
+
+def listed_texts(given: Any) -> Any:
+    """The members of an array or an index of a data frame; anything else as it is."""
+    return given.tolist() if hasattr(given, "tolist") else given
+
+
+def listing(names: Sequence[str], limit: int = 6) -> str:
+    """The first few names in one line."""
+    return ", ".join(names[:limit]) + (", …" if len(names) > limit else "")
+
+
+def order_of(wanted: Sequence[str], got: Sequence[str], argument: str = "features") -> np.ndarray:
+    """The positions of the wanted names among others.
+
+    Raises:
+        ValueError: if some are missing, or there are others.
+    """
+    places = {name: place for place, name in enumerate(got)}
+    missing = [name for name in wanted if name not in places]
+    more = [name for name in got if name not in set(wanted)]
+    if missing or more or len(places) != len(got):
+        parts = [f"without {listing(missing)}"] * bool(missing)
+        parts += [f"with {listing(more)} besides"] * bool(more)
+        raise ValueError(
+            f"{argument}: wanted {listing(wanted)}, got {listing(got)} "
+            f"({', '.join(parts) or 'some twice'})"
+        )
+    return np.asarray([places[name] for name in wanted], int)
+
+
+def columns_of(table: Any) -> Texts | None:
+    """The names of a data frame's columns; None of other tables, and where they only count."""
+    if not isinstance(table, DataFrame):
+        return None
+    columns = list(table.columns)
+    return None if columns == list(range(len(columns))) else tuple(map(str, columns))
+
+
+def in_columns(table: Any, features: Any, argument: str = "features") -> Any:
+    """A data frame with its columns in the order of features; any other table as it is.
+
+    Raises:
+        ValueError: if the columns are others.
+    """
+    columns = columns_of(table)
+    if columns is None or features is None or columns == features:
+        return table
+    return table.iloc[:, order_of(features, columns, argument)]
+
+
+def named_tables(arrays: Any, names: Any, features: Any) -> tuple[Any, Any, Any]:
+    """Tables with the names that they bring, unless others are given.
+
+    Args:
+        arrays: arrays, data frames, or what a reader of `jaxfed.data` returned.
+        names: of the clients, or None.
+        features: of the features, or None.
+
+    Returns:
+        The tables, with the columns of data frames in the order of the features, and both names.
+
+    Raises:
+        ValueError: if data frames have other columns.
+    """
+    if isinstance(arrays, tuple) and hasattr(arrays, "samples"):
+        read: Any = arrays
+        names = read.names if names is None else names
+        features = read.features if features is None else features
+        arrays = read.samples
+    if not is_list(arrays) or not len(arrays):
+        return arrays, names, features
+    columns = [columns_of(table) for table in arrays]
+    if None in columns:
+        return arrays, names, features
+    features = columns[0] if features is None else tuple(map(str, features))
+    tables = [in_columns(x, features, f"arrays[{i}], columns") for i, x in enumerate(arrays)]
+    return tables, names, features
+
+
+def together(names: Sequence[Names], argument: str) -> Names:
+    """The names of the clients of all processes, in their order.
+
+    Raises:
+        ValueError: if the processes' features or entities differ, or a client is in several.
+    """
+    first = names[0]
+    for place, own in enumerate(names):
+        pairs: list[tuple[str, Any, Any]] = [("entities", first.entities, own.entities)]
+        if not (first.of_views or own.of_views):
+            pairs.append(("features", first.features, own.features))
+        for kind, wanted, got in pairs:
+            if wanted != got and wanted is not None and got is not None:
+                where = f"{argument}: {kind} of process {place}"
+                order_of(wanted, got, where)
+                raise ValueError(f"{where}: wanted the order {listing(wanted)}, got {listing(got)}")
+
+    def joined(parts: list[Any]) -> Any:
+        return None if None in parts else tuple(name for part in parts for name in part)
+
+    clients = joined([own.clients for own in names])
+    if clients is not None:
+        checked_names(argument, clients, len(clients), "client")
+    features = first.features
+    if first.of_views:
+        features = joined([own.features for own in names])
+    return Names(clients, features, first.entities)
+
+
+def names_of_views(
+    tables: Sequence[Any], names: Any, features: Any, entities: Any, rows: int
+) -> Names:
+    """The checked names of views, of which data frames bring those of their columns.
+
+    Args:
+        tables: of the views.
+        names: of the views, or None.
+        features: of each view's features, or None.
+        entities: of the entities, or None.
+        rows: number of entities.
+
+    Raises:
+        ValueError: if they do not fit the tables.
+    """
+    if features is None and None not in (columns := [columns_of(table) for table in tables]):
+        features = columns
+    if features is not None:
+        if not is_list(features) or len(features) != len(tables):
+            raise refuse("features", f"{len(tables)} lists of texts, one per view", features)
+        features = tuple(
+            checked_names(f"features[{j}]", own, np.shape(table)[1], "feature")
+            for j, (own, table) in enumerate(zip(features, tables, strict=True))
+        )
+    clients = checked_names("names", names, len(tables), "view")
+    return Names(clients, features, checked_names("entities", entities, rows, "entity"))
+
+
+def without_names(tree: T) -> T:
+    """The same tree, whose clients and solutions have no names, to be compiled or stacked."""
+
+    def is_named(x: Any) -> bool:
+        return isinstance(x, eqx.Module) and isinstance(getattr(x, "names", None), Names)
+
+    def bare(x: Any) -> Any:
+        return replace_names(x, NAMELESS) if is_named(x) else x
+
+    return jax.tree.map(bare, tree, is_leaf=is_named)
+
+
+def replace_names(named: T, names: Names) -> T:
+    """Clients or a solution with other names; the same object if they are its own."""
+    if named.names == names:  # pyright: ignore[reportAttributeAccessIssue]
+        return named
+    # Not by the constructor, which refuses clients that were taken twice.
+    found = object.__new__(type(named))
+    for name, value in vars(named).items():
+        object.__setattr__(found, name, names if name == "names" else value)
+    return found
+
+
+def like(clients: Any, earlier: Any) -> Any:
+    """These clients with the features in the order of an earlier run's, and its clients' ids.
+
+    Clients are known by their names: those of the earlier run get its ids, by which runs match
+    them. Without names on both sides, nothing changes.
+
+    Args:
+        clients: clients; anything else stays as it is.
+        earlier: clients, a solution or a saved one; nothing else has names.
+
+    Raises:
+        ValueError: if the features are others.
+    """
+    names = getattr(earlier, "names", None)
+    if not isinstance(names, Names) or not isinstance(getattr(clients, "names", None), Names):
+        return clients  # what is no clients is refused elsewhere
+    _check_views(names, clients.names)
+    if names.features is not None and clients.names.features is not None:
+        clients = _in_order(clients, names)
+    known = getattr(earlier, "ids", None)
+    if names.clients is None or clients.names.clients is None or known is None:
+        return clients
+    traced = is_traced(known) or is_traced(clients.ids)
+    if traced or len(known) != len(names.clients) or len(clients) != len(clients.ids):
+        return clients  # or padded, over several processes
+    own = np.asarray(clients.ids)
+    place = dict(zip(names.clients, np.asarray(known).tolist(), strict=True))
+    taken, free, ids = set(place.values()), max(*place.values(), *own.tolist()) + 1, []
+    for name, number in zip(clients.names.clients, own.tolist(), strict=True):
+        if name in place:
+            number = place[name]
+        elif number in taken:
+            number, free = free, free + 1
+        taken.add(number)
+        ids.append(number)
+    if ids == own.tolist():
+        return clients
+    return eqx.tree_at(lambda c: c.ids, clients, jnp.asarray(np.asarray(ids, own.dtype)))
+
+
+def _check_views(known: Names, names: Names) -> None:
+    """Refuse views whose entities, or features of one view, are others or in another order."""
+    pairs: list[tuple[str, Any, Any]] = [("entities", known.entities, names.entities)]
+    if known.of_views and names.of_views and known.clients and names.clients:
+        features = dict(zip(known.clients, known.features or (), strict=True))
+        pairs += [
+            (f"features of {name}", features.get(name), own)
+            for name, own in zip(names.clients, names.features or (), strict=True)
+        ]
+    for argument, wanted, got in pairs:
+        if wanted is not None and got is not None and wanted != got:
+            order_of(wanted, got, argument)
+            raise ValueError(f"{argument}: wanted the order {listing(wanted)}, got {listing(got)}")
+
+
+def _in_order(clients: Any, names: Names) -> Any:
+    """Clients with their features in this order."""
+    if names.features == clients.names.features:
+        return clients
+    if names.of_views or clients.names.of_views:
+        return clients  # `_check_views` has compared them
+    order = order_of(names.features or (), clients.names.features)
+    part = clients.parts[0]
+    if isinstance(part, Moment):
+        data = clients.layout.over_parts(lambda part: _moment_in_order(part, order))
+    elif isinstance(part, SampleRows):
+        data = clients.layout.mapped(lambda values, _: values[..., order])
+    else:
+        raise refuse("clients", "samples or moments, whose features can be put in order", clients)
+    moved = eqx.tree_at(lambda c: c.data, clients, data)
+    return replace_names(moved, clients.names._replace(features=names.features))
+
+
+def _moment_in_order(moment: Moment, order: np.ndarray) -> Moment:
+    if moment.dense is None:
+        return eqx.tree_at(lambda x: x.samples, moment, moment.samples[..., order])  # pyright: ignore[reportOptionalSubscript]
+    return eqx.tree_at(lambda x: x.dense, moment, moment.dense[..., order, :][..., order])

@@ -1,0 +1,156 @@
+"""Second moments of features in unlike units, which single precision cannot hold."""
+
+import functools
+import warnings
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jaxtyping import Float, PyTree
+
+from jaxfed._names import caller
+from jaxfed.core.clients.clients import Clients
+from jaxfed.core.clients.samples import SampleRows, Samples
+from jaxfed.core.clients.source import SOME_ROWS, FromSource
+from jaxfed.core.common.processes import on_host
+from jaxfed.linalg import Moment
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+# Rounding errors of squares are 6e-8 of the largest, so beyond this ratio of magnitudes they exceed
+# 5e-5 of the squares that matter.
+RATIO = 30.0
+# Squares of smaller numbers vanish. Those of large ones overflow, which the run notices.
+LEAST = 1e-12
+
+
+class UnitsWarning(UserWarning):
+    """Features are in such unlike units that single precision loses components."""
+
+
+def in_enough_precision(run: Function) -> Function:
+    """Wrap a function of an algorithm and clients to compute in double precision where it must.
+
+    Its other arguments and its result keep single precision.
+    """
+
+    @functools.wraps(run)
+    def wrapped(algorithm: Any, clients: Any, **options: Any) -> Any:
+        if isinstance(clients, Clients) and not clients.layout.in_memory:
+            warn_of_units(algorithm, clients)  # samples are read in the precision of the source
+            return run(algorithm, clients, **options)
+        if not exceed_single_precision(algorithm, clients):
+            return run(algorithm, clients, **options)
+        with jax.enable_x64(True):
+            algorithm, clients, options = _converted(
+                (algorithm, clients, options), np.float32, np.float64
+            )
+            total = clients.weights.sum(axis=-1, keepdims=True)
+            clients = eqx.tree_at(lambda c: c.weights, clients, clients.weights / total)
+            return _converted(run(algorithm, clients, **options), np.float64, np.float32)
+
+    return cast(Function, wrapped)
+
+
+def warn_of_units(algorithm: Any, clients: Clients) -> None:
+    """Warn if single precision loses components of the result."""
+    if exceed_single_precision(algorithm, clients):
+        warnings.warn(
+            "clients: wanted features of similar and moderate magnitude, got some, or means of "
+            f"some, more than {RATIO:.0f} times as large as others, or numbers below {LEAST:.0e}, "
+            "whose squares single precision loses; standardize the features with "
+            "jaxfed.preprocess.Standardize, set JAX_ENABLE_X64=1, or call jaxfed.fit, which "
+            "computes in double precision where clients are in memory",
+            UnitsWarning,
+            stacklevel=caller(),
+        )
+
+
+def exceed_single_precision(algorithm: Any, clients: Any) -> bool:
+    """Whether single precision loses squares of samples, or eigenvectors of a second moment.
+
+    It does if squares of the largest numbers vanish, or if a feature, or its mean, is far larger
+    than others that the result depends on. Of clients that are read block by block, the first one
+    is looked at. Data are taken to be well scaled if they are unknown, no samples, or on TPUs,
+    which have no double precision.
+
+    Args:
+        algorithm: the algorithm, which says how many eigenvectors it needs.
+        clients: the clients.
+    """
+    # Unsuitable arguments are refused elsewhere.
+    if not isinstance(clients, Clients):
+        return False
+    parts = clients.parts
+    if isinstance(clients.layout, FromSource):
+        rows = jnp.asarray(clients.layout.data.reader.some_rows)
+        parts = (Samples(rows[None], jnp.full(1, len(rows), rows.dtype)),)
+    for part in parts:
+        if not isinstance(part, SampleRows | Moment) or not _is_single(part):
+            return False
+    found = [_magnitudes(part) for part in parts]
+    largest = max(squares.max(initial=0) for squares, _ in found)
+    if 0 < largest < LEAST**2:
+        return True
+    eigenvectors = getattr(algorithm, "eigenvectors", 0)
+    if not isinstance(eigenvectors, int) or not eigenvectors:
+        return False
+    return any(_are_unlike(*each, eigenvectors) for each in found)
+
+
+def _converted(tree: PyTree, old: type[np.floating], new: type[np.floating]) -> PyTree:
+    return jax.tree.map(lambda x: x.astype(new) if _has_type(x, old) else x, tree)
+
+
+def _has_type(leaf: Any, dtype: type[np.floating]) -> bool:
+    return isinstance(leaf, jax.Array) and leaf.dtype == dtype
+
+
+def _is_single(part: SampleRows | Moment) -> bool:
+    leaves = jax.tree.leaves(part)
+    arrays = [x for x in leaves if isinstance(x, jax.Array) and not isinstance(x, Tracer)]
+    return len(arrays) == len(leaves) and all(
+        x.dtype == np.float32 and "tpu" not in {d.platform for d in x.devices()} for x in arrays
+    )
+
+
+def _magnitudes(part: SampleRows | Moment) -> tuple[np.ndarray, np.ndarray]:
+    """Each client's mean squares and variances of features, `(clients, features)`."""
+    if isinstance(part, Moment) and part.dense is not None:
+        squares = np.diagonal(on_host(part.dense), axis1=1, axis2=2).astype(np.float64)
+        return squares, squares
+    values = part.samples if isinstance(part, Moment) else part.values
+    assert values is not None
+    rows = slice(None, None, -(-values.shape[1] // SOME_ROWS))
+    # On the host, since compiling would take longer; within `jit`, which closes over the data, too.
+    # There, a slice by JAX would be a program of its own.
+    with jax.ensure_compile_time_eval():
+        some = on_host(values)[:, rows] if _is_host(values) else on_host(values[:, rows])
+    some = some.astype(np.float64)
+    # Neither padding, which is zero, nor a missing entry counts.
+    there = np.isfinite(some) & np.any(some != 0, axis=2, keepdims=True)
+    some = np.where(there, some, 0)
+    count = np.maximum(there.sum(axis=1), 1)
+    mean = some.sum(axis=1) / count
+    squares = np.einsum("mnd,mnd->md", some, some) / count
+    some -= np.where(there, mean[:, None], 0)
+    return squares, np.einsum("mnd,mnd->md", some, some) / count
+
+
+def _is_host(values: jax.Array) -> bool:
+    """Whether NumPy can read an array without a copy."""
+    return [device.platform for device in values.devices()] == ["cpu"]
+
+
+def _are_unlike(
+    squares: Float[np.ndarray, "m d"], variances: Float[np.ndarray, "m d"], eigenvectors: int
+) -> bool:
+    # The weakest eigenvalue that matters is about the variance of the feature at its place.
+    matter = -np.sort(-variances, axis=1)[:, : eigenvectors + 1]
+    # A constant feature has no direction of its own.
+    least = np.min(matter, axis=1, where=matter > 0, initial=np.inf)
+    return bool(np.any(squares.max(axis=1) > RATIO**2 * least))

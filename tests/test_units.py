@@ -1,0 +1,213 @@
+"""Features in unlike units, numbers at the door, and half precision; laws are in `tests.laws`."""
+
+import warnings
+
+import chex
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+import pytest
+
+import jaxfed as jf
+from bench.tables import units as bench
+from jaxfed import aggregation, channel
+from jaxfed.core.clients.units import exceed_single_precision
+from jaxfed.linalg.sums import scaled_norm
+
+KEY = jax.random.key(0)
+SCALES = [2.0**-43, 2.0**-40, 2.0**-20, 2.0**20, 2.0**40, 2.0**43]  # 1e-13 to 1e13, exact
+RNG = np.random.default_rng(0)
+SAMPLES = RNG.normal(size=(5, 40, 6)).astype(np.float32) * np.float32([5, 4, 2, 1, 1, 1])
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_a_clip_that_never_binds_changes_nothing(scale):
+    message = jnp.asarray(SAMPLES[0] * np.float32(scale))
+    way = channel.gaussian(100 * float(np.abs(message).max()) * 240, 1e-12)
+    sent, _ = way.encode(KEY, {"one": message, "other": message[:1]}, None)
+    assert np.allclose(np.asarray(sent["one"]) / scale, SAMPLES[0], rtol=1e-5, atol=1e-5)
+
+
+def test_a_clip_binds_at_every_magnitude():
+    for scale in SCALES:
+        message = jnp.asarray(SAMPLES[0] * np.float32(scale))
+        sent, _ = channel.gaussian(float(scale), 1e-12).encode(KEY, message, None)
+        assert np.isclose(float(scaled_norm(sent)) / scale, 1, rtol=1e-4)
+
+
+# --- features in unlike units --------------------------------------------------------------------
+
+# Their second moments are not those of samples' features.
+OF_ANOTHER_KIND = {jf.pca.PerTucker}
+SOLVED = {type(algorithm): name for name, (algorithm, _) in bench.ALGORITHMS.items()}
+
+
+def test_every_algorithm_of_components_says_how_many():
+    kinds = {
+        each
+        for each in vars(jf.pca).values()
+        if isinstance(each, type) and issubclass(each, jf.contract.Algorithm)
+    }
+    assert kinds == SOLVED.keys() | OF_ANOTHER_KIND
+    assert all(algorithm.eigenvectors == 3 for algorithm, _ in bench.ALGORITHMS.values())
+    several = jf.MultiStart(jf.pca.PerPCA(2, 1), 2)
+    assert several.eigenvectors == aggregation.Robust(several, groups=3).eigenvectors == 3
+
+
+@pytest.mark.parametrize(
+    "unit",
+    [(1e3, 0), (1, 1e3), *(pytest.param(x, marks=pytest.mark.slow) for x in ((1e2, 0), (1e6, 0)))],
+)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(
+            kind, marks=() if kind in (jf.pca.PerPCA, jf.pca.BlockLanczos) else pytest.mark.slow
+        )
+        for kind in SOLVED
+    ],
+)
+def test_units_of_a_feature_cost_no_digits(kind, unit):
+    name, x = SOLVED[kind], bench.samples(*unit)
+    algorithm, rounds = bench.ALGORITHMS[name]
+    found = jf.fit(algorithm, jf.Clients.from_samples(x), rounds=rounds, key=KEY)
+    assert all(leaf.dtype != np.float64 for leaf in jax.tree.leaves((found.result, found.state)))
+    wanted = bench.in_double(name, x)
+    assert wanted.result.shared is None or wanted.result.shared.dtype == np.float64
+    for pair in zip(*(bench.projectors(run.result) for run in (found, wanted)), strict=True):
+        np.testing.assert_allclose(*pair, atol=1e-6)
+    ends = [run.history["objective"][-1] for run in (found, wanted)]
+    np.testing.assert_allclose(*ends, rtol=1e-6)
+
+
+def test_runs_that_cannot_change_their_precision_warn():
+    algorithm = jf.pca.Pooled(3)
+    with pytest.warns(jf.UnitsWarning, match="features of similar and moderate"):
+        jf.rollout(algorithm, jf.Clients.from_samples(bench.samples(1e3, 0)), rounds=1, key=KEY)
+
+
+def test_samples_that_are_read_block_by_block_are_looked_at():
+    for factor, given in (1.0, ()), (1e3, (jf.UnitsWarning,)):
+        clients = jf.Clients.from_source(list(bench.samples(factor, 0)))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            jf.fit(jf.pca.Pooled(3), clients, rounds=1, key=KEY)
+        assert tuple(warning.category for warning in caught) == given
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("rank", [1, 3])
+def test_small_features_that_do_not_matter_change_no_precision(rank):
+    """The components of a picture do not depend on its dark corners."""
+    x = bench.samples(1, 0)
+    x[..., 5] *= 1e-3
+    clients = jf.Clients.from_samples(x)
+    assert not exceed_single_precision(jf.pca.Pooled(rank), clients)
+    assert exceed_single_precision(jf.pca.Pooled(9), clients)
+    jf.rollout(jf.pca.Pooled(rank), clients, rounds=1, key=KEY)
+    run = jax.jit(lambda key: jf.rollout(jf.pca.Pooled(rank), clients, rounds=1, key=key).server)
+    run(KEY)  # which closes over the clients
+    sparse = jf.Clients.from_samples(np.where(bench.samples(1e3, 0) > 9, np.nan, x), missing="mask")
+    assert not exceed_single_precision(jf.pca.HMF(1, rank), sparse)
+
+
+def test_moments_and_large_means_count():
+    x = bench.samples(1, 1e3)
+    moments = np.einsum("mnd,mne->mde", x, x) / 60
+    assert exceed_single_precision(jf.pca.Pooled(2), jf.Clients.from_samples(x))
+    assert exceed_single_precision(jf.pca.Pooled(2), jf.Clients.from_moments(moments))
+    moments = np.einsum("mnd,mne->mde", *[bench.samples(1e3, 0)] * 2) / 60
+    assert exceed_single_precision(jf.pca.Pooled(2), jf.Clients.from_moments(moments))
+
+
+# --- numbers at the door -------------------------------------------------------------------------
+
+
+def test_whole_numbers_masks_and_data_frames_are_taken():
+    x = np.round(SAMPLES * 100)
+    wanted = jf.Clients.from_samples(x)
+    for given in (x.astype(int), list(x.astype(np.int16)), [pd.DataFrame(y) for y in x]):
+        chex.assert_trees_all_equal(jf.Clients.from_samples(given).data, wanted.data)
+    gaps = np.where(x > 900, np.nan, x)
+    masked = [np.ma.masked_invalid(y) for y in gaps]
+    frames = [pd.DataFrame(y).convert_dtypes() for y in gaps]
+    wanted = jf.Clients.from_samples(gaps, missing="mask")
+    for given in (masked, frames):
+        chex.assert_trees_all_equal(
+            jf.Clients.from_samples(given, missing="mask").data, wanted.data
+        )
+
+
+def test_a_feature_that_varies_little_at_one_client_is_not_lost():
+    rng = np.random.default_rng(0)
+    tables = [300 + size * rng.normal(size=(40, 2)) for size in (20, 20, 0.005)]
+    clients = jf.Clients.from_samples(tables)
+    np.testing.assert_allclose(clients.data.values, tables, rtol=1e-7)
+    with pytest.raises(ValueError, match=r"got feature 0 .*, which varies by 0\.00"):
+        jf.Clients.from_samples(tables[2:])
+
+
+def test_views_are_centred_before_they_are_rounded():
+    times = 1.7e9 + 1e3 * SAMPLES.astype(float)
+    views = jf.gcca.Views.from_arrays(list(times), center=True)
+    wanted = times - times.mean(axis=1, keepdims=True)
+    np.testing.assert_allclose(views.data.values, wanted, rtol=1e-4, atol=1e-2)
+    with pytest.raises(ValueError, match=r"arrays\[0\]: wanted features that single precision"):
+        jf.gcca.Views.from_arrays(list(times))
+
+
+def test_masked_entries_of_an_estimators_table_are_missing():
+    rows, groups = SAMPLES.reshape(-1, 6), np.repeat(np.arange(5), 40)
+    masked = np.ma.masked_array(rows, rows > 9)
+    assert masked.mask.any()
+    with pytest.raises(ValueError, match="contains NaN"):
+        jf.estimators.FederatedPCA(2).fit(masked, groups=groups)
+    gaps = np.where(masked.mask, np.nan, rows)
+    found, wanted = (
+        jf.estimators.FederatedPCA(2, impute=(2, 1), random_state=0).fit(x, groups=groups)
+        for x in (masked, gaps)
+    )
+    np.testing.assert_array_equal(found.components_, wanted.components_)
+
+
+# --- half precision, offsets and lost runs -------------------------------------------------------
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_half_precision_has_a_unit_of_its_own(scale):
+    clients = jf.Clients.from_samples(SAMPLES * np.float32(scale))
+    one, half = (
+        jf.rollout(jf.pca.Pooled(2), clients, rounds=1, key=KEY, channel=way).result.shared
+        for way in (channel.lossless(), channel.cast("float16"))
+    )
+    np.testing.assert_allclose(half @ half.T, one @ one.T, atol=2e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("offset", [1e3, 1e5, 3e5])
+def test_a_common_offset_leaves_imputed_entries_as_good(offset):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(5, 80, 2)) @ rng.normal(size=(2, 8)) + 0.1 * rng.normal(size=(5, 80, 8))
+    missing = rng.random(x.shape) < 0.2
+
+    def error(offset):
+        given = np.where(missing, np.nan, x + offset).astype(np.float32)
+        clients = jf.Clients.from_samples(given, missing="mask")
+        model = jf.fit(jf.preprocess.Impute(2, 1), clients, rounds=50, key=KEY).result.local
+        completed = np.asarray(model.transform(clients).data.values, float) - offset
+        return np.sqrt(np.mean((completed - x)[missing] ** 2))
+
+    assert error(offset) < 1.1 * error(0.0) + 1e-7 * offset
+
+
+def test_a_robust_run_without_any_message_has_diverged():
+    clients = jf.Clients.from_samples(SAMPLES)
+    nothing = eqx.tree_at(lambda c: c.data.values, clients, jnp.full_like(SAMPLES, jnp.nan))
+    for algorithm in (jf.pca.Pooled(2), jf.pca.PerPCA(1, 1)):
+        robust = aggregation.Robust(algorithm, groups=5)
+        run = jax.jit(lambda c, robust=robust: jf.rollout(robust, c, rounds=3, key=KEY))
+        for found in (jf.fit(robust, nothing, rounds=3, key=KEY, throw=False), run(nothing)):
+            assert found.status == jf.Status.diverged
+        assert run(clients).status != jf.Status.diverged
