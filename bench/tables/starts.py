@@ -13,7 +13,7 @@ by what the top eigenvectors of the pooled moment capture, and the least and the
 draws if they differ. Its last column shows how far the objective on these lies above the best one.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
@@ -38,12 +38,14 @@ def single(start: str, ranks: tuple[int, int]) -> Run:
     return run
 
 
-def several(count: int, ranks: tuple[int, int]) -> Run:
+def several(starts: int | Sequence[str], ranks: tuple[int, int]) -> Run:
     """A run from the best of several starts, with as many rounds in all."""
     model = jf.pca.PerPCA(*ranks)
+    if not isinstance(starts, int):
+        starts = [jf.pca.PerPCA(*ranks, start=name) for name in starts]
 
     def run(clients, key):
-        first = jf.rollout(jf.MultiStart(model, count), clients, rounds=FEW_ROUNDS, key=key).result
+        first = jf.rollout(jf.MultiStart(model, starts), clients, rounds=FEW_ROUNDS, key=key).result
         rest = ROUNDS - FEW_ROUNDS
         return jf.rollout(model, clients, rounds=rest, key=key, warm_start=first)
 
@@ -57,6 +59,8 @@ def rivals(ranks: tuple[int, int]) -> dict[str, Run]:
         '`"local_first"`': single("local_first", ranks),
         '`"random"`': single("random", ranks),
         **{f"`MultiStart` of {count}": several(count, ranks) for count in COUNTS},
+        # The starts of the estimator `PersonalizedPCA`.
+        '`"common"` and five random': several(["common"] + ["random"] * 5, ranks),
     }
 
 

@@ -1,6 +1,5 @@
 """The estimators of the PCA family, one class per model."""
 
-from functools import partial
 from typing import Any
 
 import jax
@@ -15,7 +14,8 @@ from jaxfed.estimators._clients import ClientPCA
 from jaxfed.estimators._normal import Learned
 from jaxfed.inference.weights import FEWEST
 from jaxfed.linalg import Moment
-from jaxfed.multi_start import ROUNDS, MultiStart
+from jaxfed.multi_start import ROUNDS, TIE
+from jaxfed.pca._shared_and_local import FirstShared
 from jaxfed.pca.likelihood import joint_moment, precision
 
 
@@ -37,7 +37,7 @@ class PersonalizedPCA(ClientPCA):
         local_rank: int = 1,
         *,
         rounds: int = 100,
-        n_init: int = 3,
+        n_init: int = 6,
         shrinkage: bool = False,
         robust: bool = False,
         center: bool = True,
@@ -52,11 +52,11 @@ class PersonalizedPCA(ClientPCA):
             shared_rank: number of shared components.
             local_rank: number of each client's local components.
             rounds: number of rounds.
-            n_init: number of starts. With more than one, thirty rounds of all starts at once come
-                before `rounds` of the best one. Without a clear difference, clients share the
-                components that are largest in all of them.
-                With one start, a first `fit` takes a third of the time, but may end at a poor
-                optimum if samples are few.
+            n_init: number of starts: what the clients' top components have in common, then random
+                ones. With more than one, thirty rounds of each come before `rounds` of the best
+                one. Without a clear difference, clients share the components that are largest in
+                all of them. With one start, a second `fit` takes a third of the time, but may end
+                at a poor optimum if samples are few or have heavy tails.
             shrinkage: remove the noise from the second moments first.
             robust: aggregate messages with `jaxfed.aggregation.Robust`, each client as a group of
                 its own, so that a few faulty clients do little harm. This needs at least three
@@ -93,13 +93,21 @@ class PersonalizedPCA(ClientPCA):
                 f"groups: wanted {FEWEST} samples of each client or more with bootstrap, got "
                 f"{int(np.min(clients.counts))}"
             )
-        make = partial(
-            pca.PerPCA, int(self.shared_rank), int(self.local_rank), shrinkage=self.shrinkage
-        )
+        ranks = int(self.shared_rank), int(self.local_rank)
+        model = pca.PerPCA(*ranks, shrinkage=self.shrinkage)
         if self.n_init == 1:
-            return run(make())
-        several = MultiStart(make(), int(self.n_init))
-        return run(make(), warm_start=run(several, rounds=ROUNDS))
+            return run(model)
+        # One after the other, since a second program would take longer to compile than it saves.
+        first = run(FirstShared(model), rounds=1).result.shared
+        rng = np.random.default_rng(np.asarray(jax.random.key_data(self._key())))
+        draws = rng.standard_normal((int(self.n_init) - 1, *first.shape)).astype(first.dtype)
+        starts = [first, *map(jnp.asarray, np.linalg.qr(draws)[0])]
+        tried = [run(model, warm_start=Personalized(x, None), rounds=ROUNDS) for x in starts]
+        ends = np.array([each.history["objective"][-1] for each in tried])
+        least = ends.min()
+        # The first of those that count as equal to the least.
+        best = tried[int(np.argmax(ends <= least + TIE * abs(least)))]
+        return run(model, warm_start=Personalized(best.result.shared, None))
 
     def _learned(self, solution, clients):
         if self.bootstrap:

@@ -388,6 +388,18 @@ def test_views_agree_on_what_they_share():
 
 
 @pytest.mark.slow
+def test_several_starts_leave_a_poor_optimum():
+    X = np.random.default_rng(10).standard_t(2, size=(40, 6))
+    groups = np.repeat(np.arange(4), 10)
+
+    def end(starts):
+        model = estimators.PersonalizedPCA(2, 1, n_init=starts, center=False, random_state=0)
+        return model.fit(X, groups=groups).saved_.history["objective"][-1]
+
+    assert end(4) < 0.95 * end(1)
+
+
+@pytest.mark.slow
 def test_a_search_that_holds_out_whole_clients_finds_the_ranks():
     X, groups, _ = sampled(m=12, n=60, noise=0.3)
     with sklearn.config_context(enable_metadata_routing=True):
