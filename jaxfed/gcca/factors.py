@@ -7,8 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxfed.core.clients.clients import Clients
-from jaxfed.core.run.compiling import options_for_linear_algebra
-from jaxfed.core.run.runner import programs
+from jaxfed.core.run.runner import call_compiled
 from jaxfed.gcca.views import FactoredView, Scores, SparseView, View, Weights
 from jaxfed.linalg import matmul, svd, transposed_product
 from jaxfed.linalg.division import ratio
@@ -44,7 +43,7 @@ class Factors(NamedTuple):
 
 def factored(clients: Clients) -> Clients:
     """Compute all views' singular value decompositions, for several runs on them."""
-    data = programs(**options_for_linear_algebra())(_factored)(clients.data)
+    data = call_compiled(_factored, clients.data)
     return Clients(data, clients.ids, clients.weights)
 
 

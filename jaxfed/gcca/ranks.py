@@ -10,8 +10,7 @@ from jaxtyping import Array, Float, Int, Key
 from jaxfed._checks import check_number, checked_key
 from jaxfed.contract import check_count
 from jaxfed.core.clients.clients import Clients
-from jaxfed.core.run.compiling import options_for_linear_algebra
-from jaxfed.core.run.runner import programs
+from jaxfed.core.run.runner import call_compiled
 from jaxfed.gcca._signal import (
     Ranks,
     Signal,
@@ -91,8 +90,8 @@ def joint_rank(
         ("random_percentile", random_percentile),
     ):
         check_number(name, given, "a number from 0 to 100", lambda x: (x >= 0) & (x <= 100))
-    program = programs(**options_for_linear_algebra())(_bounds, static_argnums=(3, 4))
-    drawn = program(checked_key("key", key), views.data, views.ids, ranks, samples)
+    arguments = checked_key("key", key), views.data, views.ids, ranks, samples
+    drawn = call_compiled(_bounds, *arguments, static_argnums=(3, 4))
     squares = np.asarray(drawn.squared_singular_values)
     wedin = float(np.percentile(drawn.wedin, wedin_percentile))
     random = float(np.percentile(drawn.random, random_percentile))

@@ -7,6 +7,7 @@ from jaxtyping import Array, Float, Key, PyTree
 
 from jaxfed._checks import check_count, check_instance
 from jaxfed.generative._training import Training, parameters_of
+from jaxfed.linalg.blocks import map_in_blocks
 from jaxfed.models.diffusion import DenoisingLoss, denoiser, generate
 
 
@@ -74,4 +75,4 @@ def sample(
     # Fold in positions, so that a client's samples do not depend on the number of clients.
     keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.arange(clients))
     together = clients if clients_per_block is None else min(clients_per_block, clients)
-    return jax.lax.map(lambda pair: draw(*pair), (keys, arrays), batch_size=together)
+    return map_in_blocks(lambda pair: draw(*pair), (keys, arrays), together)

@@ -17,6 +17,7 @@ from jaxtyping import Array, Float
 from jaxfed._checks import check_count, check_instance, check_name, check_number, refuse
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.samples import Samples, check_complete_samples
+from jaxfed.linalg.blocks import map_in_blocks
 from jaxfed.linalg.division import ratio
 from jaxfed.linalg.sums import unit_of
 from jaxfed.pca.fitted import Fitted, side_by_side
@@ -227,7 +228,7 @@ def _chance_overlap(left: Float[Array, "m n d"], values: Float[Array, "m n d"]) 
 
     # The sum over pairs of tr(C_i C_j) is ‖Σ C_i‖² - Σ ‖C_i‖², here column by column, so that the
     # clients' d x d matrices are never held together.
-    of_pairs = jax.lax.map(of_feature, jnp.moveaxis(scaled, 2, 0), batch_size=BLOCK)
+    of_pairs = map_in_blocks(of_feature, jnp.moveaxis(scaled, 2, 0), BLOCK)
     several = jnp.sum(energy > 0).astype(left.dtype)
     return ratio(of_pairs.sum(), several * (several - 1))
 

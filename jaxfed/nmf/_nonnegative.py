@@ -1,11 +1,13 @@
 """Updates of non-negative factors: one sweep over components, or exact least squares."""
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from jaxfed.linalg.blocks import map_in_blocks
 from jaxfed.linalg.division import ratio
 from jaxfed.linalg.precision import client_matmul, data_matmul
 
@@ -45,9 +47,7 @@ def loadings_of(
     rest = jnp.asarray(penalty, own.dtype) * client_matmul(own, own.T)
     if observed is None:
         gram = client_matmul(together, together.T) + rest
-        found = jax.lax.map(
-            lambda product: nonnegative_least_squares(gram, product), product, batch_size=BLOCK
-        )
+        found = map_in_blocks(partial(nonnegative_least_squares, gram), product, BLOCK)
     else:
         # Every sample has its own Gram matrix, of the features that it has.
         pairs = (together[:, None] * together).reshape(-1, together.shape[1]).T
@@ -57,7 +57,7 @@ def loadings_of(
             gram = (seen.astype(own.dtype) @ pairs).reshape(rest.shape) + rest
             return nonnegative_least_squares(gram, product)
 
-        found = jax.lax.map(one, (observed, product), batch_size=BLOCK)
+        found = map_in_blocks(one, (observed, product), BLOCK)
     # At the least, hᵀ G h = hᵀ c.
     return Loadings(found, jnp.sum(found * product, axis=1))
 

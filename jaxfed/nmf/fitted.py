@@ -6,7 +6,6 @@ put in the order of the features that were learned. NaN marks missing entries.
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, TypeAlias
 
 import jax
@@ -27,6 +26,7 @@ from jaxfed.core.run.result import (
     place_of,
     result_of,
 )
+from jaxfed.core.run.runner import call_compiled
 from jaxfed.data.single_cell import read_anndata
 from jaxfed.nmf._nonnegative import loadings_of
 from jaxfed.nmf.inmf import INMF
@@ -162,7 +162,8 @@ def _mapped(
     clients = Clients.from_samples(tables if client is None else [tables], missing="mask")
     if len(clients) != len(local) or clients.features != len(shared):
         raise refuse("samples", f"{len(local)} clients with {len(shared)} features", clients)
-    found = _of_all(function, shared, local, clients.data, weight)
+    arguments = shared, local, clients.data, weight
+    found = call_compiled(_of_all, function, *arguments, static_argnums=(0,))
     if client is not None:
         return found[0]
     if isinstance(tables, Sequence):
@@ -178,7 +179,6 @@ def _completed(x: Array, components: Array, loadings: Array) -> Array:
     return jnp.where(jnp.isnan(x), loadings @ components.T, x)
 
 
-@partial(jax.jit, static_argnums=0)
 def _of_all(
     function: Callable[[Array, Array, Array], Array],
     shared: Float[Array, "features rank"],

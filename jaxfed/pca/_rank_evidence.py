@@ -11,6 +11,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float
 
 from jaxfed.linalg import matmul, svd
+from jaxfed.linalg.blocks import map_in_blocks
 from jaxfed.linalg.sums import sum_of_rows, unit_of
 from jaxfed.linalg.svd import not_rounding, rounding
 
@@ -169,7 +170,7 @@ def _next_score(rows, known: SampleFacts, triples, bits, *, basis, larger, draws
 
     def matched(_, guess):
         draw = partial(drawn, signal=guess[0], energy=guess[1])
-        seen = lax.map(draw, jnp.arange(MATCH_DRAWS), batch_size=BLOCK).mean(axis=0)
+        seen = map_in_blocks(draw, jnp.arange(MATCH_DRAWS), BLOCK).mean(axis=0)
         signal, energy = guess
         signal = jnp.where(before, jnp.maximum(signal + squares - seen, 0), 0)
         factor = tail * _reciprocal(jnp.sum(jnp.where(before, 0, seen)))
@@ -187,9 +188,7 @@ def _next_score(rows, known: SampleFacts, triples, bits, *, basis, larger, draws
         return jnp.log(squares[larger] / jnp.sum(jnp.where(before, 0, squares)))
 
     # From bit 32 on: the draws that matched the null would agree with it too well.
-    null = lax.map(
-        lambda draw: share(drawn(draw, *guess)), 32 + jnp.arange(draws), batch_size=BLOCK
-    )
+    null = map_in_blocks(lambda draw: share(drawn(draw, *guess)), 32 + jnp.arange(draws), BLOCK)
     score = (share(squares) - null.mean()) / null.std(ddof=1)
     # With few directions left, their shares depend on how many samples and means are lost.
     measurable = (larger + 1 <= MOST_USED * jnp.minimum(count, features)) & jnp.isfinite(score)
@@ -225,7 +224,7 @@ def _against_chance(signals, chosen, key, ranks: int, draws: int) -> Agreement:
     def largest(signals, chosen):
         return _squares(_side_by_side(signals, chosen))[:ranks]
 
-    of_subsets = lax.map(partial(largest, signals), chosen, batch_size=BLOCK)
+    of_subsets = map_in_blocks(partial(largest, signals), chosen, BLOCK)
 
     def level(before):
         found = basis * (jnp.arange(ranks) < before)
@@ -242,7 +241,7 @@ def _against_chance(signals, chosen, key, ranks: int, draws: int) -> Agreement:
 
         # Fewer clients agree more by chance, so subsets have a null of their own.
         subset = chosen[jnp.arange(draws) % len(chosen)]
-        null = lax.map(drawn, (jax.random.split(key, draws), subset), batch_size=BLOCK)
+        null = map_in_blocks(drawn, (jax.random.split(key, draws), subset), BLOCK)
         return null.mean(axis=0), null.std(axis=0, ddof=1)
 
     mean, spread = lax.map(level, jnp.arange(ranks))

@@ -25,8 +25,7 @@ from jaxfed._checks import check_number, checked_key
 from jaxfed.contract import check_count, check_instance
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.samples import check_complete_samples
-from jaxfed.core.run.compiling import options_for_linear_algebra
-from jaxfed.core.run.runner import programs
+from jaxfed.core.run.runner import call_compiled
 from jaxfed.pca._rank_evidence import evidence_of, last_above
 
 # A number of components is certain if the last one's score is at least that many thresholds, and
@@ -194,8 +193,8 @@ def suggest_ranks(
     most = min(most_shared, width), min(most_local, width)
     # Bonferroni's correction for all components that are looked for.
     threshold = NormalDist().inv_cdf(1 - (1 - confidence) / sum(most))
-    program = programs(**options_for_linear_algebra())(evidence_of, static_argnums=(3, 4, 5))
-    evidence = jax.device_get(program(data, key, threshold, most, draws, subsets))
+    arguments = data, key, threshold, most, draws, subsets
+    evidence = jax.device_get(call_compiled(evidence_of, *arguments, static_argnums=(3, 4, 5)))
     agreement, scores = evidence.agreement, evidence.local_scores
 
     shared, local = (int(last_above(each, threshold)) for each in (agreement.scores, scores))

@@ -302,6 +302,26 @@ def test_new_clients_and_completed_samples(x64):
     np.testing.assert_allclose(one, loadings[1], atol=1e-12)
 
 
+@pytest.mark.slow
+def test_loadings_within_other_programs(x64):
+    """The same values where `jit` closes over everything, and derivatives."""
+    rng = np.random.default_rng(0)
+    samples, shared, local = (jnp.asarray(rng.random(n)) for n in ((2, 9, 5), (5, 2), (2, 5, 2)))
+
+    def loadings(samples, penalty=PENALTY):
+        return jf.nmf.transform(jf.Personalized(shared, local), samples, penalty=penalty)
+
+    wanted = loadings(samples)
+    chex.assert_trees_all_close(jax.jit(lambda: loadings(samples))(), wanted, rtol=1e-12)
+    chex.assert_trees_all_close(jax.jit(loadings)(samples), wanted, rtol=1e-12)
+    change = jax.jacfwd(lambda penalty: loadings(samples, penalty))(PENALTY)
+    step = 1e-5
+    difference = loadings(samples, PENALTY + step) - loadings(samples, PENALTY - step)
+    chex.assert_trees_all_close(change, difference / (2 * step), rtol=1e-6, atol=1e-9)
+    gradient = jax.grad(lambda penalty: loadings(samples, penalty).sum())(PENALTY)
+    chex.assert_trees_all_close(gradient, change.sum(), rtol=1e-9)
+
+
 def test_bad_input_is_refused():
     samples = [x.astype(np.float32) for x in oracle.draw(0).samples]
     clients = jf.Clients.from_samples(samples)

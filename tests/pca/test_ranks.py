@@ -222,7 +222,7 @@ def test_everything_is_compiled_once(key):
     samples = _samples(key)
     _suggested(samples)
     # With these options: with the defaults of XLA it took two to four times as long to compile.
-    program = programs(**options_for_linear_algebra())(_rank_evidence.evidence_of)
+    program = programs(**options_for_linear_algebra(()))(_rank_evidence.evidence_of)
     before = program._cache_size()
     assert before
     _suggested(samples, 1, confidence=0.9)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import PyTree
 
 from jaxfed._checks import checked_path
@@ -58,9 +59,20 @@ def compiler_options(
     return _unless_given(options)
 
 
-def options_for_linear_algebra() -> dict[str, bool | int]:
-    """Options for `jax.jit` of a program other than a run's, most of whose work libraries do."""
-    return _unless_given(_SHORT_WAY) if jax.default_backend() == "cpu" else {}
+def options_for_linear_algebra(arguments: PyTree) -> dict[str, bool | int]:
+    """Options for `jax.jit` of a program other than a run's, most of whose work libraries do.
+
+    There are none while another program is traced, of which this one becomes a part, since JAX
+    refuses them then.
+
+    Args:
+        arguments: of the program.
+    """
+    # On its way to the device, a number becomes a part of the program that is traced, if any.
+    leaves = [jax.device_put(0.0), *jax.tree.leaves(arguments)]
+    if jax.default_backend() != "cpu" or any(isinstance(x, Tracer) for x in leaves):
+        return {}
+    return _unless_given(_SHORT_WAY)
 
 
 def _unless_given(options: dict[str, bool | int]) -> dict[str, bool | int]:

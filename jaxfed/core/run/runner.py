@@ -18,6 +18,7 @@ from jaxfed.core.round.rounds import Engine, begin, one_round, result_of
 from jaxfed.core.round.server import shared_result
 from jaxfed.core.round.whole import rounds_alike
 from jaxfed.core.run import loop
+from jaxfed.core.run.compiling import options_for_linear_algebra
 from jaxfed.core.run.loop import History, Options, check_metric_names, evaluated, with_history
 from jaxfed.core.run.solution import Solution
 
@@ -46,6 +47,14 @@ class Programs:
 def programs(**options: bool | int) -> Programs:
     """The compiled functions for these compiler options; always the same object."""
     return Programs(**options)
+
+
+def call_compiled(
+    function: Callable[..., Any], *arguments: Any, static_argnums: tuple[int, ...] = ()
+) -> Any:
+    """Call a function, most of whose work libraries do, as one program that compiles fast."""
+    compiled = programs(**options_for_linear_algebra(arguments))
+    return compiled(function, static_argnums)(*arguments)
 
 
 class Start(NamedTuple):

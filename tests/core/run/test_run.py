@@ -501,7 +501,7 @@ def test_compiler_options_do_not_override_the_users(monkeypatch, key):
     monkeypatch.delenv("XLA_FLAGS", raising=False)
     options = compiler_options(jf.pca.PerPCA(1, 2, solver="gradient"), small)
     assert options[level] == 1 and options[threads] is False
-    assert options_for_linear_algebra()[level] == 1
+    assert options_for_linear_algebra(())[level] == 1
     assert compiler_options(jf.pca.BlockLanczos(2), small)[level] == 0  # as fast, compiled faster
     many = jf.Clients.from_samples(np.ones((2, 2**13, 20), np.float32))
     assert compiler_options(jf.pca.BlockLanczos(2), many)[level] == 1
@@ -515,7 +515,7 @@ def test_compiler_options_do_not_override_the_users(monkeypatch, key):
 
     monkeypatch.setenv("XLA_FLAGS", f"--{level}=0 --xla_gpu_enable_triton_gemm=true")
     assert level not in compiler_options(jf.pca.PerPCA(1, 2, solver="gradient"), small)
-    assert level not in options_for_linear_algebra()
+    assert level not in options_for_linear_algebra(())
     assert on_gpus and not compiler_options(jf.pca.PerPCA(1, 2, solver="gradient"), small, "cuda")
 
 
