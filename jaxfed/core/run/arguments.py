@@ -121,7 +121,7 @@ def check_host_alone(*given: PyTree) -> None:
     Raises:
         ValueError: if anything is traced.
     """
-    if is_tracing() or any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(given)):
+    if is_tracing(given):
         raise ValueError(
             "fit: wanted arguments with values, since it runs from the host, got traced ones; "
             "use rollout within jit, vmap and grad"

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import jax
 import numpy as np
-from jax.core import Tracer
 from jaxtyping import PyTree
 
 from jaxfed._checks import checked_path
 from jaxfed.core.clients.clients import Clients
+from jaxfed.core.common.processes import is_tracing
 from jaxfed.core.contract.algorithm import Algorithm
 
 # Only jaxlib 0.10 has old and new emitters; later versions refuse the option.
@@ -68,9 +68,7 @@ def options_for_linear_algebra(arguments: PyTree) -> dict[str, bool | int]:
     Args:
         arguments: of the program.
     """
-    # On its way to the device, a number becomes a part of the program that is traced, if any.
-    leaves = [jax.device_put(0.0), *jax.tree.leaves(arguments)]
-    if jax.default_backend() != "cpu" or any(isinstance(x, Tracer) for x in leaves):
+    if is_tracing(arguments) or jax.default_backend() != "cpu":
         return {}
     return _unless_given(_SHORT_WAY)
 
