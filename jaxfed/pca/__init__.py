@@ -1,8 +1,8 @@
 """Personalized and federated principal component analysis.
 
 Second moments are squares of the data. In single precision they and all derivatives stay finite for
-values of about 1e-15 to 1e15. Above 1e18 they overflow and the run ends as diverged; below 1e-18
-they underflow and the data count as zeros. Scale such data, or use double precision.
+values of about 1e-15 to 1e15. Above 1e18 they overflow and the run ends as diverged. Below 1e-12,
+`jaxfed.fit` computes in double precision, and `jaxfed.rollout` warns.
 """
 
 from jaxfed import _names
@@ -31,6 +31,8 @@ from jaxfed.pca.perpca import PerPCA as PerPCA
 from jaxfed.pca.ranks import SuggestedRanks as SuggestedRanks
 from jaxfed.pca.ranks import suggest_ranks as suggest_ranks
 from jaxfed.pca.robust import robust_pca as robust_pca
+from jaxfed.pca.rotation import Rotated as Rotated
+from jaxfed.pca.rotation import rotate as rotate
 from jaxfed.pca.shrinkage import shrink as shrink
 from jaxfed.pca.split_half import split_half as split_half
 from jaxfed.pca.subspace_iteration import SubspaceIteration as SubspaceIteration

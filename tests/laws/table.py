@@ -176,6 +176,11 @@ def minimise(x):
     return projector(found.point), found.value, found.status == jf.manifolds.Ended.converged
 
 
+def rotated(x):
+    values, axes = linalg.top_eigenvectors(x[0].T @ x[0] / len(x[0]), 3)
+    return pca.rotate(axes * jnp.sqrt(values)).loadings
+
+
 def confidence(x):
     clients = clients_of(x)
     solution = fit(pca.PerPCA(2, 1), clients)
@@ -415,6 +420,7 @@ LAWS: dict[str, Law | str] = {
         counted=True,
     ),
     "pca.principal_axes": Law(lambda x: np.abs(pca.principal_axes(SHARED, list(x)))),
+    "pca.rotate": Law(rotated, 1),
     "pca.robust_pca": Law(lambda x: pca.robust_pca(x[0]), 1, ordered=True, counted=True),
     "pca.separate_video": "PerPCA's; of pictures",
     "pca.shrink": Law(
