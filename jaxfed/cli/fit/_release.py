@@ -13,6 +13,7 @@ from jaxfed.cli._options import option
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.run.solution import Solution
 
+DELTA = option("--delta", float, "probability that the guarantee fails, with --epsilon", 1e-5)
 OPTIONS = [
     option(
         "--epsilon",
@@ -21,7 +22,7 @@ OPTIONS = [
         "components then come from the client's own data; default: no noise",
         None,
     ),
-    option("--delta", float, "probability that the guarantee fails, with --epsilon", 1e-5),
+    DELTA,
     option(
         "--person",
         str,
