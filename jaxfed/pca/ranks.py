@@ -27,6 +27,7 @@ from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.samples import check_complete_samples
 from jaxfed.core.run.compiling import options_for_linear_algebra
 from jaxfed.core.run.runner import programs
+from jaxfed.linalg import Moment
 from jaxfed.pca._rank_evidence import evidence_of, last_above
 
 # A number of components is certain if the last one's score is at least that many thresholds, and
@@ -174,6 +175,8 @@ def suggest_ranks(
         (2, 2)
     """
     check_instance("clients", clients, Clients, "jaxfed.Clients")
+    if any(isinstance(part, Moment) for part in clients.parts):
+        raise _without_samples(clients)
     check_complete_samples(clients, "suggest_ranks")
     for name, count, least in (
         ("most_shared", most_shared, 1),
@@ -219,6 +222,18 @@ def suggest_ranks(
         threshold=threshold,
         noise_variance=evidence.noise_variance,
     )
+
+
+def _without_samples(clients: Clients) -> ValueError:
+    """Return the error for moments, of which no entry of a sample can change its sign."""
+    todo = "moments; give it the samples behind them"
+    if clients.guarantee is not None:
+        todo = (
+            "released moments; choose ranks by public samples or by what is known, since the "
+            "guarantee does not cover a choice by the persons' own samples. A client may choose "
+            "its local rank at home, for jaxfed.pca.fit_local"
+        )
+    return ValueError(f"clients: wanted samples, as of Clients.from_samples, got {todo}")
 
 
 def _certain(scores: Float[np.ndarray, " ranks"], rank: int, threshold: float) -> bool:
