@@ -24,12 +24,19 @@ from jaxfed._checks import (
 from jaxfed._names import caller
 from jaxfed.core.clients.checks import is_traced
 from jaxfed.core.clients.clients import Clients
-from jaxfed.core.clients.guarantee import NEIGHBOURS, ROWS, Guarantee, Neighbours, Rows
+from jaxfed.core.clients.guarantee import (
+    NEIGHBOURS,
+    ROWS,
+    Guarantee,
+    Neighbours,
+    Rows,
+    sensitivity,
+)
 from jaxfed.core.clients.samples import Samples, check_complete_samples
 from jaxfed.core.common.processes import is_tracing
 from jaxfed.linalg import Moment
 from jaxfed.linalg.precision import precise
-from jaxfed.privacy._contributions import FEWEST, released, sensitivity
+from jaxfed.privacy._contributions import FEWEST, released
 from jaxfed.privacy._gaussian import noise_of
 from jaxfed.privacy.ledger import Ledger
 
