@@ -39,7 +39,8 @@ COMMANDS = {
     "plan": """predict memory and messages of a run on TPUs or GPUs without renting them
 
         Compile a run for machines you need not have, and print its memory and messages, and whether
-        it fits, or in blocks of how many clients it would. Nothing is run.""",
+        it fits, or in blocks of how many clients it would. Nothing is run. jaxfed plan privacy
+        predicts the error of shared components under a guarantee for persons.""",
     "deploy": """run on separate machines with Flower
 
         Write an app folder for Flower, try it on this machine, and start or

@@ -1,13 +1,16 @@
-"""`jaxfed plan ALGORITHM`: predict the cost of a run on TPUs or GPUs you need not have."""
+"""`jaxfed plan`: predict the cost of a run on TPUs or GPUs you need not have, or of privacy."""
 
 from functools import partial
 from types import SimpleNamespace
+from typing import Any
 
 from cyclopts import App
 
-from jaxfed import nmf
+from jaxfed import nmf, privacy
+from jaxfed.cli import _report
 from jaxfed.cli._common import BITS, channel_of, rounds
 from jaxfed.cli._options import call, define, first_line, option, options_of
+from jaxfed.cli.fit._release import DELTA
 from jaxfed.cli.fit.pca import ALGORITHMS, Entry
 from jaxfed.planning.plan import plan, shapes_of
 
@@ -27,6 +30,45 @@ MACHINE = [
     option("--clients-per-block", int, "clients in a block; default: what fits", None),
     BITS,
 ]
+ALONG = "of the samples along"
+GUESS = [
+    option("--clients", int, "number of clients"),
+    option("--features", int, "number of features of each sample"),
+    option("--shared-variances", list[float], f"variances {ALONG} each shared component"),
+    option(
+        "--local-variances", list[float], f"variances {ALONG} each local component of a client", ()
+    ),
+    option("--noise-variance", float, f"variance {ALONG} every other direction"),
+]
+ASKED = [
+    option("--persons", int, "number of persons of each client, whose error is predicted", None),
+    option("--error", float, "the error for which the persons needed are computed", None),
+    option("--epsilon", list[float], "of the guarantee for each person, one or several"),
+    DELTA,
+]
+PRIVACY = """predict the error that noise for the privacy of persons costs, from no data
+
+    The error is that of shared components which jaxfed fit --epsilon learns, with the true numbers
+    of components: 0 if they are exact. It needs guessed variances and nothing else."""
+
+
+def run_privacy(arguments: SimpleNamespace) -> None:
+    """Print the expected errors and the numbers of persons needed."""
+    if arguments.persons is None and arguments.error is None:
+        raise ValueError("--persons: wanted a number, or an error in --error, got neither")
+    rows = []
+    for epsilon in (*arguments.epsilon, None):
+        row: dict[str, Any] = {"epsilon": "no noise" if epsilon is None else epsilon}
+        if arguments.persons is not None:
+            row["expected error"] = call(arguments, privacy.expected_error, epsilon=epsilon)
+        if arguments.error is not None:
+            needed = call(arguments, privacy.persons_needed, epsilon=epsilon)
+            row[f"persons of each client for {arguments.error:g}"] = needed
+        rows.append(row)
+    _report.show(rows)
+    shared = len(arguments.shared_variances)
+    chance = (shared * (1 - shared / arguments.features)) ** 0.5
+    print(f"\nRandom components have the error {chance:.3g}.")
 
 
 def run(arguments: SimpleNamespace, *, entry: Entry) -> None:
@@ -51,3 +93,5 @@ for name, entry in PLANNED.items():
     }
     about = first_line(entry.algorithm)
     command.command(define(partial(run, entry=entry), options, about), name=name)
+options = {"What you guess": GUESS, "What you ask": ASKED}
+command.command(define(run_privacy, options, PRIVACY), name="privacy")

@@ -59,19 +59,19 @@ def clients_of(
     return clients, [own[:count] for own, count in zip(block, counts, strict=True)]
 
 
-def client_labels(groups: Any, X: Any) -> np.ndarray:
-    """Return the client of each row, all numbers or all names."""
+def client_labels(groups: Any, X: Any, name: str = "groups") -> np.ndarray:
+    """Return the client, or whatever `name` says, of each row, all numbers or all names."""
     # From a mixed list, NumPy would convert numbers to strings.
     given: Any = groups if hasattr(groups, "dtype") else np.asarray(groups, object)
     if np.ndim(given) != 1:
-        raise ValueError(f"groups: wanted one label for each row, got shape {np.shape(given)}")
-    labels = checked(given, ensure_2d=False, dtype=None, input_name="groups")
+        raise ValueError(f"{name}: wanted one label for each row, got shape {np.shape(given)}")
+    labels = checked(given, ensure_2d=False, dtype=None, input_name=name)
     if labels.dtype == object:
         kinds = {next((k for k in (Real, str) if isinstance(x, k)), type(x)) for x in labels}
         if len(kinds) > 1 or type(None) in kinds:
             names = ", ".join(sorted({type(label).__name__ for label in labels}))
             raise ValueError(
-                f"groups: wanted labels that are all numbers or all names, got {names}"
+                f"{name}: wanted labels that are all numbers or all names, got {names}"
             )
         if kinds <= {Real, str}:
             labels = np.asarray(labels.tolist())

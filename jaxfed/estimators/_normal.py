@@ -16,6 +16,7 @@ class Learned(NamedTuple):
     shared: Float[np.ndarray, "d _r"]  # also used for samples of unknown clients
     local: Float[np.ndarray, "m d r2"]
     beside: bool  # whether clients have local components beside the shared ones, or only local ones
+    settled: bool = False  # whether the shared ones are axes already, which data must not change
 
 
 class ScoreMoment(NamedTuple):
@@ -92,11 +93,11 @@ def described(
         counts: the clients' numbers of samples.
         moment_of: `moment_of_samples`, or `moment_of_matrix` where data are second moments.
     """
-    (shared, local, both), rank = learned, learned.shared.shape[1]
+    (shared, local, both, settled), rank = learned, learned.shared.shape[1]
     moments = [moment_of(x, beside(shared, v)) for x, v in zip(data, local, strict=True)]
     energy, scores = pooled(moments, counts)
     # A basis is arbitrary: rotate to uncorrelated components in order of variance.
-    rotation = axes(shared, scores[:rank, :rank])
+    rotation = np.eye(rank) if settled else axes(shared, scores[:rank, :rank])
     rotations = [axes(v, x.scores[rank:, rank:]) for v, x in zip(local, moments, strict=True)]
     shared = shared @ rotation
     local = np.stack([v @ own for v, own in zip(local, rotations, strict=True)])

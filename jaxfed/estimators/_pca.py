@@ -44,6 +44,8 @@ class PersonalizedPCA(ClientPCA):
         forgetting: float | None = None,
         impute: tuple[int, int] | None = None,
         bootstrap: int = 0,
+        epsilon: float | None = None,
+        delta: float = 1e-5,
         random_state: Any = None,
     ):
         """Set up the estimator.
@@ -70,12 +72,24 @@ class PersonalizedPCA(ClientPCA):
             bootstrap: number of resamples of each client's samples from which `fit` computes
                 standard errors and intervals, such as 200; 0 for none. Moments cannot be resampled,
                 so it excludes `impute` and `partial_fit`.
-            random_state: a seed or a `numpy.random.RandomState`.
+            epsilon: release each client's second moment once, with noise that protects each person,
+                and learn from it, see `jaxfed.privacy.release_moments`; None adds no noise. What it
+                does not cover is refused: `center`, so subtract each client's own mean from its
+                rows first, `shrinkage`, `robust`, `forgetting`, `impute`, `bootstrap` and
+                `partial_fit`. Each `fit` is another release, in a search too, and guarantees add
+                up.
+            delta: probability that the guarantee fails, with `epsilon`.
+            random_state: a seed or a `numpy.random.RandomState`. With `epsilon`, whoever knows it
+                can draw the noise again and subtract it: set it in simulations alone, where the
+                noise is that of `release_moments` with the key
+                `jax.random.key(check_random_state(random_state).randint(2**31 - 1))`. With None,
+                noise is from the system's randomness.
         """
         self.shared_rank, self.local_rank, self.rounds = shared_rank, local_rank, rounds
         self.n_init, self.shrinkage, self.robust = n_init, shrinkage, robust
         self.center, self.forgetting, self.impute = center, forgetting, impute
-        self.bootstrap, self.random_state = bootstrap, random_state
+        self.bootstrap, self.epsilon, self.delta = bootstrap, epsilon, delta
+        self.random_state = random_state
 
     def _sizes(self):
         check_count("n_init", self.n_init)
@@ -119,17 +133,16 @@ class PersonalizedPCA(ClientPCA):
         shared, local = map(_host, solution.result)
         return Learned(shared, local, True)
 
-    def _new_components(self, table):
-        shared = np.asarray(self.components_).T
-        known = Personalized(jnp.asarray(shared), None)
-        (local,) = _host(pca.fit_local(known, [table], int(self.local_rank)).local)
-        return local
+    def _new_components(self, tables):
+        known = Personalized(jnp.asarray(self.components_.T), None)
+        return _host(pca.fit_local(known, list(tables), int(self.local_rank)).local)
 
 
 class FederatedPCA(ClientPCA):
     """Principal components of all clients' samples together, without pooling them.
 
     It runs `jaxfed.pca.BlockLanczos`: the server sees sums of products, and a few rounds suffice.
+    With `epsilon` it runs `jaxfed.pca.Pooled`, since the server has all that clients released.
 
     Source: Golub & Underwood (1977), The block Lanczos method for computing eigenvalues.
     """
@@ -145,6 +158,8 @@ class FederatedPCA(ClientPCA):
         center: bool = True,
         forgetting: float | None = None,
         impute: tuple[int, int] | None = None,
+        epsilon: float | None = None,
+        delta: float = 1e-5,
         random_state: Any = None,
     ):
         """Set up the estimator.
@@ -161,24 +176,36 @@ class FederatedPCA(ClientPCA):
             impute: numbers of shared and local components of the model that imputes missing entries
                 (NaN), see `jaxfed.preprocess.Impute`; None refuses missing entries. Samples of
                 clients that were not in `fit` are imputed by a model for unknown clients.
-            random_state: a seed or a `numpy.random.RandomState`.
+            epsilon: release each client's second moment once, with noise that protects each person,
+                and learn from it, see `jaxfed.privacy.release_moments`; None adds no noise. What it
+                does not cover is refused: `center`, so subtract each client's own mean from its
+                rows first, `forgetting`, `impute` and `partial_fit`. Each `fit` is another release,
+                in a search too, and guarantees add up.
+            delta: probability that the guarantee fails, with `epsilon`.
+            random_state: a seed or a `numpy.random.RandomState`. With `epsilon`, whoever knows it
+                can draw the noise again and subtract it: set it in simulations alone, where the
+                noise is that of `release_moments` with the key
+                `jax.random.key(check_random_state(random_state).randint(2**31 - 1))`. With None,
+                noise is from the system's randomness.
         """
         self.n_components, self.rounds, self.tol = n_components, rounds, tol
         self.center, self.forgetting, self.impute = center, forgetting, impute
-        self.random_state = random_state
+        self.epsilon, self.delta, self.random_state = epsilon, delta, random_state
 
     def _sizes(self):
         return self.n_components, self.n_components
 
     def _solved(self, run, clients):
+        if self.epsilon is not None:
+            return run(pca.Pooled(int(self.n_components)), rounds=1, tol=None)
         return run(pca.BlockLanczos(int(self.n_components)))
 
     def _learned(self, solution, clients):
         shared = _host(solution.result.shared)
         return Learned(shared, np.zeros((len(solution.ids), len(shared), 0)), True)
 
-    def _new_components(self, table):
-        return np.zeros((table.shape[1], 0))
+    def _new_components(self, tables):
+        return np.zeros((len(tables), tables[0].shape[1], 0))
 
 
 class HierarchicalBayesPCA(ClientPCA):
@@ -250,12 +277,15 @@ class HierarchicalBayesPCA(ClientPCA):
         shared, local = map(_host, solution.result)
         return Learned(shared, local, False)
 
-    def _new_components(self, table):
-        moment = Moment.from_samples(jnp.asarray(table))
-        weight = precision(jnp.asarray(float(len(table))), *self._variances)
-        shared = jnp.asarray(np.asarray(self.components_).T, moment.trace.dtype)
-        joint = joint_moment(moment, weight, shared, self.prior_variance_)
-        return _host(joint.top(int(self.n_components))[1])
+    def _new_components(self, tables):
+        def of_one(table):
+            moment = Moment.from_samples(jnp.asarray(table))
+            weight = precision(jnp.asarray(float(len(table))), *self._variances)
+            shared = jnp.asarray(np.asarray(self.components_).T, moment.trace.dtype)
+            joint = joint_moment(moment, weight, shared, self.prior_variance_)
+            return joint.top(int(self.n_components))[1]
+
+        return np.stack([_host(of_one(table)) for table in tables])
 
 
 def _host(array: Any) -> np.ndarray:

@@ -77,16 +77,7 @@ def evidence_of(data, key, threshold, most: tuple[int, int], draws: int, subsets
     m, _, d = rows.shape
     most_shared, most_local = most
     of_noise, of_agreement, of_local, of_subsets = jax.random.split(key, 4)
-    size = min(m, max(2, round((1 - LEFT_OUT) * m)))
-    places = jax.vmap(lambda k: jax.random.permutation(k, m))(jax.random.split(of_subsets, subsets))
-    chosen = (places < size).astype(rows.dtype)
-
-    def together(scores, chosen):
-        # Over the root of their number, a sum of independent scores has variance one under the
-        # null, as each of them has. So one threshold serves single clients, all of them, and
-        # subsets.
-        limited = jnp.clip(scores, -MOST, MOST)
-        return matmul(chosen, limited) / jnp.sqrt(chosen.sum(axis=-1, keepdims=True))
+    chosen = subsets_of(m, subsets, of_subsets).astype(rows.dtype)
 
     # For the noise's variance alone, few draws are enough.
     alone = _against_noise(
@@ -96,7 +87,7 @@ def evidence_of(data, key, threshold, most: tuple[int, int], draws: int, subsets
     variance = alone.variance[:, jnp.minimum(rank, sum(most) - 1)]
 
     signals = jax.vmap(_signal)(rows, counts, variance)
-    agreement = _against_chance(signals, chosen, of_agreement, most_shared, draws)
+    agreement = against_chance(signals, chosen, of_agreement, most_shared, draws)
     shared = last_above(agreement.scores, threshold)
 
     basis = agreement.basis * (jnp.arange(most_shared) < shared)
@@ -107,6 +98,21 @@ def evidence_of(data, key, threshold, most: tuple[int, int], draws: int, subsets
     scores = together(noise.scores, jnp.ones(m, rows.dtype))
     variance = variance * units * units
     return Evidence(agreement, noise, scores, together(noise.scores, chosen), variance)
+
+
+def subsets_of(clients: int, number: int, key) -> Bool[Array, "subsets clients"]:
+    """Draw the clients in each subset."""
+    size = min(clients, max(2, round((1 - LEFT_OUT) * clients)))
+    keys = jax.random.split(key, number)
+    return jax.vmap(lambda k: jax.random.permutation(k, clients))(keys) < size
+
+
+def together(scores, chosen):
+    """Add scores of the chosen clients, each limited."""
+    # Over the root of their number, a sum of independent scores has variance one under the null, as
+    # each of them has. So one threshold serves single clients, all of them, and subsets.
+    limited = jnp.clip(scores, -MOST, MOST)
+    return matmul(chosen, limited) / jnp.sqrt(chosen.sum(axis=-1, keepdims=True))
 
 
 def _reciprocal(x):
@@ -209,7 +215,7 @@ def _signal(rows, count, variance) -> Float[Array, "features width"]:
     return right.T * jnp.sqrt(weights)
 
 
-def _against_chance(signals, chosen, key, ranks: int, draws: int) -> Agreement:
+def against_chance(signals, chosen, key, ranks: int, draws: int) -> Agreement:
     """Compare the agreement of signals with that of signals rotated at random."""
     m, d, width = signals.shape
     everyone = jnp.ones(m, signals.dtype)

@@ -9,13 +9,15 @@ after the other, each for all clients together:
 * How many more directions exceed the noise? The null of the next singular value is that of the
   same larger directions plus the same noise with random signs.
 
+Of moments whose noise protects persons, both nulls include that noise, whose size is known.
+
 Source: signs, Hong, Sheng & Dobriban (2020), Selecting the number of components in PCA via random
 signflips; larger directions removed first, Dobriban & Owen (2019), Deterministic parallel analysis;
 rotations, Feng, Jiang, Hannig & Marron (2018), Section 2.3.
 """
 
 from statistics import NormalDist
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -24,9 +26,13 @@ from jaxtyping import Array, Float, Int, Key
 from jaxfed._checks import check_number, checked_key
 from jaxfed.contract import check_count, check_instance
 from jaxfed.core.clients.clients import Clients
+from jaxfed.core.clients.guarantee import sensitivity, terms_of
 from jaxfed.core.clients.samples import check_complete_samples
 from jaxfed.core.run.runner import call_compiled
+from jaxfed.linalg import Moment
+from jaxfed.pca import _released_ranks
 from jaxfed.pca._rank_evidence import evidence_of, last_above
+from jaxfed.pca._released_ranks import Released
 
 # A number of components is certain if the last one's score is at least that many thresholds, and
 # the next one's at most a share of it.
@@ -54,7 +60,8 @@ class SuggestedRanks(NamedTuple):
         local_scores: score of each local component in all clients together.
         client_scores: score of each local component in each client.
         threshold: least score of a significant component.
-        noise_variance: variance of each client's noise in one feature.
+        noise_variance: variance of each client's noise in one feature; of released moments, as a
+            share of all variance.
     """
 
     shared: int
@@ -144,10 +151,18 @@ def suggest_ranks(
     * Two clients, or five samples of each, show only strong components: a score is at most
       \(4 \sqrt m\). With two clients, the subsets are all clients, so the support says nothing.
 
+    Clients may have moments of `jaxfed.privacy.release_moments`, of pairs or directions. The test
+    is computed from them and costs no more privacy. A direction of a client then counts by its
+    eigenvalue above the median, up to the largest that noise would have. An eigenvalue in the third
+    step is compared with those of directions drawn from elliptical samples, with the larger
+    variances found so far and equal ones besides, to which the noise of the release is added. In
+    addition, it fails where noise differs between features: a feature with more noise in all
+    clients looks as a shared component.
+
     Everything is one compiled program. Every client counts the same, whatever its weight.
 
     Args:
-        clients: two or more clients with samples.
+        clients: two or more clients with samples, or with moments of `release_moments`.
         key: random key.
         most_shared: largest number of shared components to look for.
         most_local: largest number of local components to look for.
@@ -156,7 +171,8 @@ def suggest_ranks(
         confidence: probability of no false component, if scores are normal.
 
     Raises:
-        ValueError: if clients do not have samples, there is only one, or a number is out of range.
+        ValueError: if clients have neither samples nor such moments, there is only one, or a number
+            is out of range.
 
     Example:
         >>> import jax, jaxfed as jf
@@ -173,7 +189,10 @@ def suggest_ranks(
         (2, 2)
     """
     check_instance("clients", clients, Clients, "jaxfed.Clients")
-    check_complete_samples(clients, "suggest_ranks")
+    moments = any(isinstance(part, Moment) for part in clients.parts)
+    released = _released(clients) if moments else None
+    if released is None:
+        check_complete_samples(clients, "suggest_ranks")
     for name, count, least in (
         ("most_shared", most_shared, 1),
         ("most_local", most_local, 1),
@@ -183,18 +202,19 @@ def suggest_ranks(
         check_count(name, count, least=least)
     check_number("confidence", confidence, "a number from 0 to below 1", lambda x: 0 <= x < 1)
     key = checked_key("key", key)
-    data = clients.unbucketed().data
+    data: Any = clients.unbucketed().data
     present = np.flatnonzero(np.asarray(data.count) > 0)
     if len(present) < 2:
         raise ValueError(f"clients: wanted at least two with samples, got {len(present)}")
-    data = jax.tree.map(lambda x: x[present], data)
+    data = jax.tree.map(lambda x: x[present], data if released is None else released)
 
-    width = min(data.values.shape[1:])
+    width = clients.features if released is not None else min(data.values.shape[1:])
     most = min(most_shared, width), min(most_local, width)
     # Bonferroni's correction for all components that are looked for.
     threshold = NormalDist().inv_cdf(1 - (1 - confidence) / sum(most))
+    scored = evidence_of if released is None else _released_ranks.evidence_of
     arguments = data, key, threshold, most, draws, subsets
-    evidence = jax.device_get(call_compiled(evidence_of, *arguments, static_argnums=(3, 4, 5)))
+    evidence = jax.device_get(call_compiled(scored, *arguments, static_argnums=(3, 4, 5)))
     agreement, scores = evidence.agreement, evidence.local_scores
 
     shared, local = (int(last_above(each, threshold)) for each in (agreement.scores, scores))
@@ -218,6 +238,28 @@ def suggest_ranks(
         threshold=threshold,
         noise_variance=evidence.noise_variance,
     )
+
+
+def _released(clients: Clients) -> Released:
+    """Return released moments with what is known of their noise.
+
+    Raises:
+        ValueError: if moments were not released, or not of directions.
+    """
+    guarantee = clients.guarantee
+    if guarantee is None:
+        raise ValueError(
+            "clients: wanted samples, as of Clients.from_samples, or moments of release_moments, "
+            "whose noise is known, got other moments; give it the samples behind them"
+        )
+    if guarantee.rows == "clip":
+        wanted = "moments of pairs or directions, as of release_moments"
+        raise ValueError(f"clients: wanted {wanted}, got those of clipped rows")
+    data: Moment = clients.unbucketed().data
+    assert data.dense is not None
+    far = sensitivity(data.count, guarantee.rows, 1.0, guarantee.neighbours)
+    deviations = guarantee.noise_multiplier * far
+    return Released(data.dense, terms_of(data.count, guarantee.rows), deviations)
 
 
 def _certain(scores: Float[np.ndarray, " ranks"], rank: int, threshold: float) -> bool:

@@ -8,7 +8,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from jaxfed.core.clients.guarantee import Neighbours, Rows
+from jaxfed.core.clients.guarantee import Rows
 from jaxfed.linalg import matmul
 from jaxfed.linalg.precision import precise
 
@@ -16,17 +16,6 @@ FEWEST = 4  # persons of a client: fewer are not even two pairs
 
 Values = Float[Array, "rows features"]
 Codes = Int[Array, " rows"]
-
-
-def sensitivity(people: Array | float, rows: Rows, bound: float, neighbours: Neighbours) -> Array:
-    r"""The largest Frobenius distance of two neighbours' moments, \(\Delta\).
-
-    A person contributes to one term of a mean of P (with pairs, of the floor of P/2) terms: a
-    matrix \(A \succeq 0\) of trace at most \(C^2\), and C = 1 with directions and pairs. Then
-    \(|A|_F \le C^2\), and \(|A - B|_F^2 = |A|_F^2 + |B|_F^2 - 2 \mathrm{tr}(AB) \le 2 C^4\).
-    """
-    terms = jnp.floor(jnp.asarray(people) / 2) if rows == "pairs" else jnp.asarray(people)
-    return (2**0.5 if neighbours == "replace" else 1.0) * bound**2 / terms
 
 
 @partial(jax.jit, static_argnames="rows")

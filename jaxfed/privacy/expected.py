@@ -7,8 +7,8 @@ from functools import lru_cache
 import numpy as np
 
 from jaxfed._checks import check_count, check_name, check_number, check_positive, is_list, refuse
-from jaxfed.core.clients.guarantee import NEIGHBOURS, ROWS, Neighbours, Rows
-from jaxfed.privacy._contributions import FEWEST, sensitivity
+from jaxfed.core.clients.guarantee import NEIGHBOURS, ROWS, Neighbours, Rows, sensitivity
+from jaxfed.privacy._contributions import FEWEST
 from jaxfed.privacy._gaussian import noise_of
 
 DRAWS = 4e6  # numbers drawn for the mean of what a row becomes

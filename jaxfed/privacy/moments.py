@@ -1,5 +1,6 @@
 """Releases of second moments with noise that protects each person."""
 
+import os
 import warnings
 import zlib
 from collections.abc import Sequence
@@ -23,12 +24,19 @@ from jaxfed._checks import (
 from jaxfed._names import caller
 from jaxfed.core.clients.checks import is_traced
 from jaxfed.core.clients.clients import Clients
-from jaxfed.core.clients.guarantee import NEIGHBOURS, ROWS, Guarantee, Neighbours, Rows
+from jaxfed.core.clients.guarantee import (
+    NEIGHBOURS,
+    ROWS,
+    Guarantee,
+    Neighbours,
+    Rows,
+    sensitivity,
+)
 from jaxfed.core.clients.samples import Samples, check_complete_samples
 from jaxfed.core.common.processes import is_tracing
 from jaxfed.linalg import Moment
 from jaxfed.linalg.precision import precise
-from jaxfed.privacy._contributions import FEWEST, released, sensitivity
+from jaxfed.privacy._contributions import FEWEST, released
 from jaxfed.privacy._gaussian import noise_of
 from jaxfed.privacy.ledger import Ledger
 
@@ -47,7 +55,7 @@ def release_moments(
     person: Sequence[ArrayLike | Sequence[object]] | None = None,
     semidefinite: bool = False,
     ledger: Ledger | None = None,
-    key: Key[Array, ""] | UInt32[Array, " 2"],
+    key: Key[Array, ""] | UInt32[Array, " 2"] | None = None,
 ) -> Clients:
     r"""Release each client's second moment once, with noise that protects each of its persons.
 
@@ -96,7 +104,8 @@ def release_moments(
         ledger: the budget that pays for the release, before anything is computed; not within `jit`
             and `vmap`.
         key: random key, which must stay secret and be new for each release; a client's noise folds
-            in its id.
+            in its id. None takes one from the system's randomness, which nobody can draw again; not
+            within `jit` and `vmap`.
 
     Returns:
         Clients with moments, as of `Clients.from_moments`, with their numbers of persons as counts
@@ -112,16 +121,19 @@ def release_moments(
     Algorithm 1, for the noise; Kim & Jung (2025), arXiv 2507.15232, for directions and pairs;
     Visuri, Koivunen & Oja (2000), Sign and rank covariance matrices.
     """
-    guarantee = _guarantee(epsilon, delta, rows, bound, neighbours, person is not None)
+    guarantee = guarantee_of(epsilon, delta, rows, bound, neighbours, several=person is not None)
     check_instance("clients", clients, Clients, "jaxfed.Clients with samples")
     check_flag("semidefinite", semidefinite)
     check_complete_samples(clients, "release_moments")
     if ledger is not None:
         check_instance("ledger", ledger, Ledger, "a jaxfed.privacy.Ledger")
-        # There, one line would be written for many releases.
-        if is_tracing() or any(map(is_traced, jax.tree.leaves((clients, key)))):
-            raise refuse("ledger", "None within jit and vmap, which may release again", ledger)
-    key = checked_key("key", key)
+    # There, one line would be written, or one key be drawn, for many releases.
+    again = is_tracing((clients, key))
+    if again and ledger is not None:
+        raise refuse("ledger", "None within jit and vmap, which may release again", ledger)
+    if again and key is None:
+        raise refuse("key", "a random key within jit and vmap, which may release again", key)
+    key = _secret_key() if key is None else checked_key("key", key)
     if clients.guarantee is not None:
         raise refuse("clients", "samples that are not released yet", clients)
     whole = clients.unbucketed()
@@ -163,14 +175,25 @@ def _projected(
     return roots @ roots.mT
 
 
-def _guarantee(
+def _secret_key() -> Key[Array, ""]:
+    words = jnp.asarray(np.frombuffer(os.urandom(8), np.uint32))
+    return jax.random.wrap_key_data(words, impl="threefry2x32")
+
+
+def guarantee_of(
     epsilon: float,
     delta: float,
-    rows: Rows,
-    bound: float | None,
-    neighbours: Neighbours,
+    rows: Rows = "pairs",
+    bound: float | None = None,
+    neighbours: Neighbours = "replace",
+    *,
     several: bool,
 ) -> Guarantee:
+    """The guarantee of a release with these arguments, and `several` rows of a person.
+
+    Raises:
+        ValueError: if an argument is unsuitable.
+    """
     check_positive("epsilon", epsilon, single=True)
     check_number("delta", delta, "a number between 0 and 1", lambda x: (x > 0) & (x < 1))
     check_name("rows", rows, ROWS)

@@ -1,6 +1,7 @@
 """What a release guarantees, in words."""
 
 import math
+from typing import Any
 
 from scipy.stats import norm
 
@@ -40,11 +41,12 @@ NOT_COVERED = (
 )
 
 
-def statement(released: Solution | Clients | Guarantee) -> str:
+def statement(released: Solution | Clients | Guarantee | Any) -> str:
     r"""Say who is protected from whom, how far, and what is not covered, for a protocol.
 
     Args:
-        released: clients of `release_moments`, their guarantee, or the solution of a run on them.
+        released: clients of `release_moments`, their guarantee, the solution of a run on them, or
+            an estimator that was fitted with `epsilon`.
 
     Returns:
         Sentences in plain text, one paragraph a line.
@@ -53,7 +55,7 @@ def statement(released: Solution | Clients | Guarantee) -> str:
         ValueError: if it is something else, or there is no guarantee: clients were not released, or
             a run or its warm start used other data.
     """
-    guarantees = _guarantees(released)
+    guarantees = _guarantees(getattr(released, "guarantee_", released))
     first = guarantees[0]
     lines = [
         "Who: each person behind the data, from everybody who sees what the clients released or "
@@ -111,7 +113,9 @@ def _guarantees(released: object) -> list[Guarantee]:
                 "released: wanted a run on clients of release_moments, and a warm start of one, "
                 f"got messages that were computed from {'also' if found else 'only'} other data"
             )
-    wanted = "clients of release_moments, or the solution of a run on them"
+    wanted = (
+        "clients of release_moments, the solution of a run on them, or an estimator with epsilon"
+    )
     raise refuse("released", wanted, released)
 
 

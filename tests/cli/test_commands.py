@@ -199,6 +199,44 @@ def test_mistakes_of_a_sweep_are_told_in_one_line(tmp_path, capsys, options, mes
     assert not (tmp_path / "out" / "result.npz").exists()
 
 
+# --- plan privacy ----------------------------------------------------------------------------
+
+PLANNED = "plan privacy --clients 12 --features 20 --shared-variances 4 4 --noise-variance .09"
+WITH_LOCAL = "--local-variances 2.25 2.25 --persons 500 --error 0.05"
+
+
+def test_a_plan_of_privacy_has_the_errors_and_persons_of_the_formula(capsys):
+    assert main(f"{PLANNED} {WITH_LOCAL} --epsilon .3 1 --delta 1e-6".split()) == 0
+    _, _, *lines = capsys.readouterr().out.splitlines()
+    guess = {"shared_variances": (4, 4), "local_variances": (2.25, 2.25), "noise_variance": 0.09}
+    guess["delta"] = 1e-6
+    for line, epsilon in zip(lines, (0.3, 1.0, None), strict=False):
+        *label, error, persons = line.split()
+        assert label == (["no", "noise"] if epsilon is None else [f"{epsilon:g}"])
+        wanted = jf.privacy.expected_error(500, 20, 12, epsilon=epsilon, **guess)
+        assert float(error) == pytest.approx(wanted, rel=1e-3)
+        wanted = jf.privacy.persons_needed(0.05, 20, 12, epsilon=epsilon, **guess)
+        assert int(persons.replace(",", "")) == wanted
+    assert lines[-1] == "Random components have the error 1.34."
+    # Without local components, and for an error alone.
+    assert main(f"{PLANNED} --error 0.05 --epsilon 1".split()) == 0
+    assert capsys.readouterr().out.splitlines()[2].split() == ["1", "816"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("", "--persons: wanted a number, or an error in --error, got neither"),
+        ("--persons 3", "persons: wanted a whole number of at least 4, got 3"),
+        ("--persons 500 --delta 1", "delta: wanted a number between 0 and 1, got 1.0"),
+        ("--error 0", "error: wanted a positive finite number, got 0.0"),
+    ],
+)
+def test_mistakes_of_a_plan_of_privacy_are_told_in_one_line(options, message, capsys):
+    assert main(f"{PLANNED} --epsilon 1 {options}".split()) == 2
+    assert capsys.readouterr().err.strip() == f"jaxfed: {message}"
+
+
 # --- personalize -----------------------------------------------------------------------------
 
 

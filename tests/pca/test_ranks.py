@@ -269,6 +269,11 @@ def test_refuses_other_clients(key):
     for clients in (moments, gaps):
         with pytest.raises(ValueError, match=r"^clients: wanted samples, as of Clients.from_samp"):
             suggest_ranks(clients, key=key)
+    clipped = jf.privacy.release_moments(
+        jf.Clients.from_samples(samples), epsilon=1.0, delta=1e-5, rows="clip", bound=1.0, key=key
+    )
+    with pytest.raises(ValueError, match=r"^clients: wanted moments of pairs or directions"):
+        suggest_ranks(clipped, key=key)
     with pytest.raises(ValueError, match=r"^clients: wanted at least two with samples, got 1"):
         suggest_ranks(jf.Clients.from_samples(samples[:1]), key=key)
 

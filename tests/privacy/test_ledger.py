@@ -63,6 +63,11 @@ def test_a_compiled_function_cannot_spend_once_and_release_often(tmp_path):
     assert ledger.spent() == 0
 
 
+def test_a_compiled_function_cannot_draw_one_key_and_release_often():
+    with pytest.raises(ValueError, match=r"^key: wanted a random key within jit and vmap"):
+        jax.jit(lambda: privacy.release_moments(CLIENTS, epsilon=1.0, delta=1e-5))()
+
+
 @pytest.mark.parametrize("kept", ["replace", "add_remove"])
 def test_other_neighbours_are_converted(kept, tmp_path):
     ledger = privacy.Ledger(tmp_path / "ledger", epsilon=10.0, delta=1e-5, neighbours=kept)

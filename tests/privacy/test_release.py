@@ -11,6 +11,7 @@ from scipy.stats import kstest
 
 import jaxfed as jf
 from jaxfed import privacy
+from jaxfed.core.clients.guarantee import sensitivity
 from jaxfed.privacy import _contributions, _gaussian
 from tests.helpers import gaussian, gaussian_samples, planted_samples
 
@@ -115,7 +116,7 @@ def test_no_person_moves_a_moment_further_than_the_sensitivity(rows, neighbours,
         return jnp.linalg.norm(one - other)
 
     size = 1.0 if rows != "clip" else BOUND
-    bound = float(_contributions.sensitivity(float(people), rows, size, neighbours))
+    bound = float(sensitivity(float(people), rows, size, neighbours))
     ascent = jax.jit(jax.value_and_grad(lambda x, key: -distance(x, key)))
     best, rng = 0.0, np.random.default_rng(0)
     for key in jax.random.split(jax.random.key(0), 8):

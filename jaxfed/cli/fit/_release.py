@@ -1,20 +1,19 @@
 """`jaxfed fit ... --epsilon`: components from moments whose noise protects each person."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from jaxfed import pca, privacy
+from jaxfed import pca
 from jaxfed._checks import check_number, check_positive
 from jaxfed.cli._options import option
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.run.solution import Solution
 
+DELTA = option("--delta", float, "probability that the guarantee fails, with --epsilon", 1e-5)
 OPTIONS = [
     option(
         "--epsilon",
@@ -23,7 +22,7 @@ OPTIONS = [
         "components then come from the client's own data; default: no noise",
         None,
     ),
-    option("--delta", float, "probability that the guarantee fails, with --epsilon", 1e-5),
+    DELTA,
     option(
         "--person",
         str,
@@ -83,20 +82,6 @@ def persons_of(
         [table[:, place] for table in tables],
         [np.delete(table, place, axis=1) for table in tables],
         [name for name in features if name != arguments.person],
-    )
-
-
-def released(
-    arguments: SimpleNamespace, clients: Clients, persons: list[np.ndarray] | None
-) -> Clients:
-    """Release the clients' moments, with noise that nobody can draw again."""
-    words = jnp.asarray(np.frombuffer(os.urandom(8), np.uint32))
-    return privacy.release_moments(
-        clients,
-        epsilon=arguments.epsilon,
-        delta=arguments.delta,
-        person=persons,
-        key=jax.random.wrap_key_data(words),
     )
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from cyclopts import Token
 from jaxtyping import Array, Float, Int, Key
 
-from jaxfed import data, multi_start, pca, plot
+from jaxfed import data, multi_start, pca, plot, privacy
 from jaxfed.cli import _evaluate
 from jaxfed.cli._common import (
     BACKEND,
@@ -196,7 +196,10 @@ def prepare(arguments: SimpleNamespace, precision: ExitStack, *, entry: Entry) -
     _confidence.check(arguments, clients)
     protected = getattr(arguments, "epsilon", None) is not None
     if protected:
-        fitted = _release.released(arguments, clients, split.persons)
+        # With noise that nobody can draw again, whatever the seed.
+        fitted = privacy.release_moments(
+            clients, epsilon=arguments.epsilon, delta=arguments.delta, person=split.persons
+        )
     confidence = partial(_confidence.computed, arguments, key=jax.random.fold_in(key, 1))
     return _run.FitInputs(
         algorithm,

@@ -2,6 +2,9 @@
 
 from typing import Literal, NamedTuple
 
+import jax.numpy as jnp
+from jaxtyping import Array
+
 Rows = Literal["pairs", "directions", "clip"]
 Neighbours = Literal["replace", "add_remove"]
 ROWS: tuple[Rows, ...] = ("pairs", "directions", "clip")
@@ -38,6 +41,21 @@ class Guarantee(NamedTuple):
             f"epsilon {self.epsilon:g}, delta {self.delta:g} per {self.unit} "
             f"({self.neighbours}, {self.rows}, {self.mechanism})"
         )
+
+
+def terms_of(people: Array | float, rows: Rows) -> Array:
+    """The number of terms whose mean is a moment."""
+    return jnp.floor(jnp.asarray(people) / 2) if rows == "pairs" else jnp.asarray(people)
+
+
+def sensitivity(people: Array | float, rows: Rows, bound: float, neighbours: Neighbours) -> Array:
+    r"""The largest Frobenius distance of two neighbours' moments, \(\Delta\).
+
+    A person contributes to one term of a mean of P (with pairs, of the floor of P/2) terms: a
+    matrix \(A \succeq 0\) of trace at most \(C^2\), and C = 1 with directions and pairs. Then
+    \(|A|_F \le C^2\), and \(|A - B|_F^2 = |A|_F^2 + |B|_F^2 - 2 \mathrm{tr}(AB) \le 2 C^4\).
+    """
+    return (2**0.5 if neighbours == "replace" else 1.0) * bound**2 / terms_of(people, rows)
 
 
 def note(guarantee: Guarantee | None) -> str:

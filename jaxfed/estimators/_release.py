@@ -1,0 +1,76 @@
+"""Moments whose noise protects each person, for estimators with `epsilon`."""
+
+from typing import Any
+
+import numpy as np
+from jaxtyping import Array, Float, Int, Key
+
+from jaxfed._checks import refuse
+from jaxfed.core.clients.clients import Clients
+from jaxfed.estimators._arrays import client_labels
+from jaxfed.estimators._normal import axes, moment_of_matrix, pooled
+from jaxfed.privacy.moments import guarantee_of, release_moments
+
+# Parameters whose messages the guarantee does not cover, and their values without such messages.
+UNCOVERED = {
+    "center": False,
+    "shrinkage": False,
+    "robust": False,
+    "forgetting": None,
+    "impute": None,
+    "bootstrap": 0,
+}
+WHY = {
+    "center": "the mean of all clients' rows; subtract each client's own mean from its rows",
+}
+
+
+def check(estimator: Any, person: object) -> None:
+    """Refuse what the guarantee of `epsilon` does not cover, before anything is computed.
+
+    Raises:
+        ValueError: names the parameter.
+    """
+    epsilon = estimator.epsilon
+    guarantee_of(1.0 if epsilon is None else epsilon, estimator.delta, several=person is not None)
+    if epsilon is None:
+        if person is not None:
+            raise refuse("person", "None without epsilon", person)
+        return
+    for name, kept in UNCOVERED.items():
+        given = getattr(estimator, name, kept)
+        if given != kept:
+            what = WHY.get(name, "it")
+            raise refuse(name, f"{kept} with epsilon, which does not cover {what}", given)
+
+
+def released(
+    estimator: Any,
+    clients: Clients,
+    places: Int[np.ndarray, " n"],
+    person: Any,
+    key: Key[Array, ""] | None,
+) -> Clients:
+    """Release the clients' moments.
+
+    Args:
+        estimator: has `epsilon` and `delta`.
+        clients: with samples.
+        places: the client of each row of the table.
+        person: whose row each row of the table is; None if each is another person's.
+        key: of the noise; None takes one from the system's randomness.
+    """
+    owners = None
+    if person is not None:
+        labels = client_labels(person, places, "person")
+        owners = [labels[places == i] for i in range(len(clients))]
+    return release_moments(
+        clients, epsilon=estimator.epsilon, delta=estimator.delta, person=owners, key=key
+    )
+
+
+def axes_of(sent: Clients, shared: Float[np.ndarray, "d r"]) -> Float[np.ndarray, "r r"]:
+    """Return the rotation of shared components to axes, in order of released variance."""
+    moments = np.asarray(sent.data.dense, float)
+    scores = [moment_of_matrix(moment, shared) for moment in moments]
+    return axes(shared, pooled(scores, np.asarray(sent.counts, float)).scores)
