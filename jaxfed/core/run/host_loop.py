@@ -17,7 +17,7 @@ from jaxfed.core.round.problem import Costs, Problem, State
 from jaxfed.core.run.callbacks import Best, Callback, better, initial, updated
 from jaxfed.core.run.loop import Options
 from jaxfed.core.run.runner import Runner, Tolerance
-from jaxfed.core.run.solution import DivergenceError, Solution
+from jaxfed.core.run.solution import DivergenceError, Solution, name_of
 from jaxfed.core.run.status import Status
 from jaxfed.core.store.checkpoint import Checkpoint
 from jaxfed.core.store.identity import Identity, digest_of, fingerprint
@@ -308,8 +308,8 @@ def _divergence(solution: Solution, objective: float = 0.0) -> DivergenceError:
 
 def on_host_solution(solution: Solution, done: int, stopped: bool = False) -> Solution:
     """The solution with numbers on the host; releases also count rounds after the best one."""
-    met = solution.stops and solution.status == Status.converged
-    if stopped and not met and solution.status != Status.diverged:
+    ends = ("converged", "diverged") if solution.stops else ("diverged",)
+    if stopped and name_of(solution.status) not in ends:
         solution = replace(solution, status=Status.stopped)
     failure = jax.tree.map(on_host, solution.failure)
     # Messages sent after the best round still count for privacy.

@@ -253,7 +253,8 @@ def _privacy(releases: tuple[Release, ...]) -> str:
 
 def name_of(status: Status) -> str:
     """The name of a status, which must not be traced."""
-    return next(name for name in saved.STATUSES if status == getattr(Status, name))
+    # By its text, since comparisons of statuses are small programs to compile.
+    return next(name for name, text in saved.STATUSES.items() if text == Status[status])
 
 
 class DivergenceError(FloatingPointError):
