@@ -1,5 +1,6 @@
 """The engine for clients in memory: one program contains the whole round."""
 
+import hashlib
 import re
 from functools import cache, partial
 from typing import Any
@@ -162,21 +163,19 @@ def rounds_alike(problem: Problem, rounds: int) -> int:
     leaves, tree = jax.tree.flatten(problem)
     types = map(jax.typeof, leaves)  # of Python's numbers, too
     shapes = tuple((tuple(x.shape), x.dtype, x.weak_type) for x in types)
-    return _rounds_alike(tree, shapes, rounds)
+    way = partial(_way, tree, shapes)
+    return next((x for x in (4**power for power in range(16)) if way(x) == way(rounds)), rounds)
 
 
 @cache
-def _rounds_alike(tree: Any, shapes: tuple[tuple[Any, ...], ...], rounds: int) -> int:
+def _way(tree: Any, shapes: tuple[tuple[Any, ...], ...], rounds: int) -> bytes:
+    """Tell apart the ways in which data are prepared for numbers of rounds."""
     given = [jax.ShapeDtypeStruct(x, dtype, weak_type=weak) for x, dtype, weak in shapes]
-    problem = jax.tree.unflatten(tree, given)
-
-    def way(number: int) -> tuple[str, list[bytes]]:
-        traced = jax.make_jaxpr(partial(prepared, rounds=number))(problem)
-        text = re.sub("0x[0-9a-f]+", "", str(traced))  # without addresses
-        return text, [np.asarray(x).tobytes() for x in traced.consts]
-
-    wanted = way(rounds)
-    return next((x for x in (4**power for power in range(16)) if way(x) == wanted), rounds)
+    traced = jax.make_jaxpr(partial(prepared, rounds=rounds))(jax.tree.unflatten(tree, given))
+    text = re.sub("0x[0-9a-f]+", "", str(traced))  # without addresses
+    return hashlib.sha256(
+        b"".join([text.encode(), *(np.asarray(x).tobytes() for x in traced.consts)])
+    ).digest()
 
 
 def _prepared(problem: Problem, clients: Clients, rounds: int) -> PyTree:
