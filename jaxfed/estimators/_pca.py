@@ -15,8 +15,8 @@ from jaxfed.estimators._normal import Learned
 from jaxfed.inference.weights import FEWEST
 from jaxfed.linalg import Moment
 from jaxfed.multi_start import ROUNDS, TIE
-from jaxfed.pca._shared_and_local import FirstShared
 from jaxfed.pca.likelihood import joint_moment, precision
+from jaxfed.pca.one_shot import FirstShared
 
 
 class PersonalizedPCA(ClientPCA):

@@ -5,9 +5,9 @@ from typing import Any, Self, final
 import equinox as eqx
 import numpy as np
 
-from jaxfed.contract import Algorithm, OneExchange
+from jaxfed.contract import Algorithm
 from jaxfed.pca._starts import StartName, with_starts
-from jaxfed.pca.components import common_local, uncaptured
+from jaxfed.pca.components import common_local
 
 
 class SharedAndLocal(Algorithm):
@@ -38,35 +38,3 @@ class SharedAndLocal(Algorithm):
     def remarks(self, result, history) -> tuple[str, ...]:
         """Warn if the local components are common to all clients."""
         return common_local(result)
-
-
-@final
-class FirstShared(OneExchange):
-    """The shared components that an algorithm of shared and local components starts from."""
-
-    algorithm: SharedAndLocal
-
-    def check(self, clients, warm_start) -> None:
-        """Let the algorithm check the data."""
-        self.algorithm.check(clients, warm_start)
-
-    def prepare(self, data, client_id, rounds):
-        """Return what the algorithm prepares."""
-        return self.algorithm.prepare(data, client_id, rounds)
-
-    def first_message(self, key, data, warm_start):
-        """Return the algorithm's first message."""
-        return self.algorithm.first_message(key, data, warm_start)
-
-    def server_init(self, key, first, like, warm_start):
-        """Return the algorithm's first shared components."""
-        return self.algorithm.shared_result(
-            self.algorithm.server_init(key, first, like, warm_start)
-        )
-
-    def client_init(self, key, downlink, data, warm_start):
-        """Return None: nothing is local."""
-
-    def residual_variance(self, downlink, local, data):
-        """Return the variance that the shared components leave."""
-        return uncaptured(data.observed, data.observed.quadratic(downlink))

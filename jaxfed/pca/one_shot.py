@@ -28,6 +28,7 @@ from jaxfed.pca.components import (
     uncaptured,
     warn_of_few,
 )
+from jaxfed.pca.perpca import PerPCA
 
 Overlaps = Float[Array, "m m"]
 METHODS = ("projector", "median", "spectrum", "local_first")
@@ -217,6 +218,38 @@ class OneShot(OneExchange):
     def client_result(self, downlink, local, data):
         """Return the local components, made orthogonal to the final shared ones."""
         return beside(downlink, local)
+
+
+@final
+class FirstShared(OneExchange):
+    """The shared components that personalized PCA starts from."""
+
+    algorithm: PerPCA
+
+    def check(self, clients, warm_start) -> None:
+        """Let the algorithm check the data."""
+        self.algorithm.check(clients, warm_start)
+
+    def prepare(self, data, client_id, rounds):
+        """Return what the algorithm prepares."""
+        return self.algorithm.prepare(data, client_id, rounds)
+
+    def first_message(self, key, data, warm_start):
+        """Return the algorithm's first message."""
+        return self.algorithm.first_message(key, data, warm_start)
+
+    def server_init(self, key, first, like, warm_start):
+        """Return the algorithm's first shared components."""
+        return self.algorithm.shared_result(
+            self.algorithm.server_init(key, first, like, warm_start)
+        )
+
+    def client_init(self, key, downlink, data, warm_start):
+        """Return None: nothing is local."""
+
+    def residual_variance(self, downlink, local, data):
+        """Return the variance that the shared components leave."""
+        return uncaptured(data.observed, data.observed.quadratic(downlink))
 
 
 def _median_factor(bases: Float[Array, "m d k"]) -> Float[Array, "d columns"]:

@@ -1,5 +1,6 @@
 """What hides messages on separate machines: masks by key agreement, drop-out, noise."""
 
+import contextlib
 import json
 
 import jax
@@ -60,8 +61,9 @@ def test_shares_give_a_secret_back_from_the_threshold_on():
     secret = masks.Keys.draw().masking
     shares = masks.split_secret(secret, 4, [0, 2, 5, 7, 9])
     assert masks.join_shares([shares[i] for i in (9, 0, 5, 2)]) == secret
-    with pytest.raises(ValueError):
-        masks.join_shares([shares[i] for i in (9, 0, 5)])
+    # Fewer shares give random bytes, of which one in 256 has a padding that can be removed.
+    with contextlib.suppress(ValueError):
+        assert masks.join_shares([shares[i] for i in (9, 0, 5)]) != secret
 
 
 def test_agreed_secrets_are_those_of_two():
