@@ -86,7 +86,9 @@ def _all_rotated(
 
     for _ in loadings.shape[:-2]:
         rotated = jax.vmap(rotated)
-    return rotated(loadings)
+    # Half precisions are computed in single.
+    found = rotated(loadings.astype(jnp.promote_types(loadings.dtype, jnp.float32)))
+    return jax.tree.map(lambda x: x.astype(loadings.dtype), found)
 
 
 def _rotated(
@@ -100,7 +102,7 @@ def _rotated(
     matrix = _orthogonal(rows, mean=0.0 if method == "quartimax" else 1.0)
     if method == "promax":
         matrix = matrix @ _oblique(scaled @ matrix, power)
-    turned = loadings @ matrix
+    turned = scaled @ matrix
     order = jnp.argsort(-jnp.sum(turned**2, axis=0))
     largest = jnp.take_along_axis(turned, jnp.argmax(jnp.abs(turned), axis=0)[None], axis=0)[0]
     matrix = (matrix * jnp.where(largest < 0, -1, 1))[:, order]

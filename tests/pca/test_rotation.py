@@ -112,6 +112,22 @@ def test_derivatives_equal_central_differences(x64, loadings, method):
     chex.assert_trees_all_close(backward, jnp.sum(forward * change), rtol=1e-9)
 
 
+@pytest.mark.parametrize("scale", [1e-30, 1e30])
+def test_units_change_nothing(loadings, scale):
+    single = loadings.astype(np.float32)
+    found, wanted = (jf.pca.rotate(x).loadings for x in (scale * single, single))
+    np.testing.assert_allclose(found / np.float32(scale), wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+def test_half_precision_is_computed_in_single(loadings, dtype):
+    half = jnp.asarray(loadings, dtype)
+    found = jf.pca.rotate(half).loadings
+    assert found.dtype == dtype
+    wanted = jf.pca.rotate(half.astype(jnp.float32)).loadings
+    np.testing.assert_allclose(found.astype(np.float32), wanted, atol=0.01)
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_loadings_without_structure(method):
     none = jf.pca.rotate(np.zeros((4, 2)), method)
