@@ -218,7 +218,8 @@ class HMF(SharedAndLocal):
             shared = warm_start.shared.T
         else:
             dim, dtype = like.values.shape[1], like.values.dtype
-            shared = first_shared(first.get("moment"), self.shared_rank, key, dim, dtype)
+            received = first.get("moment")
+            shared = first_shared(self.start, received, self.shared_rank, key, dim, dtype)
         if self.solver == "quasi_newton":
             return first_state(shared, PAIRS)
         curvature = first.get("curvature")
