@@ -7,7 +7,9 @@ all clients or a tenth of them in a round, through five channels, after 100 roun
 something unless it ends as converged. A miss says nothing, although its objective or its error
 exceeds the best known one by more than 10 %; of an error, one hundredth of the largest possible one
 is allowed as well. A false alarm says something, although the objective exceeds the best known one
-by less than 0.1 % and the error by less than 10 %, or, where errors alone count, by less than 2 %.
+by less than 0.1 % and the error by less than 10 %, or, where errors alone count, by less than 2 %,
+and the shared components are those of the run with the best known answer, to one hundredth of the
+largest possible squared distance.
 `tolerances`: how far the objective exceeds the best known one where a lossless run of all clients
 stopped by `tol`, relative to it and divided by `tol`. One is the stated gap.
 
@@ -51,7 +53,7 @@ CHANNELS = {
     "error_feedback(random_k(0.25))": jf.channel.error_feedback(RANDOM),
 }
 # Objectives that exceed the best by more, and errors, count as misses; those by less, as right.
-FAR, NEAR, ALONE, ERROR = 1.1, 1.001, 1.02, 0.01
+FAR, NEAR, ALONE, SMALL = 1.1, 1.001, 1.02, 0.01
 
 
 class Measured(NamedTuple):
@@ -124,7 +126,8 @@ def views(seed: int, quick: bool) -> Iterator[Problem]:
 def ended(problem: Problem, seed: int) -> Iterator[tuple[str, str, Ended]]:
     """Who took part, the channel and the end, for all runs on a problem."""
     key, clients = jax.random.key(seed), problem.clients
-    best = problem.measure(jf.fit(problem.algorithm, clients, rounds=LONG, key=key))
+    goal = jf.fit(problem.algorithm, clients, rounds=LONG, key=key)
+    best, rank = problem.measure(goal), goal.result.shared.shape[1]
     few = jf.participation.uniform(max(2, len(clients) // 10))
     for who, participation in (("all", None), ("a tenth", few)):
         for name, channel in CHANNELS.items():
@@ -139,12 +142,13 @@ def ended(problem: Problem, seed: int) -> Iterator[tuple[str, str, Ended]]:
             )
             found = problem.measure(run)
             says = not bool(run.status == Status.converged)
-            allowed = FAR * best.error + ERROR * problem.largest
+            allowed = FAR * best.error + SMALL * problem.largest
             wrong = found.error > allowed or not np.isfinite(found.objective + found.error)
             miss = not says and (wrong or found.objective > FAR * best.objective)
             near = FAR if best.objective else ALONE
             right = found.objective <= NEAR * best.objective and found.error <= near * best.error
-            alarm = says and right
+            apart = answers.error(run.result.shared, np.asarray(goal.result.shared, float))
+            alarm = says and right and apart <= SMALL * 2 * rank
             status = name_of(run.status)
             if miss or alarm:
                 print(

@@ -138,15 +138,18 @@ class NodeMasks:
                 f"masks: wanted shares of at least {self.known['threshold']} clients, "
                 f"got {len(givers)}"
             )
+        number = question.words.get("round", 0)
         # Masks are for one message, and their sum with others is for one set of clients.
         if not self._was_asked("message", question):
             shares = {str(c): text.hex() for c, text in zip(givers, encrypted, strict=True)}
-            self.known |= {"shares": shares, "round": question.words.get("round", 0)}
+            self.known |= {"shares": shares, "round": number}
             self._save("message", question)
         numbers, keys = channel.numbers(payload), self._keys()
         publics = {c: bytes.fromhex(self.known["publics"][str(c)][1]) for c in givers}
-        own = masks.own_mask(keys.seed, self.purpose, len(numbers))
-        pairs = masks.pair_masks(self.client, keys.masking, publics, self.purpose, len(numbers))
+        # Masks of messages of different rounds do not cancel.
+        purpose = f"{self.purpose} {number}"
+        own = masks.own_mask(keys.seed, purpose, len(numbers))
+        pairs = masks.pair_masks(self.client, keys.masking, publics, purpose, len(numbers))
         return channel.with_numbers(payload, numbers + own + pairs)
 
     def _unmask(self, question: Packet) -> list[bytes]:
@@ -181,8 +184,9 @@ class NodeMasks:
         summed = self.path.with_name("summed")  # the last round that was summed, and over whom
         now = {"round": self.known["round"], "survivors": survivors}
         before = json.loads(summed.read_text("utf8")) if summed.exists() else now
-        if before["round"] == now["round"] and before != now:
-            raise NodeError("asked", "masks: this round was summed over other clients")
+        if before["round"] > now["round"] or (before["round"] == now["round"] and before != now):
+            words = "masks: this round, over other clients, or a later one was summed"
+            raise NodeError("asked", words)
         with replacing(summed, private=True) as part:
             part.write_text(json.dumps(now), "utf8")
         # Both shares of one client would reveal its message, so there is one answer, which is on
@@ -238,6 +242,7 @@ def masked_sum(
     *,
     run: str,
     group: str,
+    number: int,
     threshold: int,
     everybody: bool,
 ) -> MaskedSum:
@@ -250,7 +255,8 @@ def masked_sum(
         questions: for the messages themselves, by client.
         numbers_of: extracts the numbers of a message.
         run: name of the run.
-        group: what the messages belong to, such as the round.
+        group: what the messages belong to, such as the round, in words.
+        number: of the round; zero for the messages before the rounds.
         threshold: number of shares that recover a secret.
         everybody: whether no client may drop out.
 
@@ -299,7 +305,7 @@ def masked_sum(
     # Modulo 2^32, whatever the bits of a message: packing keeps the lowest ones, in which such a
     # sum is right.
     total = np.stack(numbers).sum(0, dtype=np.uint32)
-    purpose, count = f"{run} {attempt}", len(total)
+    purpose, count = f"{run} {attempt} {number}", len(total)
     with reading_from(f"{group}: shares"):
         for place, client in enumerate(givers):
             # Each survivor reveals in the order of `givers`, in which it has stored the shares.

@@ -311,10 +311,9 @@ class Remote(Engine):
             way, like, diagnostics = wire.up, sent.up, sent.diagnostics
         if not questions:
             return {}
-        group = f"round {number}" if number else "first messages"
         nothing = ClientMessage(zeros_of(like), jnp.asarray(False), zeros_of(diagnostics))
         if isinstance(way, MaskedChannel):
-            survivors, total, not_finite = self._masked_sum(questions, way, like, group, least)
+            survivors, total, not_finite = self._masked_sum(questions, way, like, number, least)
             found = {
                 client: nothing._replace(not_finite=jnp.asarray(not_finite[client]))
                 for client in survivors
@@ -343,14 +342,14 @@ class Remote(Engine):
                 )
             return message
 
-        return self._ask(questions, group, least, read)
+        return self._ask(questions, _group(number), least, read)
 
     def _masked_sum(
         self,
         questions: Mapping[int, Packet],
         way: MaskedChannel,
         like: PyTree,
-        group: str,
+        number: int,
         least: int,
     ) -> MaskedSum:
         places, everybody = {m.id: i for i, m in enumerate(self.members)}, least == len(questions)
@@ -360,10 +359,16 @@ class Remote(Engine):
             questions,
             lambda part: way.numbers(channel.from_bytes(part, like)),
             run=self.federation.run.name,
-            group=group,
+            group=_group(number),
+            number=number,
             threshold=max(self.federation.threshold, 0 if everybody else least),
             everybody=everybody,
         )
+
+
+def _group(number: int) -> str:
+    """What messages belong to, in words."""
+    return f"round {number}" if number else "first messages"
 
 
 def _is_sound(way: channel.Channel, payload: PyTree) -> Bool[Array, ""]:
