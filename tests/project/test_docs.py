@@ -97,3 +97,12 @@ def test_a_block_that_fails_fails_the_gallery(tmp_path, monkeypatch):
     (pages / "another.md").write_text("# Another\n\nIs not shown.\n")
     with pytest.raises(ValueError, match="wanted the pages"):
         gallery_pages.make(pages, tmp_path / "made")
+
+
+def test_every_test_that_a_page_names_exists():
+    named = re.findall(
+        r"`(tests/[\w/]+\.py)(?:::(\w+))?`", (ROOT / "SECURITY.md").read_text("utf8")
+    )
+    assert len(named) > 10
+    for path, name in named:
+        assert re.search(rf"^(def |class )?{name}\b", (ROOT / path).read_text("utf8"), re.M), name
