@@ -38,7 +38,7 @@ Rows = Float[Array, "rank features"]
 FEW = 32
 STEPS = 10  # of `first_components` by default; clients soon compute better ones
 
-STEP = 1e-2  # of `perturb`
+STEP = 1e-3  # of `perturb`
 
 # Local components with a smaller misalignment count as common to all clients.
 COMMON = 0.05
@@ -265,9 +265,11 @@ def perturb(rows: Rows, key: RandomKey) -> Rows:
         rows: orthonormal.
         key: random key.
     """
-    # Drawn in single precision, so that runs in double precision start at the same place.
-    step = jax.random.normal(key, rows.T.shape, jnp.float32) * (STEP / rows.shape[1] ** 0.5)
-    return orthonormalize_once(rows.T + step.astype(rows.dtype)).T
+    # Drawn in single precision, so that runs in double precision start at the same place. It moves
+    # the span, whatever its basis, through which no derivative goes.
+    along, across = jax.random.normal(key, (2, *rows.shape), jnp.float32).astype(rows.dtype)
+    step = (rows @ across.T) @ along * (STEP / rows.shape[1] ** 0.5)
+    return orthonormalize_once((rows + step).T).T
 
 
 def multiplied(basis: Rows, product: Rows) -> Rows:

@@ -148,7 +148,7 @@ class PerPCA(SharedAndLocal):
             start: where to start without a warm start. `"common"`: what the clients' top components
                 have in common, the larger ones first. Clients send `shared_rank + local_rank`
                 components once, scaled to unit length, so clients of any scale count equally; a
-                random step of one hundredth lets runs leave saddle points. `"local_first"`: first
+                random step of one thousandth lets runs leave saddle points. `"local_first"`: first
                 each client's top components, then the shared ones as the top eigenvectors of the
                 mean deflated second moment, as in `OneShot(method="local_first")`. Clients send the
                 deflated moments once. It often ends at a poor stationary point if the shared
