@@ -18,7 +18,6 @@ from jaxfed.pca.components import (
     first_components,
     moment_message,
     moment_received,
-    perturb,
 )
 
 StartName = Literal["common", "local_first", "random"]
@@ -91,17 +90,11 @@ def common_message(moment: Moment, rows: Rows) -> Gram:
 
 
 def first_shared(
-    start: StartName,
-    received: Array | None,
-    rank: int,
-    key: RandomKey,
-    features: int,
-    dtype: jnp.dtype,
+    received: Array | None, rank: int, key: RandomKey, features: int, dtype: jnp.dtype
 ) -> Rows:
     """Return the server's first shared components.
 
     Args:
-        start: as in `start_message`.
         received: the reduced messages of `start_message`; None for random components.
         rank: number of components.
         key: random key.
@@ -113,14 +106,12 @@ def first_shared(
         return orthonormalize_once(jax.random.normal(key, (features, rank), dtype)).T
     moment = moment_received(received)
     if moment.dim < FEW:
-        rows = first_components(moment, rank)
-    else:
-        # If clients are alike, as many directions as they have components are almost equally
-        # common. More rows than that contain them all, and then tell them apart.
-        rows = first_components(moment, min(moment.dim, rank + MORE), steps=STEPS)
-        inner = moment.row_products(rows)[1]
-        rows = top_eigenvectors(inner, rank)[1].T @ rows
-    return perturb(rows, key) if start == "common" else rows
+        return first_components(moment, rank)
+    # If clients are alike, as many directions as they have components are almost equally common.
+    # More rows than that contain them all, and then tell them apart.
+    rows = first_components(moment, min(moment.dim, rank + MORE), steps=STEPS)
+    inner = moment.row_products(rows)[1]
+    return top_eigenvectors(inner, rank)[1].T @ rows
 
 
 def with_starts(algorithm: Any, count: int) -> list[Any]:

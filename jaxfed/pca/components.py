@@ -6,7 +6,6 @@ Authors of algorithms import from here; users do not need it.
 import warnings
 from collections.abc import Callable
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -37,8 +36,6 @@ Rows = Float[Array, "rank features"]
 # With fewer features, an eigendecomposition takes no longer than the steps of `first_components`.
 FEW = 32
 STEPS = 10  # of `first_components` by default; clients soon compute better ones
-
-STEP = 1e-3  # of `perturb`
 
 # Local components with a smaller misalignment count as common to all clients.
 COMMON = 0.05
@@ -253,23 +250,6 @@ def first_components(
     start = np.random.default_rng(0).standard_normal((rank, moment.dim))
     w = lax.fori_loop(0, steps, step, jnp.asarray(start, moment.trace.dtype))
     return w if active is None else w * active[:, None]
-
-
-def perturb(rows: Rows, key: RandomKey) -> Rows:
-    """Take a small random step from computed components, so that a run can leave a saddle point.
-
-    Where moments have a symmetry, as those of uncorrelated features do, so do components that are
-    computed from them, and no step of an algorithm breaks it.
-
-    Args:
-        rows: orthonormal.
-        key: random key.
-    """
-    # Drawn in single precision, so that runs in double precision start at the same place. It moves
-    # the span, whatever its basis, through which no derivative goes.
-    along, across = jax.random.normal(key, (2, *rows.shape), jnp.float32).astype(rows.dtype)
-    step = (rows @ across.T) @ along * (STEP / rows.shape[1] ** 0.5)
-    return orthonormalize_once((rows + step).T).T
 
 
 def multiplied(basis: Rows, product: Rows) -> Rows:

@@ -51,7 +51,6 @@ from jaxfed.pca.components import (
     moment_message,
     moment_of,
     moment_received,
-    perturb,
 )
 from jaxfed.pca.likelihood import (
     Scalar,
@@ -197,7 +196,7 @@ class EmpiricalBayesPCA(Algorithm):
     def server_init(self, key, first: dict[str, PyTree], like, warm_start) -> EmpiricalBayesServer:
         """Return the first components and a prior as strong as the samples."""
         top = (
-            perturb(moment_received(first["moment"]).top(self.rank)[1].T, key).T
+            moment_received(first["moment"]).top(self.rank)[1]
             if warm_start is None
             else warm_start.shared
         )

@@ -218,8 +218,7 @@ class HMF(SharedAndLocal):
             shared = warm_start.shared.T
         else:
             dim, dtype = like.values.shape[1], like.values.dtype
-            received = first.get("moment")
-            shared = first_shared(self.start, received, self.shared_rank, key, dim, dtype)
+            shared = first_shared(first.get("moment"), self.shared_rank, key, dim, dtype)
         if self.solver == "quasi_newton":
             return first_state(shared, PAIRS)
         curvature = first.get("curvature")

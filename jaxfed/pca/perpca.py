@@ -145,17 +145,16 @@ class PerPCA(SharedAndLocal):
             local_rank: number of local components, one number for all clients or one per client
                 (in the order of the clients' ids).
             solver: `"quasi_newton"` or `"gradient"`; see the class.
-            start: where to start without a warm start. `"common"`: what the clients' top components
-                have in common, the larger ones first. Clients send `shared_rank + local_rank`
-                components once, scaled to unit length, so clients of any scale count equally; a
-                random step of one thousandth lets runs leave saddle points. `"local_first"`: first
-                each client's top components, then the shared ones as the top eigenvectors of the
-                mean deflated second moment, as in `OneShot(method="local_first")`. Clients send the
-                deflated moments once. It often ends at a poor stationary point if the shared
-                components are the larger ones. With 32 features or more, both are approximated, by
-                ten steps of subspace iteration at the clients and forty at the server. `"random"`:
-                random components. The guide to privacy compares what the starts reveal. To try
-                several, see `jaxfed.MultiStart`.
+            start: where to start without a warm start. `"common"`: what the clients' top
+                components have in common, the larger ones first. Clients send
+                `shared_rank + local_rank` components once, scaled to unit length, so clients of any
+                scale count equally. `"local_first"`: first each client's top components, then the
+                shared ones as the top eigenvectors of the mean deflated second moment, as in
+                `OneShot(method="local_first")`. Clients send the deflated moments once. It often
+                ends at a poor stationary point if the shared components are the larger ones. With
+                32 features or more, both are approximated, by ten steps of subspace iteration at
+                the clients and forty at the server. `"random"`: random components. The guide to
+                privacy compares what the starts reveal. To try several, see `jaxfed.MultiStart`.
             shrinkage: remove the noise from the second moments before the iteration (see
                 `jaxfed.pca.shrink`). If local components fill most of the features and are far
                 above the noise, the optimum of the objective can lie far from the true shared
@@ -310,8 +309,7 @@ class PerPCA(SharedAndLocal):
             shared = jnp.asarray(warm_start.shared).T
         else:
             dim, dtype = like.moment.dim, like.moment.trace.dtype
-            received = first.get("moment")
-            shared = first_shared(self.start, received, self.shared_rank, key, dim, dtype)
+            shared = first_shared(first.get("moment"), self.shared_rank, key, dim, dtype)
         if self._descent is not None:
             return self._descent.first_state(shared, first.get("curvature"))
         return _ascent.first_state(shared, PAIRS if self.memory is None else self.memory)

@@ -196,8 +196,8 @@ class TCMF(SharedAndLocal):
         """Return the first shared components."""
         if warm_start is not None:
             return warm_start.shared.T
-        dim, dtype = like.values.shape[1], like.values.dtype
-        return first_shared(self.start, first, self.shared_rank, key, dim, dtype)
+        values = like.values
+        return first_shared(first, self.shared_rank, key, values.shape[1], values.dtype)
 
     def client_init(self, key, downlink: Rows, data: TCMFMember, warm_start) -> TCMFLocal:
         """Return the samples without the entries above the first threshold."""

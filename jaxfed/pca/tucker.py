@@ -47,7 +47,6 @@ from jaxfed.pca.components import (
     common_local,
     first_components,
     moment_received,
-    perturb,
 )
 
 T = TypeVar("T")
@@ -176,9 +175,8 @@ class PerTucker(Updates):
     def server_init(self, key, first, like, warm_start) -> TuckerServer:
         """Return factors of the directions common to most clients, or the warm start's."""
         if warm_start is None:
-            keys = jax.random.split(key, len(first))
-            each = zip(first, self.shared_ranks, keys, strict=True)
-            factors = tuple(perturb(moment_received(x).top(r)[1].T, k).T for x, r, k in each)
+            each = zip(first, self.shared_ranks, strict=True)
+            factors = tuple(moment_received(x).top(rank)[1] for x, rank in each)
         else:
             factors = factors_of(warm_start.shared, self.shape, self.shared_ranks)
         return TuckerServer(factors)

@@ -387,9 +387,9 @@ def test_thin_and_dense_posteriors_agree(samples, frames, x64):
 @pytest.mark.slow
 def test_expectation_maximization_round_by_round(samples, x64):
     rounds = 30
-    start = jf.Personalized(jnp.asarray(reference.pooled(samples, RANK)), None)
-    clients, algorithm = jf.Clients.from_samples(samples), jf.pca.EmpiricalBayesPCA(RANK, NOISE)
-    solution = solve(algorithm, clients, rounds=rounds, warm_start=start)
+    solution = solve(
+        jf.pca.EmpiricalBayesPCA(RANK, NOISE), jf.Clients.from_samples(samples), rounds=rounds
+    )
     shared, own, objectives, variances = reference_of_bayes.expectation_maximization(
         samples, RANK, NOISE, rounds
     )

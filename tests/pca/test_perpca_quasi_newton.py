@@ -83,8 +83,7 @@ def test_starts_from_what_clients_have_in_common(solver, x64):
     wanted = fit(PerPCA(2, 2, solver=solver), samples, rounds=20, warm_start=warm).history[
         "objective"
     ]
-    # But for a random step of one thousandth.
-    np.testing.assert_allclose(found, wanted, rtol=1e-4)
+    np.testing.assert_allclose(found, wanted, rtol=1e-9)
 
 
 @pytest.mark.slow
