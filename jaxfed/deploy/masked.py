@@ -34,7 +34,7 @@ MaskedNumbers = UInt32[np.ndarray, " n"]
 class NodeMasks:
     """One client's part in one attempt at a round; a file holds its secrets."""
 
-    def __init__(self, folder: Path, client: int, run: str, attempt: str, sharers: int):
+    def __init__(self, folder: Path, client: int, run: str, attempt: str, least: int):
         """Continue from the file, if there is one.
 
         Args:
@@ -42,13 +42,13 @@ class NodeMasks:
             client: its id.
             run: name of the run.
             attempt: name of the attempt.
-            sharers: number of clients that share the noise of their messages.
+            least: fewest clients over whose messages a sum may be.
 
         Raises:
             ValueError: if the attempt's name is invalid.
         """
         check_file_name("attempt", attempt)
-        self.client, self.purpose, self.sharers = client, f"{run} {attempt}", sharers
+        self.client, self.purpose, self.least = client, f"{run} {attempt}", least
         self.path = folder / f"{attempt}.json"
         self.known = json.loads(self.path.read_text("utf8")) if self.path.exists() else {}
 
@@ -89,11 +89,11 @@ class NodeMasks:
         """Shares of the secrets, encrypted for each other client.
 
         Raises:
-            ValueError: if the threshold is not more than half of the clients, or the sum would
-                have less than the noise that they share, or a client's key is missing.
+            ValueError: if the threshold is not more than half of the clients, or the sum would be
+                over too few, or a client's key is missing.
         """
         members, threshold = list(question.words["members"]), question.words["threshold"]
-        least = max(masks.least_threshold(len(members)), self.sharers)
+        least = max(masks.least_threshold(len(members)), self.least)
         if not least <= threshold <= len(members):
             raise ValueError(
                 f"masks: wanted a threshold from {least} to {len(members)}, got {threshold}"
@@ -185,8 +185,7 @@ class NodeMasks:
         now = {"round": self.known["round"], "survivors": survivors}
         before = json.loads(summed.read_text("utf8")) if summed.exists() else now
         if before["round"] > now["round"] or (before["round"] == now["round"] and before != now):
-            words = "masks: this round, over other clients, or a later one was summed"
-            raise NodeError("asked", words)
+            raise NodeError("asked", "masks: this round was summed before, or a later one was")
         with replacing(summed, private=True) as part:
             part.write_text(json.dumps(now), "utf8")
         # Both shares of one client would reveal its message, so there is one answer, which is on
@@ -234,6 +233,11 @@ class MaskedSum(NamedTuple):
     not_finite: dict[int, bool]  # by survivor; once masked, a message shows nothing of it
 
 
+def group_of(number: int) -> str:
+    """What the messages of a round belong to, in words."""
+    return f"round {number}" if number else "first messages"
+
+
 def masked_sum(
     ask: Callable[..., dict[int, Any]],
     question: Callable[..., Packet],
@@ -241,7 +245,6 @@ def masked_sum(
     numbers_of: Callable[[bytes], MaskedNumbers],
     *,
     run: str,
-    group: str,
     number: int,
     threshold: int,
     everybody: bool,
@@ -255,7 +258,6 @@ def masked_sum(
         questions: for the messages themselves, by client.
         numbers_of: extracts the numbers of a message.
         run: name of the run.
-        group: what the messages belong to, such as the round, in words.
         number: of the round; zero for the messages before the rounds.
         threshold: number of shares that recover a secret.
         everybody: whether no client may drop out.
@@ -281,7 +283,7 @@ def masked_sum(
         return numbers_of(payload), answer.words["broken"]
 
     # Use new keys whenever a round is repeated, since no stream may cover two messages.
-    attempt = secrets.token_hex(8)
+    group, attempt = group_of(number), secrets.token_hex(8)
     least = len(questions) if everybody else threshold
     asked = {c: question(c, "keys", attempt=attempt) for c in questions}
     keys = ask(asked, f"keys of {group}", least, parts_of(2, masks.KEY))

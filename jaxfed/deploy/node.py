@@ -34,6 +34,7 @@ from jaxfed.core.wire.masks import MaskedChannel
 from jaxfed.core.wire.wire import Wire
 from jaxfed.deploy.data import check_fits, clients_from, describe, pad, shapes_from
 from jaxfed.deploy.masked import NodeMasks, discard
+from jaxfed.deploy.masks import least_threshold
 from jaxfed.deploy.messages import NodeError, Packet, failing_as
 from jaxfed.deploy.run import (
     Run,
@@ -215,10 +216,16 @@ class _NodeRun:
         Raises:
             ValueError: as in `fit`.
         """
-        size, data, weight = self.run.size, self.node.data, self.member.weight
-        counts = [_number_of_samples(data)] * size
-        ids, weights = jnp.arange(size, dtype=jnp.int32), jnp.broadcast_to(weight, size)
-        self.node.algorithm.check(clients_from(self.run.like, ids, weights, counts), warm_start)
+        self.node.algorithm.check(self._clients, warm_start)
+
+    @property
+    def _clients(self) -> Clients:
+        """All clients, as far as this one knows them: each as its own."""
+        size = self.run.size
+        counts = [_number_of_samples(self.node.data)] * size
+        ids = jnp.arange(size, dtype=jnp.int32)
+        weights = jnp.broadcast_to(self.member.weight, size)
+        return clients_from(self.run.like, ids, weights, counts)
 
     def first(self, asked: Packet) -> Packet:
         """Return the message before the rounds."""
@@ -302,9 +309,13 @@ class _NodeRun:
     def masks(self, asked: Packet) -> NodeMasks:
         """Return the client's part in the masked round that a question belongs to."""
         ways = self.node.wire.up, self.node.wire.first_up
-        sharers = max(map(wire_calls.sharers, ways))
+        # A server may name any size, in any question.
+        with failing_as("check"):
+            for way in ways:
+                wire_calls.check(way, self._clients, self.run.size, ())
+        least = max(least_threshold(self.run.size), *map(wire_calls.sharers, ways))
         attempt = asked.words["attempt"]
-        return NodeMasks(self.folder / "masks", self.node.id, self.run.name, attempt, sharers)
+        return NodeMasks(self.folder / "masks", self.node.id, self.run.name, attempt, least)
 
     def _masked(self, way: channel.Channel, like: PyTree, reply: Packet, asked: Packet) -> Packet:
         """Return the reply under the masks of an attempt, if the channel hides it under masks."""

@@ -23,7 +23,7 @@ from jaxfed.core.wire.wire import Wire
 from jaxfed.deploy.data import common
 from jaxfed.deploy.exchange import Exchange, RefusedError
 from jaxfed.deploy.federation import Federation, RegisteredClient, Settings, enlarged
-from jaxfed.deploy.masked import MaskedSum, OverSurvivors, masked_sum, means_of
+from jaxfed.deploy.masked import MaskedSum, OverSurvivors, group_of, masked_sum, means_of
 from jaxfed.deploy.messages import Packet
 
 LOG = logging.getLogger("jaxfed.deploy")
@@ -342,7 +342,7 @@ class Remote(Engine):
                 )
             return message
 
-        return self._ask(questions, _group(number), least, read)
+        return self._ask(questions, group_of(number), least, read)
 
     def _masked_sum(
         self,
@@ -359,16 +359,10 @@ class Remote(Engine):
             questions,
             lambda part: way.numbers(channel.from_bytes(part, like)),
             run=self.federation.run.name,
-            group=_group(number),
             number=number,
             threshold=max(self.federation.threshold, 0 if everybody else least),
             everybody=everybody,
         )
-
-
-def _group(number: int) -> str:
-    """What messages belong to, in words."""
-    return f"round {number}" if number else "first messages"
 
 
 def _is_sound(way: channel.Channel, payload: PyTree) -> Bool[Array, ""]:

@@ -16,7 +16,7 @@ from flwr.app import Context, RecordDict
 
 from jaxfed.deploy import exchange, masked, masks, remote
 from jaxfed.deploy import federation as federations
-from jaxfed.deploy.messages import message_of, packet_of
+from jaxfed.deploy.messages import Packet, message_of, packet_of
 from tests.deploy.federation import Federation, check_equal
 
 ALGORITHM = jf.pca.SubspaceIteration(2)
@@ -325,3 +325,25 @@ def test_a_client_refuses_a_sum_with_less_noise(tmp_path, caplog, monkeypatch):
     with pytest.raises(ValueError, match="shares of round 1: client 4 refuses"):
         federation.run(1)
     assert "masks: wanted a threshold from 5 to 5, got 3" in caplog.text
+
+
+def test_a_client_refuses_to_be_summed_alone(tmp_path):
+    """A server may name any size and any threshold; the channel of the machine names its own."""
+    said = []
+
+    def trouble(node, message, answer):
+        asked = packet_of(message)
+        if asked.words["kind"] == "keys" and node == 101:
+            app, config = federation.grid.nodes[node]
+            publics = list(packet_of(answer).parts)
+            for size in (1, 5):
+                run = {**asked.words["run"], "size": size}
+                alone = {"kind": "shares", "members": [1], "threshold": 1, "run": run}
+                question = message_of(Packet({**asked.words, **alone}, publics), 0, "shares")
+                reply = app(question, Context(1, 0, dict(config), RecordDict(), {}))
+                said.append(packet_of(reply).words["code"])
+        return [answer]
+
+    federation = Federation(tmp_path, ALGORITHM, draw_samples(), channel=HIDDEN, trouble=trouble)
+    federation.run(1)
+    assert said[:2] == ["check", "question"]
