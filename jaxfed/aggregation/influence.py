@@ -8,14 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
-from jaxfed._checks import check_count, check_instance, checked_key, refuse
+from jaxfed._checks import check_count, checked_key, refuse
 from jaxfed.core.clients.clients import Clients
-from jaxfed.core.clients.names import like, without_names
+from jaxfed.core.clients.names import without_names
 from jaxfed.core.common.printing import is_known
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
 from jaxfed.core.derivatives.adjoint import implicit
 from jaxfed.core.run.adjoint import Adjoint
-from jaxfed.core.run.result import check_run
+from jaxfed.core.run.result import check_run, clients_of_run
 from jaxfed.core.run.rollout import rollout
 from jaxfed.core.run.solution import Solution
 from jaxfed.linalg.precision import data_matmul
@@ -75,8 +75,8 @@ def client_influence(
     via influence functions, for the first-order effect.
     """
     check_run(solution)
-    check_instance("clients", clients, Clients, "the clients of the run")
-    solution, clients = without_names((solution, like(clients, solution)))
+    clients = clients_of_run(solution, clients)
+    solution, clients = without_names((solution, clients))
     number = len(solution.failure.clients)
     if len(clients) != number:
         raise ValueError(f"clients: wanted the run's {number}, got {len(clients)}")

@@ -7,10 +7,12 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, PyTree
 from sklearn.exceptions import ConvergenceWarning
 
 from jaxfed._names import caller
+from jaxfed.core.clients.names import Names
 from jaxfed.core.contract.algorithm import Personalized
 from jaxfed.core.contract.remarks import Words
 from jaxfed.core.run.result import saved_of
@@ -38,8 +40,7 @@ class HasRun(abc.ABC):
         """
         self.n_iter_ = int(solution.rounds)
         record = saved_of(solution, words=WORDS)
-        # Estimators know clients by their labels.
-        self._run_record = record._replace(result=Personalized(None, None), ids=None)
+        self._run_record = record._replace(result=Personalized(None, None))
         if ended_badly(self._run_record.status, self._run_record.history):
             warnings.warn(record.remarks[0], ConvergenceWarning, stacklevel=caller())
 
@@ -48,8 +49,14 @@ class HasRun(abc.ABC):
         """What was learned and how, in the form that `jaxfed.load` returns.
 
         Functions that take a solution's result take the estimator as well. Samples must be centred.
+        Clients are known by the texts of their labels.
         """
-        return self._run_record._replace(result=self._result())
+        labels = getattr(self, "groups_", None)  # in the order of local components
+        ids = None if labels is None else np.arange(len(labels))
+        texts = None if labels is None else tuple(map(str, labels.tolist()))
+        features = getattr(self, "feature_names_in_", None)
+        names = Names(texts, None if features is None else tuple(map(str, features)))
+        return self._run_record._replace(result=self._result(), ids=ids, names=names)
 
     @property
     def summary_(self) -> str:

@@ -11,6 +11,7 @@ from jaxtyping import Array, Float
 from jaxfed._checks import check_number, checked_array, refuse
 from jaxfed.contract import check_count, check_factor, check_positive
 from jaxfed.core.clients.clients import Clients
+from jaxfed.core.clients.names import like, replace_names
 from jaxfed.core.common.printing import is_known
 from jaxfed.core.run.result import Fitted, ids_of, not_learned, result_of
 from jaxfed.gcca.factors import factorize
@@ -75,7 +76,7 @@ def transform(fitted: Fitted, views: Clients) -> Float[Array, "views entities ra
         fitted: a solution of `MaxVar` or `MVLSA`, its result, a `FederatedGCCA`, or what
             `jaxfed.load` returned.
         views: the same views, or some of them, centred in the same way, of any entities; matched
-            by id where `fitted` has ids, else by position.
+            by name, without names by id, and by position where `fitted` has neither.
 
     Raises:
         ValueError: if `fitted` is not a result of these, clients do not hold views, or shapes do
@@ -87,6 +88,8 @@ def transform(fitted: Fitted, views: Clients) -> Float[Array, "views entities ra
     if [getattr(part, "ndim", None) for part in result] != [2, 3]:
         raise not_learned(fitted, "MaxVar or MVLSA")
     check_views(views, 1, "views")
+    # By name, but for the entities, which may be others.
+    views = like(replace_names(views, views.names._replace(entities=None)), fitted)
     local, ids = result.local, ids_of(fitted)
     if ids is not None and is_known(views.ids):
         wanted = np.asarray(views.ids)

@@ -20,7 +20,6 @@ from jaxfed import adjoint
 from jaxfed._checks import (
     check_callable,
     check_count,
-    check_instance,
     check_name,
     check_number,
     checked_key,
@@ -29,10 +28,10 @@ from jaxfed._checks import (
 from jaxfed._optional import require
 from jaxfed.contract import Personalized
 from jaxfed.core.clients.clients import Clients
-from jaxfed.core.clients.names import like, without_names
+from jaxfed.core.clients.names import without_names
 from jaxfed.core.contract.algorithm import OneExchange
 from jaxfed.core.run.fit import fit
-from jaxfed.core.run.result import check_run
+from jaxfed.core.run.result import check_run, clients_of_run
 from jaxfed.core.run.rollout import rollout
 from jaxfed.core.run.solution import Solution
 from jaxfed.inference.resampled import Of, Resampled
@@ -195,8 +194,7 @@ def bootstrap(
         ImportError: if Lineax is missing, for `"one_step"`.
     """
     check_run(solution)
-    check_instance("clients", clients, Clients, "the jaxfed.Clients of the solution")
-    clients = without_names(like(clients, solution))
+    clients = without_names(clients_of_run(solution, clients))
     check_callable("statistic", statistic, "a function of a result and clients")
     check_count("runs_at_once", runs_at_once, least=2)
     check_count("resamples", resamples, least=2)
@@ -213,8 +211,6 @@ def bootstrap(
     clients.layout.check_in_memory("bootstrap")
     if not clients.layout.in_one_process:
         raise refuse("clients", "clients of one process", clients)
-    if not np.array_equal(solution.ids, clients.ids):
-        raise refuse("clients", "those of the solution, in its order", clients)
     check_resampled(clients.parts[0])
     clients = clients.unbucketed()
     drawn = len(clients) if of == "clients" else int(np.min(rows_of(clients.data)))

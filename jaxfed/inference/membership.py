@@ -14,9 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxfed._checks import check_count, check_instance, check_name, check_number, refuse
+from jaxfed._checks import check_count, check_name, check_number, refuse
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.samples import Samples, check_complete_samples
+from jaxfed.core.run.result import clients_of_run
 from jaxfed.linalg.blocks import map_in_blocks
 from jaxfed.linalg.division import ratio
 from jaxfed.linalg.sums import unit_of
@@ -168,7 +169,7 @@ def membership(
     """
     check_number("level", level, "a number between 0 and 1", lambda x: (x > 0) & (x < 1))
     check_name("adjustment", adjustment, ("holm", "benjamini_hochberg"))
-    check_instance("clients", clients, Clients, "the jaxfed.Clients of the solution")
+    clients = clients_of_run(fitted, clients)
     shared, local = side_by_side(fitted)
     if shared is None or local is None:
         raise refuse("fitted", "shared components with local ones orthogonal to them", fitted)

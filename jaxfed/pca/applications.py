@@ -18,8 +18,8 @@ from jaxfed._optional import require
 from jaxfed.contract import Personalized, check_count, check_instance
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.run.fit import fit
+from jaxfed.core.run.result import Fitted
 from jaxfed.core.run.solution import Solution
-from jaxfed.core.store.saved import Saved
 from jaxfed.linalg import top_eigenvectors
 from jaxfed.metrics import client_distances
 from jaxfed.pca.one_shot import Local, OneShot
@@ -131,7 +131,7 @@ def separate_video(
     *,
     rounds: int = 100,
     algorithm: PerPCA | None = None,
-    warm_start: Solution | Saved | Personalized | None = None,
+    warm_start: Fitted | None = None,
 ) -> VideoSeparation:
     r"""Separate the moving parts of an image sequence from its background.
 
@@ -206,7 +206,7 @@ def topic_words(
     words: int = 10,
     rounds: int = 100,
     algorithm: PerPCA | None = None,
-    warm_start: Solution | Saved | Personalized | None = None,
+    warm_start: Fitted | None = None,
 ) -> Topics:
     """Find the words common to all groups of documents, and those specific to each group.
 

@@ -217,7 +217,7 @@ def fit_local(fitted: Fitted, samples: Tables | Clients, rank: int | None = None
         raise refuse("fitted", "shared components with local ones beside them", fitted)
     tables: Any = samples
     clients = samples if isinstance(samples, Clients) else Clients.from_samples(tables)
-    clients = like(clients, getattr(fitted, "saved_", fitted))
+    clients = like(clients, fitted)
     clients.layout.check_in_memory("fit_local")
     if clients.features != len(shared):
         raise refuse("samples", f"{len(shared)} features", clients.parts[0])

@@ -15,13 +15,12 @@ from jaxfed import backend, channel, participation
 from jaxfed._checks import check_count, check_instance, checked_dtype, refuse
 from jaxfed.core.backends.backend import AXIS, Backend
 from jaxfed.core.clients.clients import Clients
-from jaxfed.core.contract.algorithm import Algorithm, Personalized
+from jaxfed.core.contract.algorithm import Algorithm
 from jaxfed.core.run.arguments import LOSSLESS, checked_warm_start, problem_of
 from jaxfed.core.run.compiling import compiler_options
 from jaxfed.core.run.loop import Options, protocol_of, whole_run
+from jaxfed.core.run.result import Fitted
 from jaxfed.core.run.runner import programs
-from jaxfed.core.run.solution import Solution
-from jaxfed.core.store.saved import Saved
 from jaxfed.core.wire.wire import Wire
 from jaxfed.planning.targets import GIB, Compiled, Target, compiled, target
 
@@ -124,7 +123,7 @@ def plan(
     *,
     topology: str,
     rounds: int = 100,
-    warm_start: Solution | Saved | Personalized | None = None,
+    warm_start: Fitted | None = None,
     channel: channel.Channel | Wire = LOSSLESS,
     participation: participation.Participation | None = None,
     backend: Backend | None = None,

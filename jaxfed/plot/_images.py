@@ -90,7 +90,7 @@ def _parts(model: Any) -> dict[str, Any]:
     """The shared components of a model and the local ones of its first clients, by name."""
     shared, local = result_of(model, "PCA", "groups")
     # Those of an estimator's clients, or names.
-    labels = getattr(model, "groups_", names_of(model).clients or range(_CLIENTS))
+    labels = names_of(model).clients or range(_CLIENTS)
     names = [f"client {label}" for label in labels[:_CLIENTS]]
     if local is None or np.shape(local)[-1:] == (0,):
         return {"shared": shared}

@@ -12,6 +12,7 @@ from jaxtyping import Array, Int, Key, PyTree
 from jaxfed import backend, channel
 from jaxfed._checks import check_instance, check_whole, refuse
 from jaxfed.core.clients.clients import Clients
+from jaxfed.core.clients.names import like
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
 from jaxfed.core.contract.reduction import plain
 from jaxfed.core.contract.wrapper import Wrapper
@@ -20,8 +21,7 @@ from jaxfed.core.round.problem import Problem, broadcast_of
 from jaxfed.core.round.rounds import begin, one_round
 from jaxfed.core.round.whole import WHOLE, members_of, prepared
 from jaxfed.core.run.arguments import problem_of
-from jaxfed.core.run.solution import Solution
-from jaxfed.core.store.saved import Saved
+from jaxfed.core.run.result import Fitted
 from jaxfed.core.wire.wire import Wire
 
 LOSSLESS = channel.lossless()
@@ -54,7 +54,7 @@ def record(
     rounds: int,
     key: Key[Array, ""],
     client: int = 0,
-    warm_start: Solution | Saved | Personalized | None = None,
+    warm_start: Fitted | None = None,
     channel: channel.Channel | Wire = LOSSLESS,
 ) -> Transcript:
     """Run an algorithm and record the messages between the server and one client.
@@ -80,7 +80,7 @@ def record(
     """
     check_client(clients, client)
     problem, start = problem_of(
-        algorithm, clients, rounds, key, warm_start, channel, None, backend.vmap()
+        algorithm, like(clients, warm_start), rounds, key, warm_start, channel, None, backend.vmap()
     )
     up, *others = problem.wire.channels
     recorded = replace(

@@ -10,7 +10,6 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 from jaxtyping import Array, Shaped
 
 from jaxfed import _names
@@ -23,10 +22,8 @@ from jaxfed._checks import (
     refuse,
 )
 from jaxfed.core.clients.clients import Clients
-from jaxfed.core.clients.names import like
 from jaxfed.core.common.files import replacing
-from jaxfed.core.common.printing import is_known
-from jaxfed.core.run.result import Fitted, ids_of, saved_of
+from jaxfed.core.run.result import Fitted, clients_of_run, saved_of
 from jaxfed.core.run.solution import Solution
 from jaxfed.inference import Confidence
 from jaxfed.pca.ranks import SuggestedRanks
@@ -81,8 +78,7 @@ def html(
         ImportError: if Matplotlib is not installed.
     """
     record = saved_of(fitted)
-    check_instance("clients", clients, Clients, "the jaxfed.Clients of the run")
-    clients = like(clients, record)
+    clients = clients_of_run(fitted, clients)
     known, number = clients.names, record.clients or len(clients)
     names = known.clients if names is None else names
     if feature_names is None and not known.of_views:
@@ -97,9 +93,6 @@ def html(
     for name, given in (("clients", clients), ("names", names), ("metadata", metadata)):
         if given is not None and len(given) != number:
             raise ValueError(f"{name}: wanted the run's {number}, got {len(given)}")
-    ids = ids_of(fitted)
-    if ids is not None and is_known(clients.ids) and not np.array_equal(ids, clients.ids):
-        raise refuse("clients", "those of the run, in its order", clients)
     if confidence is not None:
         check_instance(
             "confidence", confidence, Confidence, "the result of jaxfed.inference.confidence"

@@ -159,7 +159,7 @@ def test_data_without_spread_are_refused():
     # Clients that are drawn again themselves may be as small.
     alike = {"resamples": 2, "runs_at_once": 2, "of": "clients", "rounds": 1}
     assert np.isfinite(bootstrap(solution, two, energy, key=KEY, **alike).standard_error)
-    with pytest.raises(ValueError, match=r"^clients: wanted those of the solution, in its order"):
+    with pytest.raises(ValueError, match=r"^clients: wanted those of the run, in its order"):
         bootstrap(solution, clients.take([1, 0, 2, 3, 4]), energy, key=KEY)
     with pytest.raises(ValueError, match=r"^solution: wanted the solution of one run, not traced"):
         jax.jit(lambda x: bootstrap(x, clients, energy, key=KEY).estimate)(solution)

@@ -290,19 +290,27 @@ def replace_names(named: T, names: Names) -> T:
     return found
 
 
+def learned_by(fitted: Any) -> Any:
+    """What an estimator learned; anything else as it is."""
+    return getattr(fitted, "saved_", fitted)
+
+
 def like(clients: Any, earlier: Any) -> Any:
     """These clients with the features in the order of an earlier run's, and its clients' ids.
 
     Clients are known by their names: those of the earlier run get its ids, by which runs match
-    them. Without names on both sides, nothing changes.
+    them. Without names on both sides, nothing changes. Traced ids, and those of several data sets,
+    stay: such clients are matched by position.
 
     Args:
         clients: clients; anything else stays as it is.
-        earlier: clients, a solution or a saved one; nothing else has names.
+        earlier: clients, a solution, a saved one or an estimator; nothing else has names.
 
     Raises:
-        ValueError: if the features are others.
+        ValueError: if the features are others, or clients that are matched by position have other
+            names.
     """
+    earlier = learned_by(earlier)
     names = getattr(earlier, "names", None)
     if not isinstance(names, Names) or not isinstance(getattr(clients, "names", None), Names):
         return clients  # what is no clients is refused elsewhere
@@ -312,9 +320,13 @@ def like(clients: Any, earlier: Any) -> Any:
     known = getattr(earlier, "ids", None)
     if names.clients is None or clients.names.clients is None or known is None:
         return clients
-    traced = is_traced(known) or is_traced(clients.ids)
-    if traced or len(known) != len(names.clients) or len(clients) != len(clients.ids):
-        return clients  # or padded, over several processes
+    if any(is_traced(ids) or ids.ndim > 1 for ids in (known, clients.ids)):
+        if names.clients != clients.names.clients:
+            wanted = f"{listing(names.clients)} in this order, where ids are traced or stacked"
+            raise refuse("clients", wanted, listing(clients.names.clients))
+        return clients
+    if len(known) != len(names.clients) or len(clients) != len(clients.ids):
+        return clients  # padded, over several processes
     own = np.asarray(clients.ids)
     place = dict(zip(names.clients, np.asarray(known).tolist(), strict=True))
     taken, free, ids = set(place.values()), max(*place.values(), *own.tolist()) + 1, []
@@ -327,7 +339,9 @@ def like(clients: Any, earlier: Any) -> Any:
         ids.append(number)
     if ids == own.tolist():
         return clients
-    return eqx.tree_at(lambda c: c.ids, clients, jnp.asarray(np.asarray(ids, own.dtype)))
+    with jax.ensure_compile_time_eval():  # known ids stay so while a function is traced
+        found = jnp.asarray(np.asarray(ids, own.dtype))
+    return eqx.tree_at(lambda c: c.ids, clients, found)
 
 
 def _check_views(known: Names, names: Names) -> None:

@@ -23,7 +23,7 @@ from jaxfed._checks import (
 from jaxfed.core.backends import backend
 from jaxfed.core.backends.one_device import vmap
 from jaxfed.core.clients.clients import Clients
-from jaxfed.core.clients.names import without_names
+from jaxfed.core.clients.names import learned_by, without_names
 from jaxfed.core.common.meshes import check_context, is_explicit
 from jaxfed.core.common.processes import exchanged, is_tracing, spans
 from jaxfed.core.contract import participation
@@ -35,6 +35,7 @@ from jaxfed.core.run import adjoint
 from jaxfed.core.run.callbacks import Callback
 from jaxfed.core.run.loop import protocol_of
 from jaxfed.core.run.new_clients import by_id
+from jaxfed.core.run.result import Fitted
 from jaxfed.core.run.solution import Solution
 from jaxfed.core.store.checkpoint import Checkpoint
 from jaxfed.core.store.identity import digest_of
@@ -51,7 +52,7 @@ def problem_of(
     clients: Clients,
     rounds: int,
     key: Key[Array, ""] | UInt32[Array, " 2"],
-    warm_start: Solution | Saved | Personalized | None,
+    warm_start: Fitted | None,
     channels: channel.Channel | Wire,
     participants: participation.Participation | None,
     mapped: backend.Backend,
@@ -88,8 +89,9 @@ def problem_of(
     own = without_names(clients)
     own = own if own.guarantee is None else replace(own, guarantee=None)
     problem = Problem(algorithm, own, wire, participants, mapped, key, len(clients))
-    if isinstance(warm_start, Solution | Saved):
-        start = by_id(warm_start, problem)
+    earlier = learned_by(warm_start)
+    if isinstance(earlier, Solution | Saved):
+        start = by_id(earlier, problem)
     for leaf in jax.tree.leaves(None if start is None else start.local):
         if leaf.shape[0] != len(clients.ids):
             raise ValueError(
@@ -168,11 +170,12 @@ def checked_warm_start(warm_start: object) -> Personalized | None:
     Raises:
         ValueError: if it is something else.
     """
-    start = warm_start.result if isinstance(warm_start, Solution | Saved) else warm_start
+    earlier = learned_by(warm_start)
+    start = earlier.result if isinstance(earlier, Solution | Saved) else earlier
     if start is not None and not isinstance(start, Personalized):
         raise ValueError(
-            "warm_start: wanted a solution, what jaxfed.load returned, or the result of either, "
-            f"got {type(start).__name__}"
+            "warm_start: wanted a solution, its result, a fitted estimator, or what jaxfed.load "
+            f"returned, got {type(start).__name__}"
         )
     return start
 

@@ -10,7 +10,7 @@ from jaxfed.core.clients.energies import energies, warn_of_large
 from jaxfed.core.clients.names import like
 from jaxfed.core.clients.units import in_enough_precision
 from jaxfed.core.common.processes import watched
-from jaxfed.core.contract.algorithm import Algorithm, Personalized
+from jaxfed.core.contract.algorithm import Algorithm
 from jaxfed.core.contract.participation import Participation
 from jaxfed.core.round.problem import Problem
 from jaxfed.core.run.arguments import (
@@ -25,12 +25,12 @@ from jaxfed.core.run.callbacks import Callback
 from jaxfed.core.run.compiling import compiler_options
 from jaxfed.core.run.host_loop import Requests, on_host_solution, start_or_resume
 from jaxfed.core.run.loop import Metrics, Options
+from jaxfed.core.run.result import Fitted
 from jaxfed.core.run.runner import Compiled, Runner, Stepwise, programs
 from jaxfed.core.run.separate import Separate
 from jaxfed.core.run.solution import Solution, with_earlier
 from jaxfed.core.run.streamed import Streamed
 from jaxfed.core.store.checkpoint import Checkpoint
-from jaxfed.core.store.saved import Saved
 from jaxfed.core.wire.channel import Channel
 from jaxfed.core.wire.wire import Wire
 from jaxfed.linalg.precision import precise
@@ -45,7 +45,7 @@ def fit(
     *,
     rounds: int,
     key: Key[Array, ""] | UInt32[Array, " 2"],
-    warm_start: Solution | Saved | Personalized | None = None,
+    warm_start: Fitted | None = None,
     channel: Channel | Wire = LOSSLESS,
     participation: Participation | None = None,
     backend: Backend = VMAP,
@@ -72,10 +72,10 @@ def fit(
         clients: the clients to run it on.
         rounds: number of rounds; an upper limit with `tol` or a callback that stops.
         key: random key.
-        warm_start: what to start from: the solution of an algorithm, what `jaxfed.load` returned,
-            or just the `result` of either. Clients of the first two are matched by name, without
-            names by id (by position if ids are traced), and features are put in their order; those
-            of a result are matched by position. A client without a model starts as in
+        warm_start: what to start from: the solution of an algorithm, a fitted estimator, what
+            `jaxfed.load` returned, or just the `result` of a solution. Clients are matched by name,
+            without names by id (by position if ids are traced), and features are put in their
+            order; those of a result are matched by position. A client without a model starts as in
             `jaxfed.personalize`.
         channel: one channel for both directions, or a `jaxfed.Wire`.
         participation: which clients take part in each round; all by default.

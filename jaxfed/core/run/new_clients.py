@@ -14,12 +14,15 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Int, PyTree
 
+from jaxfed._checks import refuse
+from jaxfed.core.clients.names import learned_by
 from jaxfed.core.common.processes import is_here
 from jaxfed.core.contract import calls as contract
 from jaxfed.core.contract.algorithm import Personalized
 from jaxfed.core.round.problem import Problem
 from jaxfed.core.round.rounds import begin
 from jaxfed.core.round.whole import WHOLE, prepared
+from jaxfed.core.run.solution import Solution
 from jaxfed.core.store.arrays import rebuilt
 from jaxfed.core.store.saved import DOWNLINK, Saved
 
@@ -97,6 +100,32 @@ def by_id(earlier: Any, problem: Problem) -> Personalized:
     order = np.argsort(np.asarray([*np.flatnonzero([i in place for i in ids]), *fresh], int))
     local = jax.tree.map(lambda *parts: jnp.concatenate(parts)[order], *parts)
     return Personalized(result.shared, local)
+
+
+def in_order_of(ids: Int[Array, " n"], earlier: Any) -> Any:
+    """A warm start with local models in the order of these ids, for runs that will trace them.
+
+    Args:
+        ids: of the clients of a run.
+        earlier: a solution, a file, or anything else, which stays as it is.
+
+    Raises:
+        ValueError: if some clients are new to it.
+    """
+    earlier = learned_by(earlier)
+    if not isinstance(earlier, Solution | Saved):
+        return earlier
+    known = earlier.ids
+    if known is None or not jax.tree.leaves(earlier.result.local) or same_ids(known, ids):
+        return earlier
+    place = {int(number): position for position, number in enumerate(np.asarray(known))}
+    wanted = np.asarray(ids).tolist()
+    if not set(wanted) <= set(place):
+        raise refuse("warm_start", f"one of the clients {wanted}", list(place))
+    order = np.asarray([place[number] for number in wanted])
+    local = jax.tree.map(lambda x: x[order], earlier.result.local)
+    moved = {"result": earlier.result._replace(local=local), "ids": known[order]}
+    return earlier._replace(**moved) if isinstance(earlier, Saved) else replace(earlier, **moved)
 
 
 def downlink_of(earlier: Any, problem: Problem, argument: str) -> PyTree:

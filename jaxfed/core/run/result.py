@@ -9,7 +9,16 @@ from jaxtyping import Int
 from jaxfed._checks import check_instance, is_list, is_whole, refuse
 from jaxfed._numbers import host_floats
 from jaxfed._refusals import closest
-from jaxfed.core.clients.names import NAMELESS, DataFrame, Names, in_columns, listing
+from jaxfed.core.clients.clients import Clients
+from jaxfed.core.clients.names import (
+    NAMELESS,
+    DataFrame,
+    Names,
+    in_columns,
+    learned_by,
+    like,
+    listing,
+)
 from jaxfed.core.common.printing import is_known
 from jaxfed.core.contract.algorithm import Personalized
 from jaxfed.core.contract.remarks import PYTHON, Words
@@ -34,7 +43,7 @@ def result_of(
     Raises:
         ValueError: if it is something else.
     """
-    found = getattr(fitted, "saved_", fitted)
+    found = learned_by(fitted)
     result = found if isinstance(found, Personalized) else getattr(found, "result", None)
     if not isinstance(result, Personalized):
         raise not_learned(fitted, learned, argument)
@@ -43,15 +52,13 @@ def result_of(
 
 def ids_of(fitted: Fitted) -> Int[np.ndarray, " clients"] | None:
     """The ids of the clients behind `result.local`, in its order; None if they are not known."""
-    ids: Any = getattr(getattr(fitted, "saved_", fitted), "ids", None)
+    ids: Any = getattr(learned_by(fitted), "ids", None)
     return np.asarray(ids) if is_known(ids) and ids.ndim == 1 else None
 
 
 def names_of(fitted: Fitted) -> Names:
     """The names of the clients and features behind what was learned, as far as they are known."""
-    names = getattr(getattr(fitted, "saved_", fitted), "names", NAMELESS)
-    columns = getattr(fitted, "feature_names_in_", None)  # of an estimator
-    return names if columns is None else names._replace(features=tuple(map(str, columns)))
+    return getattr(learned_by(fitted), "names", NAMELESS)
 
 
 def in_learned_order(fitted: Fitted, tables: Any, argument: str) -> Any:
@@ -120,12 +127,31 @@ def saved_of(fitted: Fitted, argument: str = "fitted", words: Words = PYTHON) ->
     if isinstance(fitted, Solution):
         check_run(fitted, argument)
         return fitted._record(argument, words)
-    found = getattr(fitted, "saved_", fitted)
+    found = learned_by(fitted)
     if isinstance(found, Saved):
         return found
     result = result_of(found, argument=argument)
     clients = {len(leaf) for leaf in jax.tree.leaves(result.local) if np.ndim(leaf)}
     return Saved(result, {}, 0, "", "", clients.pop() if len(clients) == 1 else 0, {})
+
+
+def clients_of_run(fitted: Fitted, clients: Clients) -> Clients:
+    """The clients behind what was learned, with the features in its order.
+
+    Args:
+        fitted: as for `result_of`.
+        clients: the caller's argument of that name.
+
+    Raises:
+        ValueError: if they are something else than clients, or others than those of the run, or in
+            another order.
+    """
+    check_instance("clients", clients, Clients, "the jaxfed.Clients of the run")
+    clients, ids = like(clients, fitted), ids_of(fitted)
+    if ids is not None and is_known(clients.ids) and not np.array_equal(ids, clients.ids):
+        wanted = f"those of the run, in its order, with ids {ids.tolist()[:20]}"
+        raise refuse("clients", wanted, np.asarray(clients.ids).tolist()[:20])
+    return clients
 
 
 def check_run(solution: object, argument: str = "solution") -> None:

@@ -6,13 +6,13 @@ from jaxfed.core.backends.backend import Backend
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.names import like
 from jaxfed.core.clients.units import warn_of_units
-from jaxfed.core.contract.algorithm import Algorithm, Personalized
+from jaxfed.core.contract.algorithm import Algorithm
 from jaxfed.core.contract.participation import Participation
 from jaxfed.core.run.adjoint import Adjoint
 from jaxfed.core.run.arguments import LOSSLESS, UNROLLED, VMAP, check_loop, problem_of
 from jaxfed.core.run.loop import Metrics, Options
+from jaxfed.core.run.result import Fitted
 from jaxfed.core.run.solution import Solution, with_earlier
-from jaxfed.core.store.saved import Saved
 from jaxfed.core.wire.channel import Channel
 from jaxfed.core.wire.wire import Wire
 from jaxfed.linalg.precision import precise
@@ -25,7 +25,7 @@ def rollout(
     *,
     rounds: int,
     key: Key[Array, ""] | UInt32[Array, " 2"],
-    warm_start: Solution | Saved | Personalized | None = None,
+    warm_start: Fitted | None = None,
     channel: Channel | Wire = LOSSLESS,
     participation: Participation | None = None,
     backend: Backend = VMAP,
@@ -41,10 +41,10 @@ def rollout(
         clients: the clients to run it on.
         rounds: number of rounds; an upper limit with `tol`.
         key: random key; each client's draws fold in its id and the round.
-        warm_start: what to start from: the solution of an algorithm, what `jaxfed.load` returned,
-            or just the `result` of either. Clients of the first two are matched by name, without
-            names by id (by position if ids are traced), and features are put in their order; those
-            of a result are matched by position. A client without a model starts as in
+        warm_start: what to start from: the solution of an algorithm, a fitted estimator, what
+            `jaxfed.load` returned, or just the `result` of a solution. Clients are matched by name,
+            without names by id (by position if ids are traced), and features are put in their
+            order; those of a result are matched by position. A client without a model starts as in
             `jaxfed.personalize`.
         channel: one channel for both directions, or a `jaxfed.Wire`.
         participation: which clients take part in each round; all by default.

@@ -18,10 +18,10 @@ from jaxfed._checks import check_count, check_list, check_options, is_list, is_w
 from jaxfed.core.backends.backend import Backend
 from jaxfed.core.backends.one_device import chunked
 from jaxfed.core.clients.clients import Clients
-from jaxfed.core.clients.names import replace_names, without_names
+from jaxfed.core.clients.names import like, replace_names, without_names
 from jaxfed.core.contract.algorithm import Algorithm
 from jaxfed.core.run.arguments import check_passed_on, check_rounds
-from jaxfed.core.run.new_clients import same_ids
+from jaxfed.core.run.new_clients import in_order_of
 from jaxfed.core.run.rollout import rollout
 from jaxfed.core.run.solution import Solution
 from jaxfed.core.wire import channel
@@ -99,6 +99,9 @@ def sweep(
             masks would use a key twice, or as in `rollout`.
     """
     algorithm = _one("algorithms", algorithms, Algorithm)
+    earlier = arguments.get("warm_start")
+    several = is_list(clients)
+    clients = [like(each, earlier) for each in clients] if several else like(clients, earlier)
     data = _one("clients", clients, Clients)
     random = isinstance(keys, jax.Array) and jnp.issubdtype(keys.dtype, jax.dtypes.prng_key)
     if not random or keys.ndim > 1 or keys.size == 0:
@@ -109,7 +112,9 @@ def sweep(
     if runs_at_once is not None:
         check_count("runs_at_once", runs_at_once)
     data.check_ids()
-    _check_same_clients(arguments.get("warm_start"), data)
+    # Each run traces its clients' ids, and matches them by position.
+    for ids in [data.ids] if data.ids.ndim == 1 or isinstance(data.ids, Tracer) else data.ids:
+        earlier = in_order_of(ids, earlier)
     if isinstance(algorithms, Algorithm):
         axes, length = _axes(algorithm, in_axes)
     elif _is_default(in_axes):
@@ -122,19 +127,10 @@ def sweep(
         len(keys) if keys.ndim else None,
     )
     _check_masks(arguments, sizes[:2] != (None, None), keys)
-    parts, given = (algorithm, without_names(data), keys), without_names(arguments)
-    found = _swept(parts, axes, sizes, rounds, runs_at_once, given)
+    arguments = without_names(arguments | {"warm_start": earlier})
+    parts = algorithm, without_names(data), keys
+    found = _swept(parts, axes, sizes, rounds, runs_at_once, arguments)
     return replace_names(found, data.names)
-
-
-def _check_same_clients(warm_start: Any, data: Clients) -> None:
-    """Refuse a warm start of other clients, since traced runs match clients by position."""
-    known = getattr(warm_start, "ids", None)
-    if known is None or not jax.tree.leaves(warm_start.result.local):
-        return
-    for ids in [data.ids] if data.ids.ndim == 1 or isinstance(data.ids, Tracer) else data.ids:
-        if not same_ids(known, ids):
-            raise refuse("warm_start", f"one of the clients {ids}, in this order", known)
 
 
 def _check_masks(arguments: dict[str, Any], shared: bool, keys: Key[Array, "*seeds"]) -> None:

@@ -22,11 +22,12 @@ from jaxfed._checks import (
 )
 from jaxfed._optional import require
 from jaxfed.core.clients.clients import Clients
-from jaxfed.core.clients.names import without_names
+from jaxfed.core.clients.names import like, replace_names, without_names
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
 from jaxfed.core.derivatives.adjoint import implicit
 from jaxfed.core.derivatives.implicit import TURNING, TURNS, Report
 from jaxfed.core.run.adjoint import Adjoint, checkpointed
+from jaxfed.core.run.new_clients import in_order_of
 from jaxfed.core.run.rollout import rollout
 from jaxfed.core.run.solution import Solution
 
@@ -120,7 +121,10 @@ def tune(
     check_options(arguments, rollout, without=taken)
     check_instance("algorithm", algorithm, Algorithm, "a jaxfed algorithm")
     check_instance("clients", clients, Clients, "jaxfed.Clients")
-    clients = without_names(clients)
+    earlier = arguments.get("warm_start")
+    clients = like(clients, earlier)
+    given = without_names(in_order_of(clients.ids, earlier))
+    known, clients = clients.names, without_names(clients)
     check_callable("held_out", held_out, "a function of the result")
     wanted = "an optax.GradientTransformation"
     check_instance("optimizer", optimizer, optax.GradientTransformation, wanted)
@@ -158,7 +162,6 @@ def tune(
 
     # Solve once before the steps, from the caller's warm start, if any: then each step starts from
     # a result, and all of them are one program.
-    given = arguments.get("warm_start")
     result = jax.jit(lambda clients: solved(ways[0], clients, start, given))(clients).result
     logarithms, state = start, optimizer.init(start)
     path: list[dict[str, np.ndarray]] = []
@@ -203,7 +206,7 @@ def tune(
     assert solution is not None  # there is at least one step
     return Tuned(
         _with(algorithm, found),
-        solution,
+        replace_names(solution, known),
         {name: np.stack([one[name] for one in path]) for name in start},
         *map(np.asarray, (losses, run_rounds, adjoint_rounds, truncated)),
     )

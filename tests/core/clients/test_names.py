@@ -6,10 +6,12 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pandas as pd
 import pytest
 
 import jaxfed as jf
+from jaxfed.contract import Personalized
 from jaxfed.core.clients.names import together
 from tests.helpers import gaussian_samples
 
@@ -296,6 +298,111 @@ def test_clients_are_matched_by_name(key):
     union = forgetting.update(forgetting.update(None, named()), today)
     assert union.names.clients == (*NAMES, "new") and union.names.features == FEATURES
     np.testing.assert_array_equal(union.ids, [0, 1, 2, 3])
+
+
+RUNS = {
+    "fit": jf.fit,
+    "rollout": jf.rollout,
+    "jit": lambda algorithm, clients, **given: jax.jit(
+        lambda: jf.rollout(algorithm, clients, **given)
+    )(),
+    "sweep": lambda algorithm, clients, key, **given: jf.sweep(
+        algorithm, clients, keys=key, **given
+    ),
+    "sweep over data": lambda algorithm, clients, key, **given: jax.tree.map(
+        lambda x: x[0], jf.sweep(algorithm, [clients], keys=key, **given)
+    ),
+    "tune": lambda algorithm, clients, **given: (
+        jf.tune(
+            algorithm,
+            clients,
+            lambda result: jnp.sum(result.local**4),
+            optax.sgd(0.0),
+            names=["local_penalty"],
+            steps=1,
+            adjoint=jf.adjoint.unrolled(),
+            **given,
+        ).solution
+    ),
+}
+
+
+@pytest.mark.parametrize("earlier", ["solution", "saved"])
+@pytest.mark.parametrize("run", RUNS)
+def test_a_run_from_another_one_matches_clients_and_features_by_name(run, earlier, key, tmp_path):
+    algorithm = jf.pca.PerPCA(1, 1, local_penalty=0.1)
+    start = jf.fit(algorithm, named(), rounds=3, key=key)
+    if earlier == "saved":
+        start.save(tmp_path / "run.npz")
+        start = jf.load(tmp_path / "run.npz")
+    given = {"rounds": 2, "key": key, "warm_start": start}
+    wanted = RUNS[run](algorithm, named(samples(1)), **given)
+    names, order = ("eve", "ann", "bob"), np.asarray([2, 0, 1])
+    moved = reordered(named([samples(1)[i] for i in order], names))
+    found = RUNS[run](algorithm, moved, **given)
+    assert found.names == jf.core.clients.names.Names(names, FEATURES)
+    np.testing.assert_array_equal(found.ids, order)
+    chex.assert_trees_all_close(found.result.shared, wanted.result.shared, atol=1e-5)
+    chex.assert_trees_all_close(found.result.local, wanted.result.local[order], atol=1e-5)
+    last = found.history["objective"][-1]
+    np.testing.assert_allclose(last, wanted.history["objective"][-1], rtol=1e-5)
+
+
+def test_clients_that_cannot_be_matched_by_name_are_refused(key):
+    start = fitted(named(), key)
+    moved = named(samples()[1:] + samples()[:1], ("bob", "eve", "ann"))
+    run = jax.jit(lambda x: jf.rollout(ALGORITHM, x, rounds=1, key=key, warm_start=start))
+    assert run(named()).names.clients == NAMES
+    with pytest.raises(ValueError, match=r"^clients: wanted ann, bob, eve in this order, where id"):
+        run(moved)
+    new = named(names=("ann", "bob", "new"))
+    with pytest.raises(ValueError, match=r"^warm_start: wanted one of the clients \[0, 1, 3\]"):
+        jf.sweep(ALGORITHM, new, rounds=1, keys=key, warm_start=start)
+    for function in (
+        jf.inference.membership,
+        jf.report.html,
+        lambda x, y: jf.aggregation.client_influence(x, y, key=key),
+        lambda x, y: jf.inference.confidence(x, y, key=key),
+    ):
+        with pytest.raises(ValueError, match=r"^clients: wanted those of the run, in its order"):
+            function(start, moved)
+
+
+def test_measures_of_a_run_put_features_in_its_order(key):
+    start, clients = fitted(named(), key), named()
+    one, other = (jf.inference.membership(start, x) for x in (clients, reordered(clients)))
+    chex.assert_trees_all_equal(one, other)
+    one, other = (
+        jf.aggregation.client_influence(start, x, key=key, rounds=2)
+        for x in (clients, reordered(clients))
+    )
+    np.testing.assert_array_equal(one, other)
+
+
+def test_an_estimator_starts_a_run(key):
+    table = pd.DataFrame(np.concatenate(samples()), columns=list(FEATURES))
+    model = jf.estimators.PersonalizedPCA(1, 1, rounds=30).fit(
+        table, groups=np.repeat(("z", "a", "x"), COUNTS)
+    )
+    assert model.saved_.names == jf.core.clients.names.Names(("a", "x", "z"), FEATURES)
+    moved = reordered(named(names=("z", "a", "x")))
+    found = jf.rollout(ALGORITHM, moved, rounds=1, key=key, warm_start=model)
+    start = Personalized(model.saved_.result.shared, model.saved_.result.local[np.array([2, 0, 1])])
+    wanted = jf.rollout(ALGORITHM, named(), rounds=1, key=key, warm_start=start)
+    chex.assert_trees_all_equal(found.result, wanted.result)
+    with pytest.raises(ValueError, match=r"^warm_start: wanted a solution, .* got PersonalizedPCA"):
+        jf.fit(ALGORITHM, named(), rounds=1, key=key, warm_start=jf.estimators.PersonalizedPCA())
+
+
+def test_scores_of_views_go_by_name(key):
+    rng = np.random.default_rng(0)
+    tables = [rng.normal(size=(9, 3)), rng.normal(size=(9, 3))]
+    views = jf.gcca.Views.from_arrays(tables, names=["l", "r"], entities=list("abcdefghi"))
+    start = jf.fit(jf.gcca.MVLSA(1), views, rounds=1, key=key)
+    other = jf.gcca.Views.from_arrays(tables[::-1], names=["r", "l"], entities=list("123456789"))
+    np.testing.assert_array_equal(
+        jf.gcca.transform(start, other), jf.gcca.transform(start, views)[::-1]
+    )
 
 
 def test_reports_pictures_and_warnings_name_clients_and_features(key):
