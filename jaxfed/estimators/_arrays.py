@@ -32,6 +32,39 @@ def mean_of(X: np.ndarray) -> np.ndarray:
     return X.mean(axis=0, dtype=np.float64).astype(X.dtype)
 
 
+def median_of_means(X: np.ndarray, places: Int[np.ndarray, " n"]) -> np.ndarray:
+    """Return the median, per feature, of the clients' mean rows.
+
+    Source: Nemirovsky & Yudin (1983), as `jaxfed.preprocess.Standardize` with `robust`.
+    """
+    means = [X[places == i].mean(axis=0, dtype=np.float64) for i in range(places.max() + 1)]
+    return np.median(means, axis=0).astype(X.dtype)
+
+
+def check_energies(X: np.ndarray, groups: np.ndarray) -> None:
+    """Refuse samples whose sums of squares overflow.
+
+    Args:
+        X: samples as rows; NaN for missing entries.
+        groups: the client of each row.
+
+    Raises:
+        ValueError: names a client and its largest entry.
+    """
+    with np.errstate(over="ignore"):
+        rows = np.einsum("ij,ij->i", X, X)
+        if np.isnan(rows).any():
+            rows = np.nansum(np.square(X), axis=1)
+    labels, places = np.unique(groups, return_inverse=True)
+    energies = np.bincount(places, rows.astype(float))
+    for place in np.flatnonzero(energies > np.finfo(X.dtype).max):
+        largest = np.nanmax(np.abs(X[places == place]))
+        raise ValueError(
+            f"X: wanted samples whose squares add up to a finite {X.dtype} number, got "
+            f"{largest:.3g} in group {labels[place]}"
+        )
+
+
 def clients_of(
     X: np.ndarray, places: Int[np.ndarray, " n"], mean: np.ndarray | None
 ) -> tuple[Clients, list[np.ndarray]]:

@@ -43,7 +43,8 @@ class ClientPCA(Scores):
     - `groups_`: the clients' labels, sorted, `(m,)`; other attributes have the same order.
     - `components_`: the shared components, or the centre of the prior, as rows, `(r1, d)`.
     - `local_components_`: the clients' local components as rows, `(m, r2, d)`; r2 may be 0.
-    - `mean_`: the mean that is subtracted from samples, `(d,)`.
+    - `mean_`: what is subtracted from samples, `(d,)`: their mean; with `robust=True`, the median
+      of the clients' means.
     - `explained_variance_ratio_`: for each column of `transform`, the sum of its squares over all
       samples, divided by that of the samples minus `mean_`: as of scikit-learn's `PCA`.
     - `noise_variance_`: variance of all samples in a direction outside their client's components.
@@ -116,7 +117,12 @@ class ClientPCA(Scores):
                 self._seen = self._solution = None
                 return self
             self.groups_, places = np.unique(labels, return_inverse=True)
-            self.mean_ = _arrays.mean_of(X) if self.center else np.zeros(X.shape[1], X.dtype)
+            if not self.center:
+                self.mean_ = np.zeros(X.shape[1], X.dtype)
+            elif self.robust:
+                self.mean_ = _arrays.median_of_means(X, places)
+            else:
+                self.mean_ = _arrays.mean_of(X)
             clients, tables = _arrays.clients_of(X, places, self.mean_ if self.center else None)
             sent = clients
             if self.epsilon is not None:
@@ -190,7 +196,9 @@ class ClientPCA(Scores):
         X = checked_samples(self, X, incomplete, reset=first, **wanted)
         if groups is None:
             _groups.warn("got none, so all samples are treated as one client's", method)
-        return X, np.zeros(len(X), int) if groups is None else client_labels(groups, X)
+        labels = np.zeros(len(X), int) if groups is None else client_labels(groups, X)
+        _arrays.check_energies(X, labels)
+        return X, labels
 
     def _go_on(self, X: Table, labels: np.ndarray) -> None:
         """Learn components from moments of new and earlier samples."""
@@ -200,7 +208,7 @@ class ClientPCA(Scores):
         seen = taken_in(
             on_device(self._seen), X, labels, self.forgetting, self.center, self._completion
         )
-        now = summary_of(seen, self.center)
+        now = summary_of(seen, self.center, self.robust)
         solution = self._run(now.clients, on_device(self._solution))
         self.groups_, self.mean_ = now.labels, now.mean
         self._seen, self._solution = on_host(seen), on_host(solution)

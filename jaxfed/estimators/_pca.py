@@ -118,7 +118,7 @@ class PersonalizedPCA(ClientPCA):
         starts = [first, *map(jnp.asarray, np.linalg.qr(draws)[0])]
         tried = [run(model, warm_start=Personalized(x, None), rounds=ROUNDS) for x in starts]
         ends = np.array([each.history["objective"][-1] for each in tried])
-        least = ends.min()
+        least = np.nanmin(ends)
         # The first of those that count as equal to the least.
         best = tried[int(np.argmax(ends <= least + TIE * abs(least)))]
         return run(model, warm_start=Personalized(best.result.shared, None))

@@ -83,8 +83,11 @@ def taken_in(
     return Seen(origin, known, rule.update(None if seen is None else seen.moments, newer))
 
 
-def summary_of(seen: Seen, center: bool) -> Summary:
-    """Return the clients' moments, about the mean of all samples if `center`."""
+def summary_of(seen: Seen, center: bool, robust: bool) -> Summary:
+    """Return the clients' moments, if `center` about the mean of all samples.
+
+    If `robust`, about the median of the clients' means.
+    """
     ids = np.asarray(seen.moments.ids)
     order = np.argsort(seen.labels[ids])
     (part,) = seen.moments.parts
@@ -94,7 +97,9 @@ def summary_of(seen: Seen, center: bool) -> Summary:
     )
     means = both[:, :-1, -1]
     # The last column of a moment of (x - origin, 1) is the mean, and every sample counts equally.
-    mean = counts @ means / counts.sum() if center else np.zeros(means.shape[1])
+    mean = np.zeros(means.shape[1])
+    if center:
+        mean = np.median(means, axis=0) if robust else counts @ means / counts.sum()
     # About a mean μ a moment is (I, -μ) S (I, -μ)ᵀ.
     cross = means[:, :, None] * mean
     moments = both[:, :-1, :-1] - cross - cross.swapaxes(1, 2) + mean[:, None] * mean

@@ -273,8 +273,11 @@ class Impute(Algorithm):
         return ImputeServer(model, observed), {}
 
     def client_result(self, downlink: Model, local: ImputeLocal, data: ImputeMember) -> Imputation:
-        """Return the model of the client's samples."""
-        return self._model(_usable(downlink), local, data.observed.astype(data.values.dtype))
+        """Return the model of the client's samples; that of unknown clients if it overflows."""
+        finite = jnp.all(jnp.stack([jnp.isfinite(x).all() for x in local]))
+        local = jax.tree.map(lambda x: jnp.where(finite, x, 0), local)
+        observed = jnp.where(finite, data.observed, False).astype(data.values.dtype)
+        return self._model(_usable(downlink), local, observed)
 
     def shared_result(self, server: ImputeServer) -> Imputation:
         """Return the model for unknown clients: local parts are zero, up to their variance."""

@@ -8,7 +8,8 @@ from scipy.stats import norm
 from jaxfed._checks import refuse
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.guarantee import Guarantee
-from jaxfed.core.run.solution import Solution
+from jaxfed.core.run.solution import Solution, guarantees_of
+from jaxfed.core.store.saved import Saved
 from jaxfed.privacy._gaussian import composed, epsilon_of
 
 ALARMS = 0.05  # the share of false alarms that statements assume of an attacker
@@ -45,8 +46,8 @@ def statement(released: Solution | Clients | Guarantee | Any) -> str:
     r"""Say who is protected from whom, how far, and what is not covered, for a protocol.
 
     Args:
-        released: clients of `release_moments`, their guarantee, the solution of a run on them, or
-            an estimator that was fitted with `epsilon`.
+        released: clients of `release_moments`, their guarantee, the solution of a run on them, an
+            estimator that was fitted with `epsilon`, or what `jaxfed.load` returned of one of both.
 
     Returns:
         Sentences in plain text, one paragraph a line.
@@ -55,7 +56,7 @@ def statement(released: Solution | Clients | Guarantee | Any) -> str:
         ValueError: if it is something else, or there is no guarantee: clients were not released, or
             a run or its warm start used other data.
     """
-    guarantees = _guarantees(getattr(released, "guarantee_", released))
+    guarantees = _guarantees(released)
     first = guarantees[0]
     lines = [
         "Who: each person behind the data, from everybody who sees what the clients released or "
@@ -103,18 +104,23 @@ def _guarantees(released: object) -> list[Guarantee]:
         return [released]
     if isinstance(released, Clients) and released.guarantee is not None:
         return [released.guarantee]
+    if isinstance(own := getattr(released, "guarantee_", None), Guarantee):
+        return [own]
+    if isinstance(released, Saved) and released.guarantees:
+        return list(released.guarantees)
     if isinstance(released, Solution):
+        if found := guarantees_of(released.releases):
+            return list(found)
         sent = [each.guarantee for each in released.releases if each.bits]
-        found = list({id(each): each for each in sent if each is not None}.values())
-        if found and None not in sent:
-            return found
         if None in sent:
+            also = any(each is not None for each in sent)
             raise ValueError(
                 "released: wanted a run on clients of release_moments, and a warm start of one, "
-                f"got messages that were computed from {'also' if found else 'only'} other data"
+                f"got messages that were computed from {'also' if also else 'only'} other data"
             )
     wanted = (
-        "clients of release_moments, the solution of a run on them, or an estimator with epsilon"
+        "clients of release_moments, the solution of a run on them, what jaxfed.load returned of "
+        "it, or an estimator with epsilon"
     )
     raise refuse("released", wanted, released)
 

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Array, Float, Key
 
 from jaxfed import _names
-from jaxfed._checks import check_factor, check_flag, check_instance, check_whole
+from jaxfed._checks import check_callable, check_factor, check_flag, check_instance, check_whole
 from jaxfed.core.backends.backend import Backend
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
@@ -128,6 +128,10 @@ def check_algorithm(
     names = CHECKS if checks is None else checks
     progress = sys.stderr.isatty() if progress is None else progress
     check_flag("progress", progress)
+    functions = {"essence": essence, "loss": loss, "constraint": constraint, "pad": pad}
+    for name, function in functions.items():
+        if function is not None:
+            check_callable(name, function, "a function or None")
     if unknown := set(names) - set(CHECKS):
         raise ValueError(f"checks: wanted some of {', '.join(CHECKS)}, got {sorted(unknown)}")
     if len(clients) < 3:

@@ -377,14 +377,18 @@ def test_clients_that_stand_out_are_named(data, tmp_path):
         ("perpca", ["--center", "local"]),
         ("hmf", ["--start", "spectrum"]),
         ("maxvar", ["--scale", "none"]),
+        ("perpca", ["--bootstrap", "5"]),
+        ("perpca", ["--impute", "2", "1"]),
     ],
 )
-def test_one_client_that_overflows_does_not_end_a_robust_fit(name, options, data, tmp_path):
+def test_one_client_that_overflows_does_not_end_a_robust_fit(name, options, data, tmp_path, capsys):
     """Neither what precedes the rounds nor what follows them depends on it."""
     spoiled = tmp_path / "spoiled"
     spoiled.mkdir()
     for path in data.iterdir():
         rows = np.load(path)[:20]
+        if "--impute" in options:
+            rows[3, 1] = np.nan
         np.save(spoiled / path.name, 1e30 * rows if path.stem == "client2" else rows)
     ranks = ["--rank", "2"] if name == "maxvar" else RANKS
     options = [*ranks, "--rounds", "3", "--groups", "8", *options]
@@ -394,6 +398,8 @@ def test_one_client_that_overflows_does_not_end_a_robust_fit(name, options, data
     if name != "maxvar":
         assert value(summary, "clients left out of these measures") == 1
         assert 0 < value(summary, "error on training") < 100
+        said = "No resamples were fitted" in capsys.readouterr().out
+        assert said == ("--bootstrap" in options)
         return
     given = [row for row in summary["table"] if "representation" in row["quantity"]]
     assert len(given) == 8 and all(0 < float(row["value"]) <= 100 for row in given)

@@ -219,6 +219,29 @@ def test_a_client_in_other_units_does_no_harm(make, named):
     assert ("site 03" in found.far_groups_) == named
 
 
+@pytest.mark.parametrize("call", ["fit", "partial_fit"])
+def test_a_robust_fit_centres_by_the_median_client(call):
+    X, groups, _ = sampled(m=12)
+    model = estimators.PersonalizedPCA(2, 2, robust=True, n_init=1, rounds=2, random_state=0)
+    getattr(model, call)(np.where(groups[:, None] == 3, X + 1e6, X), groups=groups)
+    means = np.stack([X[groups == i].mean(axis=0) for i in range(12)])
+    means[3] += 1e6
+    np.testing.assert_allclose(model.mean_, np.median(means, axis=0), atol=1e-6)
+    assert np.abs(model.mean_ - X.mean(axis=0)).max() < 1
+
+
+@pytest.mark.parametrize("robust", [False, True])
+def test_samples_whose_squares_overflow_are_refused(robust):
+    X, groups, _ = sampled(m=4)
+    X = X.astype(np.float32)
+    X[groups == 2] *= 1e30
+    refused = r"^X: wanted samples whose squares add up to a finite float32 number, got .* group 2$"
+    with pytest.raises(ValueError, match=refused):
+        estimators.PersonalizedPCA(1, 1, robust=robust).fit(X, groups=groups)
+    with pytest.raises(ValueError, match=refused):
+        estimators.FederatedPCA(1).fit(X, groups=groups)
+
+
 def test_a_robust_fit_wants_three_clients():
     X, groups, _ = sampled(m=2)
     with pytest.raises(ValueError, match="robust: wanted three clients or more, got 2"):

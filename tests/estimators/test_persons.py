@@ -66,6 +66,7 @@ def test_components_are_of_the_release_and_all_else_is_of_the_rows(rank, person)
     unit = "person" if person is not None else "row"
     assert f"epsilon 5, delta 1e-05 per {unit}" in model.summary_
     assert privacy.statement(model) == privacy.statement(released)
+    assert privacy.statement(model.saved_) == privacy.statement(released)
 
 
 def test_noise_is_new_without_a_seed():
@@ -75,7 +76,7 @@ def test_noise_is_new_without_a_seed():
     assert not np.allclose(one, other)
     plain = model.set_params(epsilon=None).fit(X, groups=NAMES)
     assert plain.guarantee_ is None
-    with pytest.raises(ValueError, match=r"^released: wanted .* or an estimator with epsilon"):
+    with pytest.raises(ValueError, match=r"^released: wanted .*with epsilon, got FederatedPCA"):
         privacy.statement(plain)
 
 

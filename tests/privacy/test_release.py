@@ -1,6 +1,7 @@
 """Releases that protect persons: how far one moves them, their noise, and what it costs."""
 
 import functools
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -273,7 +274,8 @@ def test_the_guarantee_travels_to_the_solution(key, tmp_path):
     assert [each.guarantee for each in solution.releases] == [released.guarantee] * 2
     assert "privacy    epsilon 1, delta 1e-05 per row" in solution.summary()
     solution.save(tmp_path / "result.npz")
-    assert jf.load(tmp_path / "result.npz").privacy == str(released.guarantee)
+    saved = jf.load(tmp_path / "result.npz")
+    assert saved.guarantees == (released.guarantee,) and saved.summary() == solution.summary()
     with pytest.raises(ValueError, match="statement says how the noise in the data"):
         privacy.spent(solution, delta=1e-5)  # which is of whole clients
     raw = jf.fit(jf.pca.PerPCA(2, 1), sampled(), rounds=5, key=key)
@@ -284,7 +286,22 @@ def test_the_guarantee_travels_to_the_solution(key, tmp_path):
     with pytest.raises(ValueError, match="got messages that were computed from also other data"):
         privacy.statement(later)
     again = jf.fit(jf.pca.PerPCA(2, 1), released, rounds=5, key=key, warm_start=solution)
-    assert privacy.statement(again) == privacy.statement(solution) == privacy.statement(released)
+    for each in (again, solution, saved):
+        assert privacy.statement(each) == privacy.statement(released)
+    raw.save(tmp_path / "raw.npz")
+    with pytest.raises(ValueError, match=r"^released: wanted .* got Saved"):
+        privacy.statement(jf.load(tmp_path / "raw.npz"))
+
+
+@pytest.mark.parametrize("change", [{"epsilon": -1.0}, {"unit": "us"}, {"delta": float("nan")}])
+def test_files_with_an_impossible_guarantee_are_refused(change, key, tmp_path):
+    solution = jf.fit(jf.pca.Pooled(2), release(sampled(), key=key), rounds=1, key=key)
+    (release_,) = {each.guarantee for each in solution.releases}
+    broken = [replace(each, guarantee=release_._replace(**change)) for each in solution.releases]
+    replace(solution, releases=tuple(broken)).save(tmp_path / "result.npz")
+    (name,) = change
+    with pytest.raises(ValueError, match=rf"^path: wanted a file .*\({name}: wanted"):
+        jf.load(tmp_path / "result.npz")
 
 
 def test_runs_on_releases_share_one_program(key):

@@ -180,6 +180,12 @@ def test_functions_that_return_something_else_are_named(function, check, wanted)
         check_algorithm(Average(), sampled(), checks=[check], **function)
 
 
+@pytest.mark.parametrize("name", ["essence", "loss", "constraint", "pad"])
+def test_what_is_no_function_is_refused(name):
+    with pytest.raises(ValueError, match=rf"^{name}: wanted a function or None, got 3"):
+        check_algorithm(Average(), sampled(), **{name: 3})
+
+
 def test_progress_is_shown_on_a_terminal(capsys, monkeypatch):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     check_algorithm(Average(), sampled(), checks=["refusals"])

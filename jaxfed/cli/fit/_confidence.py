@@ -53,8 +53,11 @@ def check(arguments: SimpleNamespace, clients: Clients) -> None:
 def computed(
     arguments: SimpleNamespace, solution: Solution, clients: Clients, key: Key[Array, ""]
 ) -> inference.Confidence | None:
-    """Fit the resamples that were requested."""
+    """Fit the resamples that were requested, unless the run has gone on without some clients."""
     if getattr(arguments, "bootstrap", None) is None:
+        return None
+    if len(clients) < len(solution.ids):
+        print("\nNo resamples were fitted, since some clients' samples or results are not finite.")
         return None
     print(f"\nFitting {arguments.bootstrap} resamples of {arguments.resample}.")
     return inference.confidence(

@@ -259,6 +259,8 @@ def _completed(split: Split, imputed: Solution) -> Split:
             return []
         clients = Clients.from_samples(tables, missing="mask")
         values = np.asarray(imputed.result.local.transform(clients).data.values)
+        # Entries that overflow are of clients without which a robust run goes on.
+        values = np.where(np.isfinite(values), values, np.asarray(imputed.result.shared.mean))
         return [rows[: len(table)] for rows, table in zip(values, tables, strict=True)]
 
     return split._replace(

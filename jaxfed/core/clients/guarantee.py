@@ -1,9 +1,11 @@
 """What noise guarantees about the persons whose data are behind released moments."""
 
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array
+
+from jaxfed._checks import check_name, check_number
 
 Rows = Literal["pairs", "directions", "clip"]
 Neighbours = Literal["replace", "add_remove"]
@@ -41,6 +43,21 @@ class Guarantee(NamedTuple):
             f"epsilon {self.epsilon:g}, delta {self.delta:g} per {self.unit} "
             f"({self.neighbours}, {self.rows}, {self.mechanism})"
         )
+
+
+def checked_guarantee(**given: Any) -> Guarantee:
+    """A guarantee that a file describes.
+
+    Raises:
+        ValueError: names what is impossible.
+    """
+    found = Guarantee(**given)
+    check_name("unit", found.unit, ("row", "person"))
+    check_name("neighbours", found.neighbours, NEIGHBOURS)
+    check_name("rows", found.rows, ROWS)
+    for name in ("epsilon", "delta", "noise_multiplier", *["bound"] * (found.rows == "clip")):
+        check_number(name, getattr(found, name), "a positive number", lambda x: x > 0)
+    return found
 
 
 def terms_of(people: Array | float, rows: Rows) -> Array:

@@ -14,6 +14,7 @@ from jaxtyping import Array, Int, PyTree
 from jaxfed._checks import check_instance, refuse
 from jaxfed._versions import versions
 from jaxfed.core.clients.clients import Clients
+from jaxfed.core.clients.guarantee import Guarantee
 from jaxfed.core.clients.imputation import Imputation
 from jaxfed.core.clients.names import NAMELESS, Names
 from jaxfed.core.clients.standardization import Standardization
@@ -190,7 +191,7 @@ class Solution(eqx.Module):
             ids=self.ids,
             channel=repr(self.wire),
             participation=repr(self.releases[-1].participation),
-            privacy=_privacy(self.releases),
+            guarantees=guarantees_of(self.releases),
             names=self.names,
         )
 
@@ -243,12 +244,14 @@ class Solution(eqx.Module):
         return f"<table>{''.join(cells)}</table>"
 
 
-def _privacy(releases: tuple[Release, ...]) -> str:
-    """What protects the persons behind all messages; nothing if some messages have no guarantee."""
+def guarantees_of(releases: tuple[Release, ...]) -> tuple[Guarantee, ...]:
+    """What protects the persons behind all messages; nothing if some messages have no guarantee.
+
+    The same object counts once.
+    """
     found = [each.guarantee for each in releases if each.bits]
-    if not found or None in found:
-        return ""
-    return "; ".join(map(str, {id(each): each for each in found}.values()))
+    known = {id(each): each for each in found if each is not None}
+    return () if None in found else tuple(known.values())
 
 
 def name_of(status: Status) -> str:

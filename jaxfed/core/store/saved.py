@@ -10,7 +10,7 @@ The layout is that of `jaxfed.core.store.arrays`, of the kind `jaxfed.solution`.
     remarks      what to know before relying on the result, as sentences
     channel      the channels as printed; empty if they are not known
     participation   who took part in a round, as printed; empty if it is not known
-    privacy      what protects the persons behind the data, as printed; empty if nothing does
+    guarantees   what protects the persons behind the data, as of `Guarantee`; empty if nothing does
     names        of clients, features and entities, as lists of texts; null without any
     moments      names of the clients' moments, in the same form, if there are such moments
 
@@ -34,6 +34,7 @@ from jaxtyping import Array, Int, PyTree
 
 from jaxfed._checks import check_count, check_instance, checked_path
 from jaxfed.core.clients.clients import Clients
+from jaxfed.core.clients.guarantee import Guarantee, checked_guarantee
 from jaxfed.core.clients.imputation import Imputation
 from jaxfed.core.clients.names import NAMELESS, Names, listing, texts_of
 from jaxfed.core.clients.standardization import Standardization
@@ -48,7 +49,7 @@ PARTS = Personalized._fields
 BEFORE = {"preprocessing": Standardization, "imputation": Imputation}  # the fit, in this order
 HISTORY = "history_"
 IDS, DOWNLINK, MOMENTS = "ids", "downlink", "moments"
-TEXTS = ("algorithm", "channel", "participation", "privacy")
+TEXTS = ("algorithm", "channel", "participation")
 KNOWN = ("versions", "clients", "rounds", "status", "remarks", *TEXTS)
 # The names of `jaxfed.Status`, and what each means.
 STATUSES = {
@@ -86,7 +87,8 @@ class Saved(NamedTuple):
         moments: the clients' second moments, if `save` was given them.
         channel: the channels as printed.
         participation: who took part in a round, as printed.
-        privacy: what protects the persons behind the clients' data, as printed.
+        guarantees: what protects the persons behind the clients' data, one for each release which
+            all messages were computed from; empty if some were computed from other data.
         names: the names of clients and features, as of the solution.
     """
 
@@ -105,7 +107,7 @@ class Saved(NamedTuple):
     moments: Clients | None = None
     channel: str = ""
     participation: str = ""
-    privacy: str = ""
+    guarantees: tuple[Guarantee, ...] = ()
     names: Names = NAMELESS
 
     def summary(self) -> str:
@@ -129,8 +131,8 @@ def story(run: Any) -> dict[str, str]:
     participants = np.asarray(run.history.get("participants", ()))
     if participants.size and (participants != run.clients).any():
         rows["participants"] = f"{participants.mean():.4g} a round"
-    if run.privacy:
-        rows["privacy"] = run.privacy
+    if run.guarantees:
+        rows["privacy"] = "; ".join(map(str, run.guarantees))
     for name, words in (("bits_up", "sent"), ("bits_down", "received")):
         if np.size(run.history.get(name, ())):
             rows[words] = f"{in_bytes(run.history[name][-1] / 8)} by a client"
@@ -194,6 +196,7 @@ def _content(run: Saved) -> tuple[dict[str, Any], dict[str, Any]]:
         arrays |= files.named(name, getattr(run, name))
     arrays |= run.downlink or {}
     header = {name: getattr(run, name) for name in KNOWN}
+    header["guarantees"] = [each._asdict() for each in run.guarantees]
     if run.moments is not None:
         header[MOMENTS] = run.moments.names._asdict()
     return header | {"names": run.names._asdict()}, arrays
@@ -273,6 +276,7 @@ def _known(header: Mapping[str, Any]) -> dict[str, Any]:
     if known["status"] not in STATUSES:
         raise ValueError(f"status: wanted one of {tuple(STATUSES)}, got {known['status']!r}")
     packages, remarks = dict(known["versions"]), tuple(known["remarks"])
+    guarantees = tuple(checked_guarantee(**each) for each in header.get("guarantees", ()))
     # Files of earlier versions have none.
     names, of_moments = (
         Names.of_lists(*(header.get(part, {}).get(each) for each in Names._fields))
@@ -282,6 +286,7 @@ def _known(header: Mapping[str, Any]) -> dict[str, Any]:
     texts = (
         *(known[name] for name in TEXTS),
         *remarks,
+        *(each.mechanism for each in guarantees),
         *packages,
         *packages.values(),
         *header["types"],
@@ -291,5 +296,5 @@ def _known(header: Mapping[str, Any]) -> dict[str, Any]:
     for text in texts:
         if not isinstance(text, str) or not text.isprintable():
             raise ValueError(f"wanted text that can be printed, got {text!r}")
-    known |= {"versions": packages, "remarks": remarks}
+    known |= {"versions": packages, "remarks": remarks, "guarantees": guarantees}
     return known | {"names": names, MOMENTS: of_moments}
