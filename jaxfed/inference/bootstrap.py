@@ -50,6 +50,8 @@ TOL = 1e-3
 # GMRES takes at least this many steps for each resample. So with no more unknowns than this times
 # the resamples of a block, the system's matrix takes fewer rounds.
 STEPS = 10
+# Rounds of a resample at first; further ones while more than this share of their gain is left.
+ROUNDS, ENOUGH, MOST_ROUNDS = 10, 1e-4, 320
 # Rounds before the one-step version, from the solution, so that it is at its optimum.
 POLISH = 10
 
@@ -68,9 +70,10 @@ class Bootstrap(eqx.Module):
     Attributes:
         estimate: the statistic of the solution and its data.
         replicates: the statistic of every resample, along a leading axis.
-        last_gain: share of the resamples' mean decrease of the objective that the last round made,
-            the largest of all blocks; if it is not small, more rounds would change the replicates.
-            0 for the one-step version, and 1 if there are fewer than three rounds.
+        unfinished: the decrease of the objective that more rounds of the resamples would make, as a
+            share of their whole decrease: the largest of all blocks, extrapolated from the last two
+            rounds; if it is not small, more rounds would change the replicates. 0 for the one-step
+            version, and 1 if there are fewer than three rounds.
         of: what was drawn again, "samples" or "clients".
         method: "refit" or "one_step".
         drawn: the least number that was drawn again: samples of a client, or clients.
@@ -78,7 +81,7 @@ class Bootstrap(eqx.Module):
 
     estimate: PyTree[np.ndarray]
     replicates: PyTree[np.ndarray]
-    last_gain: float = eqx.field(static=True)
+    unfinished: float = eqx.field(static=True)
     of: Of = eqx.field(static=True)
     method: Method = eqx.field(static=True)
     drawn: int = eqx.field(static=True)
@@ -152,7 +155,7 @@ def bootstrap(
     resamples: int = 200,
     of: Of = "samples",
     method: Method = "refit",
-    rounds: int = 10,
+    rounds: int | None = None,
     runs_at_once: int = 25,
     progress: bool = False,
 ) -> Bootstrap:
@@ -178,7 +181,8 @@ def bootstrap(
         method: `"refit"` runs the algorithm on each resample; `"one_step"` takes the derivative of
             the solution with respect to the weights, which is cheaper, and as good where errors are
             small.
-        rounds: rounds of each run.
+        rounds: rounds of each run; by default 10, and 10 more until what is unfinished is at most
+            1e-4, or there are 320 (of runs that start from the server's state, just 10).
         runs_at_once: largest number of resamples at once, a block. Memory grows with it.
         progress: show a progress bar.
 
@@ -198,7 +202,8 @@ def bootstrap(
     check_callable("statistic", statistic, "a function of a result and clients")
     check_count("runs_at_once", runs_at_once, least=2)
     check_count("resamples", resamples, least=2)
-    check_count("rounds", rounds)
+    if rounds is not None:
+        check_count("rounds", rounds)
     check_name("of", of, ("samples", "clients"))
     check_name("method", method, ("refit", "one_step"))
     if isinstance(solution.algorithm, MultiStart):
@@ -235,7 +240,7 @@ def bootstrap(
     for number in blocks:
         part = run(number)
         values = _evaluated(statistic, part.draws, part.results, clients)
-        parts.append(jax.device_get((values, part.last_gain)))
+        parts.append(jax.device_get((values, part.unfinished)))
     replicates = jax.tree.map(
         lambda *each: np.concatenate(each)[:resamples], *(part[0] for part in parts)
     )
@@ -244,8 +249,8 @@ def bootstrap(
             "statistic: wanted finite numbers, got NaN or infinity"
             + ", as without a derivative; use method='refit'" * (method == "one_step")
         )
-    last_gain = max(float(part[1]) for part in parts)
-    return Bootstrap(jax.device_get(estimate), replicates, last_gain, of, method, drawn)
+    unfinished = max(float(part[1]) for part in parts)
+    return Bootstrap(jax.device_get(estimate), replicates, unfinished, of, method, drawn)
 
 
 class _Block(NamedTuple):
@@ -253,7 +258,7 @@ class _Block(NamedTuple):
 
     draws: Resampled
     results: Personalized  # with an axis of resamples, after that of clients
-    last_gain: float
+    unfinished: float
 
 
 def _numbered(draws: Resampled, number: int | Int[Array, ""]) -> Resampled:
@@ -266,13 +271,15 @@ def _refitted(
     draws: Resampled,
     solution: Solution,
     clients: Clients,
-    rounds: int,
+    rounds: int | None,
     key: Key[Array, ""],
     number: int,
 ) -> _Block:
     """Run the algorithm on each resample of a block."""
     own = _numbered(draws, number)
-    found = fit(own, clients, rounds=rounds, key=key, warm_start=_start(own, solution))
+    run = partial(fit, own, clients, rounds=rounds or ROUNDS, key=key)
+    start = _start(own, solution)
+    found = run(warm_start=start)
     shared = solution.result.shared
     still = jax.tree.map(lambda x, y: np.all(np.asarray(x) == y), found.result.shared, shared)
     if all(jax.tree.leaves(still)):
@@ -281,7 +288,12 @@ def _refitted(
             "that of an algorithm whose rounds learn from the clients",
             solution.algorithm,
         )
-    return _Block(own, found.result, _last_gain(found.history["objective"]))
+    objective = found.history["objective"]
+    if rounds is None and start is not None and draws.state is None:
+        while _unfinished(objective) > ENOUGH and len(objective) < MOST_ROUNDS:
+            found = run(warm_start=found.result)
+            objective = np.concatenate([objective, found.history["objective"]])
+    return _Block(own, found.result, _unfinished(objective))
 
 
 def _start(draws: Resampled, solution: Solution) -> Personalized | None:
@@ -299,14 +311,18 @@ def _start(draws: Resampled, solution: Solution) -> Personalized | None:
     )
 
 
-def _last_gain(objective: Float[np.ndarray, " rounds"]) -> float:
-    """Return the share of the decrease that the last round made."""
+def _unfinished(objective: Float[np.ndarray, " rounds"]) -> float:
+    """Return the decrease that is left, as a share of the whole, if it is geometric from now on."""
     if len(objective) < 3:
         return 1.0
-    whole = float(objective[0] - objective[-1])
     # What rounding does to the objective is no gain.
     rounding = 100 * float(np.finfo(objective.dtype).eps * abs(objective[-1]))
-    return max(float(objective[-2] - objective[-1]) - rounding, 0) / max(whole, rounding)
+    *_, before, last = -np.diff(objective.astype(float))
+    if last <= rounding:
+        return 0.0
+    whole = max(float(objective[0] - objective[-1]), rounding)
+    left = last**2 / (before - last) / whole if before > last else 1.0
+    return min(float(left), 1.0)
 
 
 @eqx.filter_jit

@@ -27,7 +27,7 @@ FEW = {"samples": 20, "clients": 20}
 UNDETERMINED = np.pi / 4
 # Clients that are printed, the farthest from the shared subspace.
 MOST_LINES = 10
-# Runs count as unfinished if the last round made more than this share of their gain.
+# Runs count as unfinished if more rounds would gain more than this share of their gain.
 UNFINISHED = 0.01
 
 
@@ -290,10 +290,10 @@ def _remarks(found: Bootstrap, angle: float) -> tuple[str, ...]:
             f"With fewer than {few} {found.of}, intervals contain the truth less often than they "
             f"should; there are {found.drawn}.",
         )
-    if found.last_gain > UNFINISHED:
+    if found.unfinished > UNFINISHED:
         remarks += (
             "The resamples' runs had not converged, so intervals may be too short: pass more "
-            f"rounds. The last one still made {found.last_gain:.0%} of what they gained.",
+            f"rounds. They would gain {found.unfinished:.0%} of what the runs gained.",
         )
     if angle > UNDETERMINED:
         remarks += (

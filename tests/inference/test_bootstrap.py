@@ -210,3 +210,25 @@ def test_lanczos_forgets_the_data_of_the_solution(rounds, x64):
     wanted = replicates_of(jf.pca.SubspaceIteration(2), clients, 300, 300)
     found = replicates_of(jf.pca.BlockLanczos(2), clients, rounds)
     np.testing.assert_allclose(found, wanted, atol=1e-3 * np.std(wanted))
+
+
+def test_gradient_steps_go_on_until_intervals_are_as_wide_as_of_many_rounds(x64):
+    data = jf.data.perpca_synthetic(
+        key=jax.random.key(1),
+        clients=6,
+        features=20,
+        shared_rank=2,
+        local_rank=2,
+        samples=100,
+        noise_variance=1.0,
+        local="random",
+    )
+    clients = jf.Clients.from_samples(np.asarray(data.samples, float))
+    model = jf.pca.PerPCA(2, 2, solver="gradient")
+    solution = jf.fit(model, clients, rounds=1000, key=KEY)
+    by_default, few, many = (
+        jf.inference.confidence(solution, clients, key=KEY, resamples=25, rounds=rounds)
+        for rounds in (None, 10, 500)
+    )
+    assert abs(by_default.angle / many.angle - 1) < 0.05 and not by_default.remarks
+    assert few.angle < 0.8 * many.angle and "had not converged" in few.remarks[0]
