@@ -28,6 +28,8 @@ import jax
 import pytest
 from hypothesis import settings
 
+from tests.drawing import drawn_cases
+
 # Compilation makes the first example slow, whatever the code under test does.
 settings.register_profile("jaxfed", deadline=None, max_examples=25, derandomize=True)
 settings.load_profile("jaxfed")
@@ -43,6 +45,22 @@ def pytest_configure(config):
     os.environ["XDG_CACHE_HOME"] = str(config.cache.mkdir("user"))  # of the command line
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def pytest_addoption(parser):
+    """Options by which a run takes some cases of each test."""
+    about = "of each test's cases, run one in so many, but at least one"
+    parser.addoption("--one-in", type=int, default=1, help=about)
+    parser.addoption("--draw", default="", help="any text; another one draws other cases")
+
+
+@pytest.hookimpl(trylast=True)  # after those that -m deselects
+def pytest_collection_modifyitems(config, items):
+    """Keep the cases that are drawn."""
+    names = [item.nodeid for item in items]
+    kept = drawn_cases(names, config.getoption("one_in"), config.getoption("draw"))
+    config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in kept])
+    items[:] = [item for item in items if item.nodeid in kept]
 
 
 def pytest_collection_finish():
