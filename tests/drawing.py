@@ -1,6 +1,6 @@
 """Draws some of the cases of each test."""
 
-import zlib
+import hashlib
 from collections.abc import Iterable
 
 
@@ -16,8 +16,8 @@ def drawn_cases(names: Iterable[str], one_in: int, draw: str) -> set[str]:
     for name in names:
         tests.setdefault(name.partition("[")[0], []).append(name)
 
-    def place(name: str) -> int:
-        return zlib.crc32(f"{draw} {name}".encode())
+    def place(name: str) -> bytes:
+        return hashlib.sha256(f"{draw} {name}".encode()).digest()
 
     return {
         name
