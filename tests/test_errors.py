@@ -344,7 +344,7 @@ RUNS = {
     ),
     "warm start of another kind": (
         lambda: run(warm_start=np.eye(4)),
-        "warm_start: wanted a solution, its result, a fitted estimator, or what jaxfed.load returned",
+        "warm_start: wanted a solution, its result, a fitted estimator, or what",
     ),
     "warm start of other clients": (
         lambda: run(warm_start=start((4, 1), (2, 4, 1))),
