@@ -51,12 +51,14 @@ class HasRun(abc.ABC):
         Functions that take a solution's result take the estimator as well. Samples must be centred.
         Clients are known by the texts of their labels.
         """
+        found = self._run_record._replace(result=self._result())
+        columns = getattr(self, "feature_names_in_", None)
+        features = None if columns is None else tuple(map(str, columns))
         labels = getattr(self, "groups_", None)  # in the order of local components
-        ids = None if labels is None else np.arange(len(labels))
-        texts = None if labels is None else tuple(map(str, labels.tolist()))
-        features = getattr(self, "feature_names_in_", None)
-        names = Names(texts, None if features is None else tuple(map(str, features)))
-        return self._run_record._replace(result=self._result(), ids=ids, names=names)
+        if labels is None:
+            return found._replace(ids=None, names=Names(None, features))
+        names = Names(tuple(map(str, labels.tolist())), features)
+        return found._replace(ids=np.arange(len(labels)), clients=len(labels), names=names)
 
     @property
     def summary_(self) -> str:

@@ -385,9 +385,12 @@ def test_an_estimator_starts_a_run(key):
         table, groups=np.repeat(("z", "a", "x"), COUNTS)
     )
     assert model.saved_.names == jf.core.clients.names.Names(("a", "x", "z"), FEATURES)
+    model.personalize(table[:9] + 1, groups=["k"] * 9)
+    assert model.saved_.names.clients == ("a", "k", "x", "z")
+    assert "4 (a, k, x, z)" in model.summary_
     moved = reordered(named(names=("z", "a", "x")))
     found = jf.rollout(ALGORITHM, moved, rounds=1, key=key, warm_start=model)
-    start = Personalized(model.saved_.result.shared, model.saved_.result.local[np.array([2, 0, 1])])
+    start = Personalized(model.saved_.result.shared, model.saved_.result.local[np.array([3, 0, 2])])
     wanted = jf.rollout(ALGORITHM, named(), rounds=1, key=key, warm_start=start)
     chex.assert_trees_all_equal(found.result, wanted.result)
     with pytest.raises(ValueError, match=r"^warm_start: wanted a solution, .* got PersonalizedPCA"):
