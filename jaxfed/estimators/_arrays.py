@@ -1,5 +1,6 @@
 """Typed wrappers of scikit-learn's array checks."""
 
+import warnings
 from numbers import Real
 from typing import Any
 
@@ -33,12 +34,15 @@ def mean_of(X: np.ndarray) -> np.ndarray:
 
 
 def median_of_means(X: np.ndarray, places: Int[np.ndarray, " n"]) -> np.ndarray:
-    """Return the median, per feature, of the clients' mean rows.
+    """Return the median, per feature, of the clients' mean rows, from the entries that are not NaN.
 
     Source: Nemirovsky & Yudin (1983), as `jaxfed.preprocess.Standardize` with `robust`.
     """
-    means = [X[places == i].mean(axis=0, dtype=np.float64) for i in range(places.max() + 1)]
-    return np.median(means, axis=0).astype(X.dtype)
+    with warnings.catch_warnings():  # of a client without an entry of some feature
+        warnings.simplefilter("ignore", RuntimeWarning)
+        clients = range(places.max() + 1)
+        means = [np.nanmean(X[places == i], axis=0, dtype=np.float64) for i in clients]
+    return np.nanmedian(means, axis=0).astype(X.dtype)
 
 
 def check_energies(X: np.ndarray, groups: np.ndarray) -> None:

@@ -204,9 +204,17 @@ class ClientPCA(Scores):
         """Learn components from moments of new and earlier samples."""
         if self._seen is None and self.impute is not None:
             impute = self._aggregated(Impute(*self.impute), len(np.unique(labels)))
-            self._completion = Completion.learned(X, labels, impute, self.center, self._key())
+            self._completion = Completion.learned(
+                X, labels, impute, self.center, self.robust, self._key()
+            )
         seen = taken_in(
-            on_device(self._seen), X, labels, self.forgetting, self.center, self._completion
+            on_device(self._seen),
+            X,
+            labels,
+            self.forgetting,
+            self.center,
+            self.robust,
+            self._completion,
         )
         now = summary_of(seen, self.center, self.robust)
         solution = self._run(now.clients, on_device(self._solution))

@@ -11,6 +11,7 @@ from jaxfed._checks import is_whole, refuse
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
 from jaxfed.core.run.fit import fit
+from jaxfed.estimators._arrays import median_of_means
 from jaxfed.preprocess import Imputation
 from jaxfed.preprocess.impute import ROUNDS
 
@@ -26,7 +27,13 @@ class Completion(NamedTuple):
 
     @classmethod
     def learned(
-        cls, X: Table, labels: np.ndarray, impute: Algorithm, center: bool, key: Key[Array, ""]
+        cls,
+        X: Table,
+        labels: np.ndarray,
+        impute: Algorithm,
+        center: bool,
+        robust: bool,
+        key: Key[Array, ""],
     ) -> Self:
         """Learn the models.
 
@@ -35,6 +42,7 @@ class Completion(NamedTuple):
             labels: the client of each row.
             impute: `jaxfed.preprocess.Impute`, or one with a robust aggregate.
             center: whether to subtract the mean of the observed entries.
+            robust: whether to subtract the median of the clients' means instead.
             key: random key of the run.
 
         Raises:
@@ -45,8 +53,10 @@ class Completion(NamedTuple):
             if empty.any():
                 wanted = f"X: wanted an observed entry of every {what}"
                 raise ValueError(f"{wanted}, got none of {what} {np.argmax(empty)}")
-        origin = np.nanmean(X, axis=0) if center else np.zeros(X.shape[1])
         present, places = np.unique(labels, return_inverse=True)
+        origin = np.zeros(X.shape[1])
+        if center:
+            origin = median_of_means(X, places) if robust else np.nanmean(X, axis=0)
         tables = [X[places == i] - origin for i in range(len(present))]
         clients = Clients.from_samples(tables, missing="mask")
         found = fit(impute, clients, rounds=ROUNDS, key=key).result

@@ -10,6 +10,7 @@ from jaxtyping import Float
 from jaxfed._checks import check_number
 from jaxfed.core.clients.checks import on_device
 from jaxfed.core.clients.clients import Clients
+from jaxfed.estimators._arrays import median_of_means
 from jaxfed.estimators._completion import Completion
 from jaxfed.linalg import Moment
 from jaxfed.stream import Forgetting
@@ -50,6 +51,7 @@ def taken_in(
     labels: np.ndarray,
     forgetting: float | None,
     center: bool,
+    robust: bool,
     completion: Completion | None,
 ) -> Seen:
     """Add new samples to those seen so far.
@@ -60,17 +62,20 @@ def taken_in(
         labels: the client of each row.
         forgetting: the share of the new samples; None forgets nothing.
         center: whether samples will be centred.
+        robust: whether by the median of the clients' means.
         completion: imputes missing entries; None for complete samples.
     """
     rule = Forgetting(forgetting)
+    present, places = np.unique(labels, return_inverse=True)
     if seen is None:
-        origin = X.mean(axis=0) if center else np.zeros(X.shape[1])
+        origin = np.zeros(X.shape[1])
+        if center:
+            origin = median_of_means(X, places) if robust else X.mean(axis=0)
         if completion is not None:
             origin = completion.origin
         known = labels[:0]
     else:
         origin, known = seen.origin, seen.labels
-    present, places = np.unique(labels, return_inverse=True)
     known = np.concatenate([known, np.setdiff1d(present, known)])
     number = {label: place for place, label in enumerate(known.tolist())}
     if completion is None:
