@@ -87,8 +87,8 @@ class Saved(NamedTuple):
         moments: the clients' second moments, if `save` was given them.
         channel: the channels as printed.
         participation: who took part in a round, as printed.
-        guarantees: what protects the persons behind the clients' data, one for each release which
-            all messages were computed from; empty if some were computed from other data.
+        guarantees: what protects the persons behind the clients' data: those of the releases from
+            which all messages were computed; empty if some were computed from other data.
         names: the names of clients and features, as of the solution.
     """
 
