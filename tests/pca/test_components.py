@@ -22,10 +22,10 @@ from_common = functools.partial(jf.pca.PerPCA, start="common")
 gradient = functools.partial(jf.pca.PerPCA, solver="gradient")
 
 
-def falling(n):
+def falling(n, rng=RNG):
     """Samples whose variances fall slowly, and not along the axes."""
-    turn = np.linalg.qr(RNG.normal(size=(FEATURES, FEATURES)))[0]
-    return RNG.normal(size=(n, FEATURES)) * 0.7 ** np.arange(FEATURES) @ turn
+    turn = np.linalg.qr(rng.normal(size=(FEATURES, FEATURES)))[0]
+    return rng.normal(size=(n, FEATURES)) * 0.7 ** np.arange(FEATURES) @ turn
 
 
 def iterated(matrix, rank, shared, steps):
@@ -101,9 +101,11 @@ SLOW = pytest.mark.slow
 )
 def test_derivatives_of_a_run_go_through_its_start(make, features, derivative, x64):
     """After so few rounds a result is far from a solution, so that it depends on the start."""
-    samples = np.stack([falling(20) for _ in range(6)]).reshape(2, 3, 20, FEATURES)
+    # Own draws, whatever ran before: some have third derivatives that the step does not suit.
+    rng = np.random.default_rng(0)
+    samples = np.stack([falling(20, rng) for _ in range(6)]).reshape(2, 3, 20, FEATURES)
     samples, change = samples[..., :features]
-    weights = RNG.normal(size=(features, features))
+    weights = rng.normal(size=(features, features))
 
     def loss(step):
         clients = jf.Clients.from_samples(jnp.asarray(samples) + step * change)
