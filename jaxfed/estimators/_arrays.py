@@ -59,9 +59,12 @@ def check_energies(X: np.ndarray, groups: np.ndarray) -> None:
         rows = np.einsum("ij,ij->i", X, X)
         if np.isnan(rows).any():
             rows = np.nansum(np.square(X), axis=1)
+    most = np.finfo(X.dtype).max
+    if rows.sum(dtype=np.longdouble) <= most:  # as nearly always
+        return
     labels, places = np.unique(groups, return_inverse=True)
     energies = np.bincount(places, rows.astype(float))
-    for place in np.flatnonzero(energies > np.finfo(X.dtype).max):
+    for place in np.flatnonzero(energies > most):
         largest = np.nanmax(np.abs(X[places == place]))
         raise ValueError(
             f"X: wanted samples whose squares add up to a finite {X.dtype} number, got "

@@ -49,7 +49,7 @@ class HasRun(abc.ABC):
         """What was learned and how, in the form that `jaxfed.load` returns.
 
         Functions that take a solution's result take the estimator as well. Samples must be centred.
-        Clients are known by the texts of their labels.
+        The clients' names are their labels as text.
         """
         found = self._run_record._replace(result=self._result())
         columns = getattr(self, "feature_names_in_", None)

@@ -259,7 +259,7 @@ def _completed(split: Split, imputed: Solution) -> Split:
             return []
         clients = Clients.from_samples(tables, missing="mask")
         values = np.asarray(imputed.result.local.transform(clients).data.values)
-        # Entries that overflow are of clients without which a robust run goes on.
+        # A robust run goes on without the clients whose entries overflow.
         values = np.where(np.isfinite(values), values, np.asarray(imputed.result.shared.mean))
         return [rows[: len(table)] for rows, table in zip(values, tables, strict=True)]
 

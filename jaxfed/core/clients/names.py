@@ -307,8 +307,8 @@ def like(clients: Any, earlier: Any) -> Any:
         earlier: clients, a solution, a saved one or an estimator; nothing else has names.
 
     Raises:
-        ValueError: if the features are others, or clients that are matched by position have other
-            names.
+        ValueError: if the features are others, or clients whose local models are matched by
+            position have other names.
     """
     earlier = learned_by(earlier)
     names = getattr(earlier, "names", None)
@@ -321,7 +321,9 @@ def like(clients: Any, earlier: Any) -> Any:
     if names.clients is None or clients.names.clients is None or known is None:
         return clients
     if any(is_traced(ids) or ids.ndim > 1 for ids in (known, clients.ids)):
-        if names.clients != clients.names.clients:
+        # Of a run without local models, nothing is matched.
+        has_local = not hasattr(earlier, "result") or jax.tree.leaves(earlier.result.local)
+        if has_local and names.clients != clients.names.clients:
             wanted = f"{listing(names.clients)} in this order, where ids are traced or stacked"
             raise refuse("clients", wanted, listing(clients.names.clients))
         return clients
@@ -339,7 +341,7 @@ def like(clients: Any, earlier: Any) -> Any:
         ids.append(number)
     if ids == own.tolist():
         return clients
-    with jax.ensure_compile_time_eval():  # known ids stay so while a function is traced
+    with jax.ensure_compile_time_eval():  # within `jit`, ids would be traced, and match nothing
         found = jnp.asarray(np.asarray(ids, own.dtype))
     return eqx.tree_at(lambda c: c.ids, clients, found)
 

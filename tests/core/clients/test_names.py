@@ -355,6 +355,12 @@ def test_clients_that_cannot_be_matched_by_name_are_refused(key):
     assert run(named()).names.clients == NAMES
     with pytest.raises(ValueError, match=r"^clients: wanted ann, bob, eve in this order, where id"):
         run(moved)
+    # A run without local models has nothing to match.
+    pooled = jf.fit(jf.pca.Pooled(1), named(), rounds=1, key=key)
+    found = jax.jit(
+        lambda x: jf.rollout(jf.pca.SubspaceIteration(1), x, rounds=1, key=key, warm_start=pooled)
+    )(moved)
+    assert found.names.clients == ("bob", "eve", "ann")
     new = named(names=("ann", "bob", "new"))
     with pytest.raises(ValueError, match=r"^warm_start: wanted one of the clients \[0, 1, 3\]"):
         jf.sweep(ALGORITHM, new, rounds=1, keys=key, warm_start=start)
