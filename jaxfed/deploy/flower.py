@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import jax
+import numpy as np
 from jaxtyping import Array, Key
 
 from jaxfed import _names
@@ -82,7 +83,7 @@ def server_app(
         warm_start: returns a result to start from, given the run configuration; its local part is
             ignored.
         weights: the clients' weights, as in `jaxfed.Clients.from_samples`; numbers are in order of
-            the ids.
+            the ids. The same as the clients' if messages are masked.
         tol: stop once the algorithm's stopping measure is at most this.
         deadline: seconds that a round may take. Clients that are late or gone are absent from it,
             as in `jaxfed.participation.mask`, and may take part in the next. None waits for all.
@@ -168,6 +169,7 @@ def client_app(
     *,
     channel: channels.Channel | Wire = LOSSLESS,
     warm_start: Callable[[Config], Personalized] | None = None,
+    weights: Literal["equal", "samples"] | Sequence[float] = "equal",
     folder: str | Path | None = None,
 ) -> Any:
     """Create a client as a `flwr.clientapp.ClientApp`.
@@ -185,6 +187,8 @@ def client_app(
         channel: channels of the messages; the same as the server's.
         warm_start: returns a result to start from, given the node configuration, with this client's
             local part without an axis of clients.
+        weights: the same as the server's, if messages are masked: so that no server can give a sum
+            other weights, such as zero for all clients but one. Otherwise the server alone weighs.
         folder: where to keep states; by default the node configuration's `folder`, or `.jaxfed` in
             the user's home.
 
@@ -197,7 +201,7 @@ def client_app(
     """
     _check_functions("run", make_algorithm=make_algorithm)
     _check_functions("node", make_data=make_data, warm_start=warm_start)
-    wire = checked_wire(channel)
+    wire, raw = checked_wire(channel), _checked_weights(weights, np.size(weights))
     place = None if folder is None else checked_path("folder", folder)
     flwr = require("flwr.clientapp", extra="flower")
     app = flwr.ClientApp()
@@ -216,7 +220,7 @@ def client_app(
             start = None if warm_start is None else warm_start(own)
         with failing_as("data"):
             states = place or Path(own.get("folder", Path.home() / ".jaxfed"))
-            return Node(client_id, algorithm, make_data(own), wire, start, states)
+            return Node(client_id, algorithm, make_data(own), wire, start, states, raw)
 
     @precise()
     def answer(asked: Packet, run: int, run_config: Config, node_config: Config) -> Packet:

@@ -119,13 +119,16 @@ class NodeMasks:
             for c in members
         ]
 
-    def masked(self, channel: MaskedChannel, payload: PyTree, question: Packet) -> PyTree:
+    def masked(
+        self, channel: MaskedChannel, payload: PyTree, question: Packet, transcript: str
+    ) -> PyTree:
         """The payload under the masks shared with the clients that have given shares.
 
         Args:
             channel: of the messages.
             payload: before masks.
             question: names these clients, and ends in their shares for this one.
+            transcript: see `transcript_of`.
 
         Raises:
             ValueError: if they are too few.
@@ -146,8 +149,8 @@ class NodeMasks:
             self._save("message", question)
         numbers, keys = channel.numbers(payload), self._keys()
         publics = {c: bytes.fromhex(self.known["publics"][str(c)][1]) for c in givers}
-        # Masks of messages of different rounds do not cancel.
-        purpose = f"{self.purpose} {number}"
+        # Masks of messages of different rounds, or after different broadcasts, do not cancel.
+        purpose = f"{self.purpose} {number} {transcript}"
         own = masks.own_mask(keys.seed, purpose, len(numbers))
         pairs = masks.pair_masks(self.client, keys.masking, publics, purpose, len(numbers))
         return channel.with_numbers(payload, numbers + own + pairs)
@@ -245,6 +248,7 @@ def masked_sum(
     numbers_of: Callable[[bytes], MaskedNumbers],
     *,
     run: str,
+    transcript: str,
     number: int,
     threshold: int,
     everybody: bool,
@@ -258,6 +262,7 @@ def masked_sum(
         questions: for the messages themselves, by client.
         numbers_of: extracts the numbers of a message.
         run: name of the run.
+        transcript: see `transcript_of`.
         number: of the round; zero for the messages before the rounds.
         threshold: number of shares that recover a secret.
         everybody: whether no client may drop out.
@@ -307,7 +312,7 @@ def masked_sum(
     # Modulo 2^32, whatever the bits of a message: packing keeps the lowest ones, in which such a
     # sum is right.
     total = np.stack(numbers).sum(0, dtype=np.uint32)
-    purpose, count = f"{run} {attempt} {number}", len(total)
+    purpose, count = f"{run} {attempt} {number} {transcript}", len(total)
     with reading_from(f"{group}: shares"):
         for place, client in enumerate(givers):
             # Each survivor reveals in the order of `givers`, in which it has stored the shares.

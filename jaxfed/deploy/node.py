@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -24,7 +24,7 @@ from jaxfed.core.round import client
 from jaxfed.core.round.messages import receive
 from jaxfed.core.round.problem import Broadcast, ClientState, Problem, RunMember, broadcast_of
 from jaxfed.core.round.protocol import Kind
-from jaxfed.core.store.arrays import named, rebuilt
+from jaxfed.core.store.arrays import Content, named, rebuilt
 from jaxfed.core.store.identity import Identity, check_same, digest_of
 from jaxfed.core.store.saved import Saved, write
 from jaxfed.core.store.series import Series
@@ -38,6 +38,7 @@ from jaxfed.deploy.masks import least_threshold
 from jaxfed.deploy.messages import NodeError, Packet, failing_as
 from jaxfed.deploy.run import (
     Run,
+    Weights,
     description,
     numbers_of_versions,
     problem_of_run,
@@ -45,6 +46,7 @@ from jaxfed.deploy.run import (
 )
 from jaxfed.deploy.shapes import run_shapes
 from jaxfed.deploy.store import make_private, secret_of, states
+from jaxfed.deploy.transcript import Digests, check_roster, is_masked, transcript_of
 
 LOG = logging.getLogger("jaxfed.deploy")
 
@@ -65,6 +67,7 @@ class Node:
         wire: Wire,
         warm_start: Personalized | None,
         folder: Path,
+        weights: Weights = "equal",
     ):
         """Set up the only client of `clients`.
 
@@ -77,6 +80,7 @@ class Node:
         self.id, self.algorithm, self.wire = client_id, algorithm, wire
         self.data, self.weights = jax.tree.map(lambda x: x[0], clients.data), clients.weights
         self.warm_start, self.folder = warm_start, folder
+        self.weighting: Weights = weights
         self._home = folder / f"client-{client_id}"
 
     def answer(self, asked: Packet) -> Packet:
@@ -112,11 +116,34 @@ class Node:
                 "data": data,
                 "samples": _number_of_samples(self.data),
                 "weights": self.weights.dtype.name,
-                "run": description(self.algorithm, self.wire, self.warm_start),
+                "run": self.description,
                 "versions": versions(),
                 "tag": self.tag,
             }
         )
+
+    @property
+    def description(self) -> Identity:
+        """What must be the same on all machines, by name."""
+        return description(self.algorithm, self.wire, self.warm_start, self.weighting)
+
+    def raw_weight(self, position: int, size: int) -> float:
+        """Return the client's weight before normalization.
+
+        Args:
+            position: among the clients.
+            size: how many there are.
+
+        Raises:
+            ValueError: if weights are listed for another number of clients.
+        """
+        if self.weighting == "equal":
+            return 1.0
+        if self.weighting == "samples":
+            return float(_number_of_samples(self.data) or 0)
+        if len(self.weighting) != size:
+            raise ValueError(f"weights: wanted {size} clients', got {len(self.weighting)}")
+        return float(self.weighting[position])
 
     @cached_property
     def tag(self) -> str:
@@ -132,6 +159,15 @@ class Node:
         text = json.dumps([purpose, *words]).encode()
         with failing_as("failed"):
             return hashlib.blake2b(text, key=secret_of(self._home), digest_size=16)
+
+
+class _Before(NamedTuple):
+    """Where a round begins at a client."""
+
+    history: str  # a digest of the questions so far
+    broadcasts: Digests
+    state: ClientState
+    downlink: PyTree
 
 
 class _NodeRun:
@@ -199,7 +235,7 @@ class _NodeRun:
         """What must stay the same as long as this run lasts."""
         node, run = self.node, self.run
         return {
-            **description(node.algorithm, node.wire, node.warm_start),
+            **node.description,
             **numbers_of_versions(),
             "rounds": [str(run.rounds), ""],
             "key": ["", digest_of(run.key)],
@@ -230,26 +266,27 @@ class _NodeRun:
     def first(self, asked: Packet) -> Packet:
         """Return the message before the rounds."""
         way, store, question = self.node.wire.first_up, states(self.folder / "first"), _core(asked)
-        reply = self._answered(way, store, 0, question.digest)
-        if reply is None:
+        saved = self._answered(way, store, 0, question.digest)
+        if saved is None:
             problem = self._noisy(self.problem.wire.first_up, question.digest)
             broadcast = self._broadcast(problem, 0)
             first, known = self.programs(client.exchange)(problem, broadcast, self.member)
             words = {"kind": "first", "id": self.node.id, "broken": bool(first.not_finite)}
             reply = Packet(words, [channel.to_bytes(first.payload)])
-            self._keep(store, 0, named("first", known), reply, question=question.digest)
-        return self._masked(way, self.shapes.firsts[0].payload, reply, asked)
+            header = {"question": question.digest, "broadcasts": Digests()}
+            saved = self._keep(store, 0, named("first", known), reply, **header)
+        return self._masked(way, self.shapes.firsts[0].payload, saved, asked)
 
     def round(self, asked: Packet) -> Packet:
         """Compute one round."""
         number, base, question = asked.words["round"], asked.words["base"], _core(asked)
         way = self.node.wire.up
-        reply = self._answered(way, self.store, number, question.digest)
-        if reply is None:
-            before, state, downlink = self._state(base, question)
+        saved = self._answered(way, self.store, number, question.digest)
+        if saved is None:
+            history, broadcasts, state, downlink = self._state(base, question)
             # Noise is derived from everything that the message depends on: the same noise on two
             # different messages would reveal their difference.
-            history = _digest(before, question.digest)
+            history = _digest(history, question.digest)
             problem = self._noisy(self.problem.wire.up, history)
             broadcast = self._broadcast(problem, number, downlink)
             member = self.member._replace(state=state)
@@ -260,17 +297,17 @@ class _NodeRun:
                 parts.append(channel.to_bytes(message.diagnostics))
             reply = Packet(words, parts)
             kept = named("state", (after, self._last(downlink)))
-            header = {"question": question.digest, "history": history}
-            self._keep(self.store, number, kept, reply, **header)
+            header = {"question": question.digest, "history": history, "broadcasts": broadcasts}
+            saved = self._keep(self.store, number, kept, reply, **header)
             # Keep the state of round `base`, from which the server asks again if this answer is
             # lost.
             self.store.remove_before(base)
-        return self._masked(way, self.shapes.up, reply, asked)
+        return self._masked(way, self.shapes.up, saved, asked)
 
     def _answered(
         self, way: channel.Channel, store: Series, number: int, question: str
-    ) -> Packet | None:
-        """Return the reply of a round before masks if it was given, since servers may ask again.
+    ) -> Content | None:
+        """Return what was saved of a round if this was its question: servers may ask again.
 
         Raises:
             NodeError: if the channel hides messages, and the round had another question: two
@@ -278,22 +315,24 @@ class _NodeRun:
         """
         saved = store.load(number)
         if saved is not None and saved.header["question"] == question:
-            return Packet.read(saved.header["head"], saved.arrays["reply"].tobytes())
+            return saved
         if way.private and max(store.numbers(), default=-1) >= number:
             raise NodeError("asked", f"round {number}: it had another question")
         return None
 
     def _keep(
-        self, store: Series, number: int, kept: dict[str, Any], reply: Packet, **header: str
-    ) -> None:
+        self, store: Series, number: int, kept: dict[str, Any], reply: Packet, **header: Any
+    ) -> Content:
         """Save what a round leaves, with its reply before masks, before anything is sent."""
+        header["head"] = reply.head
         arrays = kept | {"reply": np.frombuffer(reply.body, np.uint8)}
-        store.save(number, {**header, "head": reply.head}, arrays)
+        store.save(number, header, arrays)
+        return Content(header, arrays)
 
     def finish(self, asked: Packet) -> Packet:
         """Save the client's model, which stays on this machine."""
         *broadcasts, end = asked.parts
-        _, state, _ = self._state(asked.words["base"], asked._replace(parts=broadcasts))
+        _, _, state, _ = self._state(asked.words["base"], asked._replace(parts=broadcasts))
         downlink = channel.from_bytes(end, self.shapes.downlink)
         model = self.programs(client.result)(self.problem, downlink, state.local, self.member.data)
         result = Personalized(None, jax.tree.map(lambda x: x[None], model))
@@ -317,8 +356,9 @@ class _NodeRun:
         attempt = asked.words["attempt"]
         return NodeMasks(self.folder / "masks", self.node.id, self.run.name, attempt, least)
 
-    def _masked(self, way: channel.Channel, like: PyTree, reply: Packet, asked: Packet) -> Packet:
-        """Return the reply under the masks of an attempt, if the channel hides it under masks."""
+    def _masked(self, way: channel.Channel, like: PyTree, saved: Content, asked: Packet) -> Packet:
+        """Return the saved reply, under the masks of an attempt if the channel hides it so."""
+        reply = Packet.read(saved.header["head"], saved.arrays["reply"].tobytes())
         if not isinstance(way, MaskedChannel):
             return reply
         payload = channel.from_bytes(reply.parts[0], like)
@@ -330,7 +370,12 @@ class _NodeRun:
                 clipped,
                 len(way.numbers(payload)),
             )
-        hidden = self.masks(asked).masked(way, payload, asked)
+        roster, weight = asked.words["roster"], float(self.member.weight)
+        position = int(self.member.position)
+        check_roster(roster, self.node.id, position, weight, self.node.raw_weight)
+        digests = Digests(*saved.header["broadcasts"])
+        transcript = transcript_of(asked.words["run"], roster, digests)
+        hidden = self.masks(asked).masked(way, payload, asked, transcript)
         return reply._replace(parts=[channel.to_bytes(hidden)])
 
     def _noisy(self, way: channel.Channel, history: str) -> Problem:
@@ -343,25 +388,28 @@ class _NodeRun:
         key = jax.random.wrap_key_data(jnp.frombuffer(seed, jnp.uint32), impl="threefry2x32")
         return eqx.tree_at(lambda problem: problem.key, self.problem, key)
 
-    def _state(self, base: int, asked: Packet) -> tuple[str, ClientState, PyTree]:
-        """Return a digest of the questions so far, the state after a round, and its downlink."""
-        history, state, downlink = "", None, None
+    def _state(self, base: int, asked: Packet) -> "_Before":
+        """Return where a round begins, from what was saved after round `base`."""
+        history, broadcasts, state, downlink = "", Digests(), None, None
+        masked, cumulative = is_masked(self.node.wire), self.problem.wire.down.cumulative
         if base:
             saved = self.store.load(base)
             if saved is None:
                 raise self._lost(base)
             like = self.shapes.client, self._last(self.shapes.downlink)
             state, downlink = rebuilt("state", saved.arrays, like)
-            history = saved.header["history"]
+            history, broadcasts = saved.header["history"], Digests(*saved.header["broadcasts"])
         for form, part in zip(asked.words["broadcasts"], asked.parts, strict=True):
             downlink = self._received(form, part, downlink)
+            if masked:
+                broadcasts = broadcasts.after(form, part, cumulative)
             # The first downlink makes the initial state; a late client gets the whole current one
             # in its place.
             if state is None:
                 state = self._first_state(downlink)
         if state is None:
             raise ValueError("broadcasts: wanted the first downlink before all others, got none")
-        return history, state, downlink
+        return _Before(history, broadcasts, state, downlink)
 
     def _received(self, form: str, part: bytes, last: PyTree) -> PyTree:
         if form == "whole":

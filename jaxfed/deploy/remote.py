@@ -25,6 +25,7 @@ from jaxfed.deploy.exchange import Exchange, RefusedError
 from jaxfed.deploy.federation import Federation, RegisteredClient, Settings, enlarged
 from jaxfed.deploy.masked import MaskedSum, OverSurvivors, group_of, masked_sum, means_of
 from jaxfed.deploy.messages import Packet
+from jaxfed.deploy.transcript import Digests, is_masked, transcript_of
 
 LOG = logging.getLogger("jaxfed.deploy")
 T = TypeVar("T")
@@ -46,6 +47,7 @@ class Remote(Engine):
 
     Attributes:
         payloads: broadcasts that some member has not received, by round.
+        digests: of all broadcasts.
         present: ids of the participants, by round.
     """
 
@@ -54,6 +56,7 @@ class Remote(Engine):
         self.settings, self.connections = settings, exchange
         self.members: list[RegisteredClient] = []
         self.payloads: dict[int, bytes] = {}
+        self.digests = Digests()
         self.present: list[list[int]] = []
 
     def use(self, federation: Federation, members: list[RegisteredClient]) -> None:
@@ -112,7 +115,10 @@ class Remote(Engine):
     def received(self, problem, before, sent):
         """The result with the downlink as clients decode it; NaN for diagnostics nobody sent."""
         number = 0 if before is None else int(before.round) + 1
-        self.payloads[number] = channel.to_bytes(sent.payload)
+        payload = channel.to_bytes(sent.payload)
+        self.payloads[number] = payload
+        cumulative = problem.wire.down.cumulative
+        self.digests = self.digests.after("next" if number else "first", payload, cumulative)
         if not isinstance(sent, Closing):
             return self._sound(received(self, problem, before, sent), number)
         if self.settings.wire.up.private:
@@ -126,7 +132,7 @@ class Remote(Engine):
         ]
         # Only a cumulative downlink requires the broadcasts that a client has missed.
         oldest = min((m.base for m in self.members), default=0)
-        needed = max(oldest, 1) if problem.wire.down.cumulative else number
+        needed = max(oldest, 1) if cumulative else number
         # The first downlink stays: a client that has not answered yet makes its initial state from
         # it.
         for old in [k for k in self.payloads if k and k < needed]:
@@ -231,8 +237,10 @@ class Remote(Engine):
         # round b has those before b, and lacks b and later ones; the first one, 0, is listed above.
         since = max(member.base, 1) if self.federation.problem.wire.down.cumulative else last
         missed = [self.payloads[number] for number in range(since, last + 1)]
-        # Send all missed broadcasts or the downlink itself, whichever is shorter.
-        if sum(map(len, missed)) < channel.fixed_bits(current) // 8 or len(missed) == 1:
+        # Send all missed broadcasts or the downlink itself, whichever is shorter; but under masks,
+        # clients must see that all get the same.
+        shorter = sum(map(len, missed)) < channel.fixed_bits(current) // 8
+        if shorter or len(missed) == 1 or is_masked(self.settings.wire):
             return Broadcasts(first.forms + ["next"] * len(missed), first.parts + missed)
         return Broadcasts([*first.forms, "whole"], [*first.parts, channel.to_bytes(current)])
 
@@ -283,7 +291,13 @@ class Remote(Engine):
             "weight": float(federation.problem.clients.weights[place]),
             "base": member.base,
         }
+        if is_masked(self.settings.wire):
+            common["roster"] = self._roster()
         return Packet(common | words, parts)
+
+    def _roster(self) -> dict[str, Any]:
+        """All clients by position, and the sum of their weights; see `transcript_of`."""
+        return {"ids": [m.id for m in self.members], "total": sum(m.raw for m in self.members)}
 
     def _ask(
         self,
@@ -359,6 +373,7 @@ class Remote(Engine):
             questions,
             lambda part: way.numbers(channel.from_bytes(part, like)),
             run=self.federation.run.name,
+            transcript=transcript_of(self.federation.run.words, self._roster(), self.digests),
             number=number,
             threshold=max(self.federation.threshold, 0 if everybody else least),
             everybody=everybody,

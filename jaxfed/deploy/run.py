@@ -1,8 +1,8 @@
 """The parts of a run that the server and the clients must agree on."""
 
 import re
-from collections.abc import Mapping
-from typing import Any, NamedTuple, Self
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,8 @@ from jaxfed.core.store.identity import Identity, digest_of, text_and_digest
 from jaxfed.core.wire.masks import without_masks
 from jaxfed.core.wire.wire import Wire
 from jaxfed.deploy.data import shapes_from
+
+WEIGHTS = "weights"  # among the names of `description`
 
 
 class Run(NamedTuple):
@@ -93,13 +95,18 @@ def programs_for(algorithm: Algorithm, data: PyTree, weights: Float[Array, " cli
     return programs(**compiler_options(algorithm, clients))
 
 
-def description(algorithm: Algorithm, wire: Wire, warm_start: PyTree) -> Identity:
-    """What must be the same on all machines, by name."""
+Weights = Literal["equal", "samples"] | Sequence[float]
+"""How clients weigh: alike, by their numbers of samples, or as listed by position."""
+
+
+def description(algorithm: Algorithm, wire: Wire, warm_start: PyTree, weights: Weights) -> Identity:
+    """What must be the same on all machines, by name; weights only under masks."""
     shared = ["none", ""] if warm_start is None else ["some", digest_of(warm_start.shared)]
     return {
         "algorithm": text_and_digest(algorithm),
         "channel": text_and_digest(wire.channels),
         "warm_start": shared,
+        WEIGHTS: text_and_digest(weights),
         "precision": ["64 bits" if jax.config.read("jax_enable_x64") else "32 bits", ""],
     }
 

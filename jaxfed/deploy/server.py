@@ -29,9 +29,10 @@ from jaxfed.deploy.data import common, shapes_from
 from jaxfed.deploy.exchange import Exchange, RefusedError
 from jaxfed.deploy.federation import Federation, RegisteredClient, Settings
 from jaxfed.deploy.remote import Remote
-from jaxfed.deploy.run import Run, check_file_name, description, numbers_of_versions
+from jaxfed.deploy.run import WEIGHTS, Run, check_file_name, description, numbers_of_versions
 from jaxfed.deploy.snapshot import Snapshot
 from jaxfed.deploy.store import states
+from jaxfed.deploy.transcript import is_masked
 
 LOG = logging.getLogger("jaxfed.deploy")
 
@@ -95,8 +96,10 @@ class RunServer:
         if hello["samples"] is not None:
             check_count("samples", hello["samples"], most=max(getattr(data, "lengths", (0,))))
         for name, (text, digest) in description(
-            settings.algorithm, settings.wire, settings.warm_start
+            settings.algorithm, settings.wire, settings.warm_start, settings.weights
         ).items():
+            if name == WEIGHTS and not is_masked(settings.wire):
+                continue  # the server alone applies them
             its_text, its_digest = hello["run"][name]
             if (its_text, its_digest) != (text, digest):
                 got = "other values" if its_text == text else shown(its_text)
@@ -157,6 +160,7 @@ class RunServer:
             if client in members:
                 raise RefusedError(reason)
         remote.payloads, remote.present = found.payloads, found.present
+        remote.digests = found.broadcasts
         progress = host_loop.Progress.first(found.state, self.requests)
         LOG.info("goes on after round %d", found.state.round)
         saver = _ToStore(self, found.costs)
@@ -213,11 +217,10 @@ class RunServer:
             "rounds": [str(settings.rounds), ""],
             "tol": [str(settings.tol), ""],
             "clients": [str(settings.clients), ""],
-            "weights": text_and_digest(settings.weights),
             "key": ["", digest_of(settings.key)],
             "participation": text_and_digest(settings.participants),
             "deadline": ["none" if settings.deadline is None else "some", ""],
-            **description(settings.algorithm, settings.wire, settings.warm_start),
+            **description(settings.algorithm, settings.wire, settings.warm_start, settings.weights),
             **numbers_of_versions(),
         }
 
@@ -239,6 +242,7 @@ class _ToStore(Saver):
             state=progress.state,
             costs=self._costs,
             payloads=remote.payloads,
+            broadcasts=remote.digests,
             history=dict(history),
             present=remote.present,
         )

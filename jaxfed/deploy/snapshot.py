@@ -12,6 +12,7 @@ from jaxfed.core.store.identity import Identity
 from jaxfed.core.store.series import Series
 from jaxfed.deploy.federation import RegisteredClient
 from jaxfed.deploy.run import Run
+from jaxfed.deploy.transcript import Digests
 
 LOG = logging.getLogger("jaxfed.deploy")
 _COUNTED = ("first_bytes_up", "first_bytes_down")
@@ -27,6 +28,7 @@ class Snapshot(NamedTuple):
     state: State
     costs: Costs
     payloads: dict[int, bytes]  # broadcasts that some member may need, by round
+    broadcasts: Digests
     history: dict[str, np.ndarray]  # of the rounds that have run
     present: list[list[int]]  # ids, by round
 
@@ -44,6 +46,7 @@ class Snapshot(NamedTuple):
             "dtype": self.dtype,
             "costs": {k: int(v) if k in _COUNTED else v for k, v in vars(self.costs).items()},
             "present": self.present,
+            "broadcasts": self.broadcasts,
         }
         payloads = {k: np.frombuffer(payload, np.uint8) for k, payload in self.payloads.items()}
         arrays = named("state", self.state)
@@ -83,6 +86,7 @@ class Snapshot(NamedTuple):
             state=rebuilt("state", arrays, like(header["identity"], run, header["dtype"], members)),
             costs=Costs(**costs),
             payloads=payloads,
+            broadcasts=Digests(*header["broadcasts"]),
             history=_after(_HISTORY, arrays),
             present=header["present"],
         )

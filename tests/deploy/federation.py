@@ -28,13 +28,24 @@ def alone(clients, number):
 class Federation:
     """Clients behind a grid, and a server for them."""
 
-    def __init__(self, folder, algorithm, clients, *, channel=None, order=None, trouble=None):
+    def __init__(
+        self,
+        folder,
+        algorithm,
+        clients,
+        *,
+        channel=None,
+        weights="equal",
+        order=None,
+        trouble=None,
+    ):
         self.folder, self.algorithm, self.clients = folder, algorithm, clients
         self.channel = jf.channel.lossless() if channel is None else channel
         self.app = flower.client_app(
             lambda config: algorithm,
             lambda config: alone(self.clients, config["partition-id"]),
             channel=self.channel,
+            weights=weights,
             folder=folder / "nodes",
         )
         order = range(len(clients)) if order is None else order

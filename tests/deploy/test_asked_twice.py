@@ -159,8 +159,8 @@ class Attempt:
     def ask(self, client, kind, parts=(), **words):
         return self.at(client).answer(Packet({"kind": kind, **self.words, **words}, parts))
 
-    def send(self, client, number=1, givers=(0, 1, 2), encrypted=None):
-        """The masks of a message."""
+    def send(self, client, number=1, givers=(0, 1, 2), encrypted=None, transcript="t"):
+        """A message under masks."""
         channel = jf.channel.secure_sum(3, bits=32, bound=1.0).unmasked()
         context = jf.channel.Context(
             jax.numpy.int32(client), jax.numpy.float32(1 / 3), jax.random.key(7), jax.numpy.int32(1)
@@ -168,7 +168,7 @@ class Attempt:
         payload, _ = channel.bind(context).encode(jax.random.key(0), jax.numpy.ones(4), None)
         encrypted = encrypted or [self.shares[c][client] for c in givers]
         words = {"kind": "round", "round": number, "givers": list(givers), **self.words}
-        masked = self.at(client).masked(channel, payload, Packet(words, encrypted))
+        masked = self.at(client).masked(channel, payload, Packet(words, encrypted), transcript)
         return channel.numbers(masked)
 
 

@@ -23,26 +23,29 @@ from jaxfed.deploy.masked import NodeMasks
 from jaxfed.deploy.messages import NodeError, Packet
 
 CLIENTS, ROUNDS, THRESHOLD, NUMBERS = range(3), (1, 2), 2, 3
+TRANSCRIPTS = "ab"  # of what clients were sent before, as each of them sees it
 SUBSETS = st.lists(st.sampled_from(CLIENTS), min_size=1, unique=True)
 CHANNEL = jf.channel.secure_sum(3, bits=32, bound=1.0).unmasked()
 REFUSALS = NodeError, ValueError, KeyError  # whatever a machine raises, the server gets a code
 
 
-def payload_of(client, number):
+def payload_of(client, number, transcript):
     """What a client sends in a round before masks; the same whenever it is asked."""
-    message = jax.random.uniform(jax.random.key(10 * client + number), NUMBERS)
+    seed = 100 * TRANSCRIPTS.index(transcript) + 10 * client + number
+    message = jax.random.uniform(jax.random.key(seed), NUMBERS)
     weight = jax.numpy.float32(1 / 3), jax.random.key(7), jax.numpy.int32(number)
     context = jf.channel.Context(jax.numpy.int32(client), *weight)
     return CHANNEL.bind(context).encode(jax.random.key(0), message, None)[0]
 
 
-PLAIN = {(c, n): payload_of(c, n) for c in CLIENTS for n in ROUNDS}
+PLAIN = {which: payload_of(*which) for which in itertools.product(CLIENTS, ROUNDS, TRANSCRIPTS)}
 
 
 class Sent(NamedTuple):
     """A message under masks."""
 
     number: int  # of the round
+    transcript: str
     givers: tuple[int, ...]
     numbers: np.ndarray
 
@@ -66,11 +69,11 @@ class Attempt:
             sent, seed = self.sent[client], self.secret(client, seed=True)
             if seed is None:
                 return None
-            name = f"{purpose} {sent.number}"
+            name = f"{purpose} {sent.number} {sent.transcript}"
             total += sent.numbers - masks.own_mask(seed, name, NUMBERS)
             for other in set(sent.givers) - {client}:
                 if other in chosen and client in self.sent[other].givers:
-                    continue  # cancels, if both are of one round
+                    continue  # cancels, if both are of one round and were told the same
                 own, others = (self.secret(c, seed=False) for c in (client, other))
                 if own is not None:
                     public = {other: self.publics[other][1]}
@@ -119,15 +122,15 @@ class LyingServer(RuleBasedStateMachine):
             known.shares[client] = dict(zip(members, answer, strict=True))
             known.thresholds[client] = threshold
 
-    def message(self, client, attempt, number, givers, texts):
+    def message(self, client, attempt, number, transcript, givers, texts):
         words = {"kind": "round", "attempt": f"a{attempt}", "round": number, "givers": givers}
         question = Packet(words, texts)
-        plain = PLAIN[client, number]
+        plain = PLAIN[client, number, transcript]
         try:
-            masked = self.at(client, attempt).masked(CHANNEL, plain, question)
+            masked = self.at(client, attempt).masked(CHANNEL, plain, question, transcript)
         except REFUSALS:
             return
-        sent = Sent(number, tuple(givers), CHANNEL.numbers(masked))
+        sent = Sent(number, transcript, tuple(givers), CHANNEL.numbers(masked))
         self.attempts[attempt].sent[client] = sent
 
     def unmask(self, client, attempt, survivors):
@@ -151,9 +154,15 @@ class LyingServer(RuleBasedStateMachine):
         last=st.sampled_from(["round", "unmask", "unmask"]),
         survivors=SUBSETS,
         exception=st.sampled_from(CLIENTS) | st.none(),
+        misled=st.sampled_from(CLIENTS) | st.none(),
     )
-    def attempt_a_round(self, number, members, threshold, last, survivors, exception=None):
-        """Ask all questions of a round in their order; one client, if named, of another round."""
+    def attempt_a_round(
+        self, number, members, threshold, last, survivors, exception=None, misled=None
+    ):
+        """Ask all questions of a round in their order.
+
+        One client, if named, is asked of another round, and one was told something else before.
+        """
         attempt, known = len(self.attempts), Attempt()
         self.attempts.append(known)
         survivors = [client for client in survivors if client in members]
@@ -165,7 +174,8 @@ class LyingServer(RuleBasedStateMachine):
         for client in survivors:
             texts = [known.shares[giver][client] for giver in givers]
             of = sum(ROUNDS) - number if client == exception else number
-            self.message(client, attempt, of, givers, texts)
+            transcript = TRANSCRIPTS[client == misled]
+            self.message(client, attempt, of, transcript, givers, texts)
         for client in survivors if last == "unmask" else ():
             self.unmask(client, attempt, survivors)
 
@@ -184,10 +194,11 @@ class LyingServer(RuleBasedStateMachine):
     @rule(
         client=st.sampled_from(CLIENTS),
         number=st.sampled_from(ROUNDS),
+        transcript=st.sampled_from(TRANSCRIPTS),
         givers=st.lists(st.sampled_from(CLIENTS), min_size=1, max_size=3),
         data=st.data(),
     )
-    def ask_for_a_message(self, client, number, givers, data):
+    def ask_for_a_message(self, client, number, transcript, givers, data):
         known = self.attempts[-1]
         every = [
             text for each in self.attempts for to in each.shares.values() for text in to.values()
@@ -198,7 +209,7 @@ class LyingServer(RuleBasedStateMachine):
             texts.append(
                 right if data.draw(st.integers(0, 5)) else data.draw(st.sampled_from([*every, b""]))
             )
-        self.message(client, len(self.attempts) - 1, number, givers, texts)
+        self.message(client, len(self.attempts) - 1, number, transcript, givers, texts)
 
     @rule(clients=SUBSETS, survivors=SUBSETS | st.none())
     def ask_for_masks(self, clients, survivors):
@@ -214,10 +225,12 @@ class LyingServer(RuleBasedStateMachine):
             for size in CLIENTS:
                 for chosen in itertools.combinations(known.sent, size + 1):
                     total = known.total(f"run a{number}", chosen)
-                    terms = frozenset((c, known.sent[c].number) for c in chosen)
+                    terms = frozenset(
+                        (c, known.sent[c].number, known.sent[c].transcript) for c in chosen
+                    )
                     if total is not None and (total == self.true(terms)).all():
                         self.sums.add(terms)
-        assert all(len({number for _, number in terms}) == 1 for terms in self.sums)
+        assert all(len({which[1:] for which in terms}) == 1 for terms in self.sums)
         if self.changed and self.sums:
             matrix = np.array([[term in terms for term in PLAIN] for terms in self.sums], float)
             known_alone = np.linalg.pinv(matrix) @ matrix  # projects onto what sums tell

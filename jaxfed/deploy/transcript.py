@@ -1,0 +1,85 @@
+"""What all clients must have been told alike, if their messages are to be summed under masks."""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from jaxfed.core.wire.masks import MaskedChannel
+from jaxfed.core.wire.wire import Wire
+
+
+def is_masked(wire: Wire) -> bool:
+    """Whether some messages of clients are hidden under masks."""
+    return any(isinstance(way, MaskedChannel) for way in (wire.up, wire.first_up))
+
+
+class Digests(NamedTuple):
+    """Digests of what the server has broadcast, as it was sent.
+
+    Decoded, it could differ in its last bits between processors.
+    """
+
+    first: str = ""  # before the rounds, which makes the clients' initial states
+    later: str = ""  # the last one, or all of them if each depends on the one before
+
+    def after(self, form: str, part: bytes, cumulative: bool) -> "Digests":
+        """Return the digests after another broadcast.
+
+        Args:
+            form: `"first"`, or `"next"` for all others.
+            part: the bytes that were sent.
+            cumulative: whether a broadcast depends on those before it.
+
+        Raises:
+            ValueError: for other forms, of which a client cannot tell whether others got the same.
+        """
+        if form not in ("first", "next"):
+            raise ValueError(f"broadcasts: wanted under masks those that all get, got {form!r}")
+        if form == "first":
+            return Digests(hashlib.sha256(part).hexdigest(), "")
+        before = self.later if cumulative else ""
+        return self._replace(later=hashlib.sha256(before.encode() + part).hexdigest())
+
+
+def transcript_of(run: Mapping[str, Any], roster: Mapping[str, Any], broadcasts: Digests) -> str:
+    """Return a digest of what must be the same for all clients whose messages are summed.
+
+    Masks depend on it, so those of clients that were told different things do not cancel.
+
+    Args:
+        run: the words of the run.
+        roster: `"ids"`, the clients by position, and `"total"`, the sum of their weights before
+            normalization.
+        broadcasts: so far.
+    """
+    text = json.dumps([run, roster, broadcasts], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def check_roster(
+    roster: Mapping[str, Any],
+    client: int,
+    position: int,
+    weight: float,
+    own: Callable[[int, int], float],
+) -> None:
+    """Check a client's place and weight in a sum, which the server says.
+
+    Args:
+        roster: as in `transcript_of`.
+        client: its id.
+        position: that the server says.
+        weight: that the server says, a share.
+        own: the client's weight before normalization, given its position and how many there are.
+
+    Raises:
+        ValueError: if they do not follow from the rule for weights that this client has.
+    """
+    ids, total = list(roster["ids"]), roster["total"]
+    if len(set(ids)) != len(ids) or not 0 <= position < len(ids) or ids[position] != client:
+        raise ValueError(f"roster: wanted client {client} in place {position}, got {ids}")
+    # The server rounds the share to the precision of weights.
+    wanted = own(position, len(ids)) / total
+    if not abs(weight - wanted) <= 1e-2 * wanted:
+        raise ValueError(f"weight: wanted {wanted:.6g}, by this client's rule, got {weight:.6g}")
