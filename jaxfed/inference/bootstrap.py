@@ -52,6 +52,7 @@ TOL = 1e-3
 STEPS = 10
 # Rounds of a resample at first; further ones while more than this share of their gain is left.
 ROUNDS, ENOUGH, MOST_ROUNDS = 10, 1e-4, 320
+SEVERAL = 4  # rounds whose gains tell how fast they shrink
 # Rounds before the one-step version, from the solution, so that it is at its optimum.
 POLISH = 10
 
@@ -71,7 +72,7 @@ class Bootstrap(eqx.Module):
         estimate: the statistic of the solution and its data.
         replicates: the statistic of every resample, along a leading axis.
         unfinished: the decrease of the objective that more rounds of the resamples would make, as a
-            share of their whole decrease: the largest of all blocks, extrapolated from the last two
+            share of their whole decrease: the largest of all blocks, extrapolated from the last
             rounds; if it is not small, more rounds would change the replicates. 0 for the one-step
             version, and 1 if there are fewer than three rounds.
         of: what was drawn again, "samples" or "clients".
@@ -182,7 +183,7 @@ def bootstrap(
             the solution with respect to the weights, which is cheaper, and as good where errors are
             small.
         rounds: rounds of each run; by default 10, and 10 more until what is unfinished is at most
-            1e-4, or there are 320 (of runs that start from the server's state, just 10).
+            1e-4, or there are 320.
         runs_at_once: largest number of resamples at once, a block. Memory grows with it.
         progress: show a progress bar.
 
@@ -220,12 +221,14 @@ def bootstrap(
     clients = clients.unbucketed()
     drawn = len(clients) if of == "clients" else int(np.min(rows_of(clients.data)))
     blocks = range(-(-resamples // runs_at_once))
+    # Blocks of one size need one compiled program; surplus resamples are dropped at the end.
+    size = -(-resamples // len(blocks))
+    state = solution.algorithm.for_other_data(solution.server)
     draws = Resampled(
         solution.algorithm,
-        # Blocks of one size need one compiled program; surplus resamples are dropped at the end.
-        -(-resamples // len(blocks)),
+        size,
         seed=jax.random.randint(key, (), 0, jnp.iinfo(jnp.int32).max),
-        state=solution.algorithm.for_other_data(solution.server),
+        state=jax.tree.map(partial(_repeated, size, 0), state),
         clients=len(clients) if of == "clients" else None,
     )
     draws.check(clients, None)
@@ -277,9 +280,9 @@ def _refitted(
 ) -> _Block:
     """Run the algorithm on each resample of a block."""
     own = _numbered(draws, number)
-    run = partial(fit, own, clients, rounds=rounds or ROUNDS, key=key)
+    run = partial(fit, clients=clients, rounds=rounds or ROUNDS, key=key)
     start = _start(own, solution)
-    found = run(warm_start=start)
+    found = run(own, warm_start=start)
     shared = solution.result.shared
     still = jax.tree.map(lambda x, y: np.all(np.asarray(x) == y), found.result.shared, shared)
     if all(jax.tree.leaves(still)):
@@ -289,9 +292,11 @@ def _refitted(
             solution.algorithm,
         )
     objective = found.history["objective"]
-    if rounds is None and start is not None and draws.state is None:
+    if rounds is None and start is not None:
         while _unfinished(objective) > ENOUGH and len(objective) < MOST_ROUNDS:
-            found = run(warm_start=found.result)
+            if own.state is not None:
+                own = eqx.tree_at(lambda x: x.state, own, found.server)
+            found = run(own, warm_start=found.result)
             objective = np.concatenate([objective, found.history["objective"]])
     return _Block(own, found.result, _unfinished(objective))
 
@@ -300,24 +305,25 @@ def _start(draws: Resampled, solution: Solution) -> Personalized | None:
     """Return where the resamples start: at the solution, unless there are no rounds."""
     if isinstance(solution.algorithm, OneExchange):
         return None
-    if draws.state is not None:
-        return solution.result
-
-    def repeated(axis: int, x: Array) -> Array:
-        return jnp.repeat(jnp.expand_dims(x, axis), draws.resamples, axis)
-
+    repeated = partial(_repeated, draws.resamples)
     return Personalized(
         *(jax.tree.map(partial(repeated, i), part) for i, part in enumerate(solution.result))
     )
 
 
+def _repeated(resamples: int, axis: int, x: ArrayLike) -> Array:
+    return jnp.repeat(jnp.expand_dims(x, axis), resamples, axis)
+
+
 def _unfinished(objective: Float[np.ndarray, " rounds"]) -> float:
-    """Return the decrease that is left, as a share of the whole, if it is geometric from now on."""
-    if len(objective) < 3:
+    """Return the decrease that is left, as a share of the whole, if it goes on as it was."""
+    # Rounds of some algorithms gain by turns, so compare several with as many before.
+    several = min((len(objective) - 1) // 2, SEVERAL)
+    if not several:
         return 1.0
     # What rounding does to the objective is no gain.
     rounding = 100 * float(np.finfo(objective.dtype).eps * abs(objective[-1]))
-    *_, before, last = -np.diff(objective.astype(float))
+    before, last = -np.diff(objective[-1 - 2 * several :: several].astype(float))
     if last <= rounding:
         return 0.0
     whole = max(float(objective[0] - objective[-1]), rounding)

@@ -78,10 +78,9 @@ class Resampled(Wrapper):
             resamples: number of resamples, at least 2.
             seed: seed of all weights.
             first: number of the first resample, so that several runs have different resamples.
-            state: the server's state from which all resamples start, what
-                `algorithm.for_other_data(solution.server)` returns for the solution that is passed
-                as warm start. By default, each resample starts as the algorithm does, and a warm
-                start is a solution of `Resampled`.
+            state: the server's state of each resample to go on from, with a leading axis, as an
+                earlier solution of `Resampled` has it (`solution.server`), which is then passed as
+                warm start. By default, each resample starts as the algorithm does.
             clients: the number of clients, to resample clients instead of samples.
 
         Raises:
@@ -135,7 +134,7 @@ class Resampled(Wrapper):
                 raise refuse("clients", "None for views, of which each is needed", self.clients)
         if self.clients is not None and self.clients != len(clients):
             raise refuse("clients", f"{len(clients)}, all clients", self.clients)
-        if warm_start is not None and self.state is None:
+        if warm_start is not None:
             # What is not a result of as many resamples has other shapes, which are refused below.
             first = (
                 jax.tree.map(lambda x: x[0] if x.ndim else x, warm_start.shared),
@@ -170,7 +169,7 @@ class Resampled(Wrapper):
         return jax.vmap(one)(self.numbers)
 
     def first_message(self, key, data, warm_start):
-        """Return the algorithm's first messages, unless all resamples start from a state."""
+        """Return the algorithm's first messages, unless resamples go on from a state."""
         if self.state is not None:
             return None
         send = jax.vmap(partial(self.algorithm.first_message, key), (0, self._axes(warm_start, 0)))
@@ -179,8 +178,7 @@ class Resampled(Wrapper):
     def server_init(self, key, first, like, warm_start) -> PyTree:
         """Return the algorithm's states."""
         if self.state is not None:
-            shape = (self.resamples,)
-            return jax.tree.map(lambda x: jnp.broadcast_to(x, shape + jnp.shape(x)), self.state)
+            return self.state
         one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), like)
 
         def init(received, warm_start):
@@ -246,7 +244,7 @@ class Resampled(Wrapper):
 
     def _axes(self, warm_start: Personalized | None, local: int) -> Personalized | None:
         """Return the axes of resamples in a warm start, for `jax.vmap`."""
-        return None if warm_start is None or self.state is not None else Personalized(0, local)
+        return None if warm_start is None else Personalized(0, local)
 
     def _messages(self, message: PyTree) -> PyTree:
         """Split a message of all resamples into parts that reductions treat correctly."""

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from sklearn import datasets
 
 import jaxfed as jf
 from jaxfed.inference import Bootstrap, Resampled, bootstrap
@@ -96,7 +97,7 @@ def test_one_step_is_the_derivative_of_the_solution(x64, clients_of):
     """Along weights, against differences of whole solves with many rounds."""
     clients = drawn(30)
     solution = fitted(clients)
-    draws = Resampled(MODEL, 2, state=solution.server, clients=clients_of)
+    draws = Resampled(MODEL, 2, clients=clients_of)
     _, changes = _expanded(draws, solution.result, clients, KEY, 1)
     weights = jax.vmap(draws.weights, (0, 0, None))(clients.data, clients.ids, 1)
 
@@ -226,9 +227,26 @@ def test_gradient_steps_go_on_until_intervals_are_as_wide_as_of_many_rounds(x64)
     clients = jf.Clients.from_samples(np.asarray(data.samples, float))
     model = jf.pca.PerPCA(2, 2, solver="gradient")
     solution = jf.fit(model, clients, rounds=1000, key=KEY)
+    few = check_default_rounds(solution, clients, 500)
+    assert few < 0.8
+
+
+@pytest.mark.slow
+def test_the_default_solver_goes_on_from_its_memory():
+    """Digits' second and third axes have nearly one variance, so ten rounds do not turn them."""
+    digits = datasets.load_digits()
+    images = (digits.data / 16).astype(np.float32)
+    clients = jf.Clients.from_samples([images[digits.target == k] for k in range(10)])
+    solution = jf.fit(jf.pca.PerPCA(3, 2), clients, rounds=100, key=KEY)
+    assert check_default_rounds(solution, clients, 120) < 0.95
+
+
+def check_default_rounds(solution, clients, enough):
+    """Intervals are as wide as of enough rounds; returns how wide those of ten rounds are."""
     by_default, few, many = (
         jf.inference.confidence(solution, clients, key=KEY, resamples=25, rounds=rounds)
-        for rounds in (None, 10, 500)
+        for rounds in (None, 10, enough)
     )
     assert abs(by_default.angle / many.angle - 1) < 0.01 and not by_default.remarks
-    assert few.angle < 0.8 * many.angle and "had not converged" in few.remarks[0]
+    assert "had not converged" in few.remarks[0]
+    return few.angle / many.angle
