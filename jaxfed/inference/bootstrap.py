@@ -286,10 +286,10 @@ def _refitted(
     shared = solution.result.shared
     still = jax.tree.map(lambda x, y: np.all(np.asarray(x) == y), found.result.shared, shared)
     if all(jax.tree.leaves(still)):
-        raise refuse(
-            "solution",
-            "that of an algorithm whose rounds learn from the clients",
-            solution.algorithm,
+        raise ValueError(
+            "solution: wanted one that changes with the samples, got one that every resample leaves "
+            "as it is: all samples of a client are the same, or zero, or the algorithm learns nothing "
+            "in its rounds"
         )
     objective = found.history["objective"]
     if rounds is None and start is not None:

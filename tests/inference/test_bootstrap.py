@@ -169,6 +169,9 @@ def test_data_without_spread_are_refused():
         bootstrap(jf.fit(several, clients, rounds=2, key=KEY), clients, energy, key=KEY)
     with pytest.raises(ValueError, match=r"^statistic: wanted finite numbers"):
         bootstrap(solution, clients, lambda result, _: result.shared * jnp.nan, key=KEY, rounds=1)
+    zeros = jf.Clients.from_samples(np.zeros((5, 10, 3), np.float32))
+    with pytest.raises(ValueError, match=r"^solution: wanted one that changes .* or zero, or the"):
+        bootstrap(fitted(zeros, 2), zeros, energy, key=KEY)
 
 
 @pytest.mark.slow
