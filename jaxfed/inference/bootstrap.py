@@ -287,9 +287,9 @@ def _refitted(
     still = jax.tree.map(lambda x, y: np.all(np.asarray(x) == y), found.result.shared, shared)
     if all(jax.tree.leaves(still)):
         raise ValueError(
-            "solution: wanted one that changes with the samples, got one that every resample leaves "
-            "as it is: all samples of a client are the same, or zero, or the algorithm learns nothing "
-            "in its rounds"
+            "solution: wanted one that changes with the samples, got one that every resample "
+            "leaves as it is: all samples of a client are the same, or zero, or the algorithm "
+            "learns nothing in its rounds"
         )
     objective = found.history["objective"]
     if rounds is None and start is not None:
