@@ -27,7 +27,7 @@ from jaxfed.deploy.local import LocalFederation, family, kill
 
 CLIENTS, ROUNDS, BOUND = 3, 10, 64.0
 SETTINGS: dict[str, Any] = {"rank": 2}
-PATIENCE = 300.0  # seconds for a run to end
+PATIENCE = 900.0  # seconds for a run to end
 WAYS = {"lossless": None, "masks": BOUND}
 
 
@@ -132,9 +132,11 @@ def struck(trial: Trial, number: int, kills: int, rng: random.Random) -> tuple[l
                         run = trial.begin(local)
                 continue
             time.sleep(1)
-            if "failed" in local.status(run) or time.monotonic() > end:
+            if "failed" in local.status(run):
                 lines = [x for x in local.output(run).splitlines() if "Error" in x]
-                return done, lines[-1] if lines else "no words"
+                return done, lines[-1] if lines else "failed without words"
+            if time.monotonic() > end:
+                raise SystemExit(f"{trial.out.name}: after {', '.join(done)} it did not end")
         return done, ""
 
 

@@ -46,7 +46,7 @@ from jaxfed.deploy.run import (
 )
 from jaxfed.deploy.shapes import run_shapes
 from jaxfed.deploy.store import make_private, secret_of, states
-from jaxfed.deploy.transcript import Digests, check_roster, is_masked, transcript_of
+from jaxfed.deploy.transcript import check_roster, digests_after, is_masked, transcript_of
 
 LOG = logging.getLogger("jaxfed.deploy")
 
@@ -165,7 +165,7 @@ class _Before(NamedTuple):
     """Where a round begins at a client."""
 
     history: str  # a digest of the questions so far
-    broadcasts: Digests
+    broadcasts: list[str]  # digests, under masks
     state: ClientState
     downlink: PyTree
 
@@ -273,7 +273,7 @@ class _NodeRun:
             first, known = self.programs(client.exchange)(problem, broadcast, self.member)
             words = {"kind": "first", "id": self.node.id, "broken": bool(first.not_finite)}
             reply = Packet(words, [channel.to_bytes(first.payload)])
-            header = {"question": question.digest, "broadcasts": Digests()}
+            header = {"question": question.digest, "broadcasts": []}
             saved = self._keep(store, 0, named("first", known), reply, **header)
         return self._masked(way, self.shapes.firsts[0].payload, saved, asked)
 
@@ -373,8 +373,7 @@ class _NodeRun:
         roster, weight = asked.words["roster"], float(self.member.weight)
         position = int(self.member.position)
         check_roster(roster, self.node.id, position, weight, self.node.raw_weight)
-        digests = Digests(*saved.header["broadcasts"])
-        transcript = transcript_of(asked.words["run"], roster, digests)
+        transcript = transcript_of(asked.words["run"], roster, saved.header["broadcasts"])
         hidden = self.masks(asked).masked(way, payload, asked, transcript)
         return reply._replace(parts=[channel.to_bytes(hidden)])
 
@@ -390,19 +389,20 @@ class _NodeRun:
 
     def _state(self, base: int, asked: Packet) -> "_Before":
         """Return where a round begins, from what was saved after round `base`."""
-        history, broadcasts, state, downlink = "", Digests(), None, None
-        masked, cumulative = is_masked(self.node.wire), self.problem.wire.down.cumulative
+        history, state, downlink = "", None, None
+        broadcasts: list[str] = []
         if base:
             saved = self.store.load(base)
             if saved is None:
                 raise self._lost(base)
             like = self.shapes.client, self._last(self.shapes.downlink)
             state, downlink = rebuilt("state", saved.arrays, like)
-            history, broadcasts = saved.header["history"], Digests(*saved.header["broadcasts"])
-        for form, part in zip(asked.words["broadcasts"], asked.parts, strict=True):
+            history, broadcasts = saved.header["history"], saved.header["broadcasts"]
+        forms, missed = asked.words["broadcasts"], asked.words.get("missed", ())
+        if is_masked(self.node.wire):
+            broadcasts = digests_after(broadcasts, forms, asked.parts, missed)
+        for form, part in zip(forms, asked.parts, strict=True):
             downlink = self._received(form, part, downlink)
-            if masked:
-                broadcasts = broadcasts.after(form, part, cumulative)
             # The first downlink makes the initial state; a late client gets the whole current one
             # in its place.
             if state is None:

@@ -25,7 +25,7 @@ from jaxfed.deploy.exchange import Exchange, RefusedError
 from jaxfed.deploy.federation import Federation, RegisteredClient, Settings, enlarged
 from jaxfed.deploy.masked import MaskedSum, OverSurvivors, group_of, masked_sum, means_of
 from jaxfed.deploy.messages import Packet
-from jaxfed.deploy.transcript import Digests, is_masked, transcript_of
+from jaxfed.deploy.transcript import digests_after, is_masked, transcript_of
 
 LOG = logging.getLogger("jaxfed.deploy")
 T = TypeVar("T")
@@ -36,6 +36,7 @@ class Broadcasts(NamedTuple):
 
     forms: list[str]  # of each part: "first", "next" or "whole", as `Node` reads them
     parts: list[bytes]
+    missed: Sequence[str] = ()  # digests of those before the last that the client does not need
 
 
 @final
@@ -56,7 +57,7 @@ class Remote(Engine):
         self.settings, self.connections = settings, exchange
         self.members: list[RegisteredClient] = []
         self.payloads: dict[int, bytes] = {}
-        self.digests = Digests()
+        self.digests: list[str] = []
         self.present: list[list[int]] = []
 
     def use(self, federation: Federation, members: list[RegisteredClient]) -> None:
@@ -117,8 +118,7 @@ class Remote(Engine):
         number = 0 if before is None else int(before.round) + 1
         payload = channel.to_bytes(sent.payload)
         self.payloads[number] = payload
-        cumulative = problem.wire.down.cumulative
-        self.digests = self.digests.after("next" if number else "first", payload, cumulative)
+        self.digests = digests_after(self.digests, ["next"], [payload], [])
         if not isinstance(sent, Closing):
             return self._sound(received(self, problem, before, sent), number)
         if self.settings.wire.up.private:
@@ -132,7 +132,7 @@ class Remote(Engine):
         ]
         # Only a cumulative downlink requires the broadcasts that a client has missed.
         oldest = min((m.base for m in self.members), default=0)
-        needed = max(oldest, 1) if cumulative else number
+        needed = max(oldest, 1) if problem.wire.down.cumulative else number
         # The first downlink stays: a client that has not answered yet makes its initial state from
         # it.
         for old in [k for k in self.payloads if k and k < needed]:
@@ -148,7 +148,7 @@ class Remote(Engine):
         end = channel.to_bytes(self.federation.problem.algorithm.downlink(state.server))
         number, there, questions = int(state.round), self.connections.clients(), {}
         for place, member in enumerate(self.members):
-            forms, parts = self._broadcasts(state, member, for_state=True)
+            forms, parts, _ = self._broadcasts(state, member, for_state=True)
             if member.id in there:
                 words = {"rounds": number, "broadcasts": forms}
                 questions[member.id] = self._question(place, "finish", [*parts, end], **words)
@@ -241,7 +241,8 @@ class Remote(Engine):
         # clients must see that all get the same.
         shorter = sum(map(len, missed)) < channel.fixed_bits(current) // 8
         if shorter or len(missed) == 1 or is_masked(self.settings.wire):
-            return Broadcasts(first.forms + ["next"] * len(missed), first.parts + missed)
+            forms, parts = first.forms + ["next"] * len(missed), first.parts + missed
+            return Broadcasts(forms, parts, self.digests[max(member.base, 1) : since])
         return Broadcasts([*first.forms, "whole"], [*first.parts, channel.to_bytes(current)])
 
     def _turnout(self, state: State, there: Sequence[bool]) -> Turnout | None:
@@ -277,8 +278,10 @@ class Remote(Engine):
         questions, number = {}, int(state.round) + 1
         for place in np.flatnonzero(np.asarray(inclusion) > 0).tolist():
             member = self.members[place]
-            forms, parts = self._broadcasts(state, member)
+            forms, parts, missed = self._broadcasts(state, member)
             words = {"round": number, "broadcasts": forms}
+            if is_masked(self.settings.wire):
+                words["missed"] = missed
             questions[member.id] = self._question(place, "round", parts, **words)
         return questions
 

@@ -160,7 +160,7 @@ class RunServer:
             if client in members:
                 raise RefusedError(reason)
         remote.payloads, remote.present = found.payloads, found.present
-        remote.digests = found.broadcasts
+        remote.digests = found.digests
         progress = host_loop.Progress.first(found.state, self.requests)
         LOG.info("goes on after round %d", found.state.round)
         saver = _ToStore(self, found.costs)
@@ -242,7 +242,7 @@ class _ToStore(Saver):
             state=progress.state,
             costs=self._costs,
             payloads=remote.payloads,
-            broadcasts=remote.digests,
+            digests=remote.digests,
             history=dict(history),
             present=remote.present,
         )

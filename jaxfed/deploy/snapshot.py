@@ -12,7 +12,6 @@ from jaxfed.core.store.identity import Identity
 from jaxfed.core.store.series import Series
 from jaxfed.deploy.federation import RegisteredClient
 from jaxfed.deploy.run import Run
-from jaxfed.deploy.transcript import Digests
 
 LOG = logging.getLogger("jaxfed.deploy")
 _COUNTED = ("first_bytes_up", "first_bytes_down")
@@ -28,7 +27,7 @@ class Snapshot(NamedTuple):
     state: State
     costs: Costs
     payloads: dict[int, bytes]  # broadcasts that some member may need, by round
-    broadcasts: Digests
+    digests: list[str]  # of all broadcasts
     history: dict[str, np.ndarray]  # of the rounds that have run
     present: list[list[int]]  # ids, by round
 
@@ -46,7 +45,7 @@ class Snapshot(NamedTuple):
             "dtype": self.dtype,
             "costs": {k: int(v) if k in _COUNTED else v for k, v in vars(self.costs).items()},
             "present": self.present,
-            "broadcasts": self.broadcasts,
+            "digests": self.digests,
         }
         payloads = {k: np.frombuffer(payload, np.uint8) for k, payload in self.payloads.items()}
         arrays = named("state", self.state)
@@ -86,7 +85,7 @@ class Snapshot(NamedTuple):
             state=rebuilt("state", arrays, like(header["identity"], run, header["dtype"], members)),
             costs=Costs(**costs),
             payloads=payloads,
-            broadcasts=Digests(*header["broadcasts"]),
+            digests=header["digests"],
             history=_after(_HISTORY, arrays),
             present=header["present"],
         )

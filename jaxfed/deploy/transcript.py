@@ -2,8 +2,8 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from jaxfed.core.wire.masks import MaskedChannel
 from jaxfed.core.wire.wire import Wire
@@ -14,35 +14,32 @@ def is_masked(wire: Wire) -> bool:
     return any(isinstance(way, MaskedChannel) for way in (wire.up, wire.first_up))
 
 
-class Digests(NamedTuple):
-    """Digests of what the server has broadcast, as it was sent.
+def digests_after(
+    before: Sequence[str], forms: Sequence[str], parts: Sequence[bytes], missed: Sequence[str]
+) -> list[str]:
+    """Return digests of all broadcasts of a run, after further ones, as they were sent.
 
-    Decoded, it could differ in its last bits between processors.
+    Decoded, they could differ in their last bits between processors.
+
+    Args:
+        before: digests of those that a client got earlier.
+        forms: of those that it gets now: `"first"` for the one before the rounds, else `"next"`.
+        parts: the bytes that were sent.
+        missed: digests of those between that it does not need.
+
+    Raises:
+        ValueError: for other forms, of which a client cannot tell whether others got the same.
     """
-
-    first: str = ""  # before the rounds, which makes the clients' initial states
-    later: str = ""  # the last one, or all of them if each depends on the one before
-
-    def after(self, form: str, part: bytes, cumulative: bool) -> "Digests":
-        """Return the digests after another broadcast.
-
-        Args:
-            form: `"first"`, or `"next"` for all others.
-            part: the bytes that were sent.
-            cumulative: whether a broadcast depends on those before it.
-
-        Raises:
-            ValueError: for other forms, of which a client cannot tell whether others got the same.
-        """
-        if form not in ("first", "next"):
-            raise ValueError(f"broadcasts: wanted under masks those that all get, got {form!r}")
-        if form == "first":
-            return Digests(hashlib.sha256(part).hexdigest(), "")
-        before = self.later if cumulative else ""
-        return self._replace(later=hashlib.sha256(before.encode() + part).hexdigest())
+    if set(forms) - {"first", "next"}:
+        raise ValueError(f"broadcasts: wanted under masks those that all get, got {forms}")
+    now = [hashlib.sha256(part).hexdigest() for part in parts]
+    count = list(forms).count("first")
+    return [*before, *now[:count], *missed, *now[count:]]
 
 
-def transcript_of(run: Mapping[str, Any], roster: Mapping[str, Any], broadcasts: Digests) -> str:
+def transcript_of(
+    run: Mapping[str, Any], roster: Mapping[str, Any], broadcasts: Sequence[str]
+) -> str:
     """Return a digest of what must be the same for all clients whose messages are summed.
 
     Masks depend on it, so those of clients that were told different things do not cancel.
@@ -51,7 +48,7 @@ def transcript_of(run: Mapping[str, Any], roster: Mapping[str, Any], broadcasts:
         run: the words of the run.
         roster: `"ids"`, the clients by position, and `"total"`, the sum of their weights before
             normalization.
-        broadcasts: so far.
+        broadcasts: digests of all of them so far.
     """
     text = json.dumps([run, roster, broadcasts], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
