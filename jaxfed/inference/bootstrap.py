@@ -228,7 +228,7 @@ def bootstrap(
         solution.algorithm,
         size,
         seed=jax.random.randint(key, (), 0, jnp.iinfo(jnp.int32).max),
-        state=jax.tree.map(partial(_repeated, size, 0), state),
+        states=jax.tree.map(partial(_repeated, size, 0), state),
         clients=len(clients) if of == "clients" else None,
     )
     draws.check(clients, None)

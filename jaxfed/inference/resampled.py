@@ -59,6 +59,7 @@ class Resampled(Wrapper):
     seed: Int[Array, ""]
     first: Int[Array, ""]
     resamples: int = eqx.field(static=True)
+    common: bool = eqx.field(static=True)  # whether `state` and the warm start are those of one run
     clients: int | None = eqx.field(static=True)
 
     def __init__(
@@ -69,6 +70,7 @@ class Resampled(Wrapper):
         seed: int | Int[Array, ""] = 0,
         first: int | Int[Array, ""] = 0,
         state: PyTree = None,
+        states: PyTree = None,
         clients: int | None = None,
     ):
         """Set up the algorithm.
@@ -78,9 +80,12 @@ class Resampled(Wrapper):
             resamples: number of resamples, at least 2.
             seed: seed of all weights.
             first: number of the first resample, so that several runs have different resamples.
-            state: the server's state of each resample to go on from, with a leading axis, as an
-                earlier solution of `Resampled` has it (`solution.server`), which is then passed as
-                warm start. By default, each resample starts as the algorithm does.
+            state: the server's state from which all resamples start, what
+                `algorithm.for_other_data(solution.server)` returns for the solution that is passed
+                as warm start. By default, each resample starts as the algorithm does, and a warm
+                start is a solution of `Resampled`.
+            states: in place of it, the state of each resample, with a leading axis: that of the
+                solution of `Resampled` that is passed as warm start, `solution.server`.
             clients: the number of clients, to resample clients instead of samples.
 
         Raises:
@@ -112,7 +117,7 @@ class Resampled(Wrapper):
                 )
         self.algorithm, self.resamples, self.clients = algorithm, resamples, clients
         self.seed, self.first = (jnp.asarray(x, jnp.int32) for x in (seed, first))
-        self.state = state
+        self.state, self.common = state if states is None else states, states is None
 
     @property
     def quadratic_in_samples(self) -> bool:
@@ -134,7 +139,7 @@ class Resampled(Wrapper):
                 raise refuse("clients", "None for views, of which each is needed", self.clients)
         if self.clients is not None and self.clients != len(clients):
             raise refuse("clients", f"{len(clients)}, all clients", self.clients)
-        if warm_start is not None:
+        if warm_start is not None and not self._starts_alike:
             # What is not a result of as many resamples has other shapes, which are refused below.
             first = (
                 jax.tree.map(lambda x: x[0] if x.ndim else x, warm_start.shared),
@@ -177,6 +182,9 @@ class Resampled(Wrapper):
 
     def server_init(self, key, first, like, warm_start) -> PyTree:
         """Return the algorithm's states."""
+        if self._starts_alike:
+            shape = (self.resamples,)
+            return jax.tree.map(lambda x: jnp.broadcast_to(x, shape + jnp.shape(x)), self.state)
         if self.state is not None:
             return self.state
         one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), like)
@@ -242,9 +250,13 @@ class Resampled(Wrapper):
         """
         raise refuse("adjoint", "one run's algorithm for an implicit derivative", self)
 
+    @property
+    def _starts_alike(self) -> bool:
+        return self.common and self.state is not None
+
     def _axes(self, warm_start: Personalized | None, local: int) -> Personalized | None:
         """Return the axes of resamples in a warm start, for `jax.vmap`."""
-        return None if warm_start is None else Personalized(0, local)
+        return None if warm_start is None or self._starts_alike else Personalized(0, local)
 
     def _messages(self, message: PyTree) -> PyTree:
         """Split a message of all resamples into parts that reductions treat correctly."""

@@ -105,10 +105,21 @@ def test_weights_depend_neither_on_padding_nor_on_blocks(tables):
 
 
 @pytest.mark.slow
-def test_a_run_continues_from_a_state(tables):
+def test_all_resamples_start_from_the_state_of_one_run(tables):
+    clients, model = jf.Clients.from_samples(tables), jf.pca.PerPCA(1, 1)
+    solution = jf.fit(model, clients, rounds=60, key=KEY)
+    draws = Resampled(model, 2, state=solution.server)
+    few = jf.fit(draws, clients, rounds=12, key=KEY, warm_start=solution)
+    many = fitted(Resampled(model, 2), clients, 60)
+    chex.assert_trees_all_close(spans(few.result.shared), spans(many.shared), atol=1e-4)
+    assert few.history["stopping_measure"][-1] < 1e-7
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_from_the_states_of_its_resamples(tables):
     clients, model = jf.Clients.from_samples(tables), jf.pca.PerPCA(1, 1)
     start = jf.fit(Resampled(model, 2), clients, rounds=8, key=KEY)
-    draws = Resampled(model, 2, state=start.server)
+    draws = Resampled(model, 2, states=start.server)
     found = jf.fit(draws, clients, rounds=4, key=KEY, warm_start=start)
     wanted = jf.fit(Resampled(model, 2), clients, rounds=12, key=KEY)
     chex.assert_trees_all_close(spans(found.result.shared), spans(wanted.result.shared), atol=1e-4)
