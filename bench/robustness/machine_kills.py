@@ -97,8 +97,9 @@ def strike(local: LocalFederation, what: str, rng: random.Random) -> bool:
         return True
     assert local.link is not None
     everybody = [int(entry.name) for entry in Path("/proc").glob("[0-9]*")]
+    rng.shuffle(everybody)
     found = everybody if what == "worker" else family(local.link.pid)
-    name = b"flwr-serverapp" if what == "server" else b"jaxfed.deploy.worker"
+    name = b"flwr-serverapp" if what == "server" else b"worker.serve"
     killed = 0
     for pid in found:
         with contextlib.suppress(OSError):
