@@ -187,8 +187,9 @@ def client_app(
         channel: channels of the messages; the same as the server's.
         warm_start: returns a result to start from, given the node configuration, with this client's
             local part without an axis of clients.
-        weights: the same as the server's, if messages are masked: so that no server can give a sum
-            other weights, such as zero for all clients but one. Otherwise the server alone weighs.
+        weights: how the server weights clients; must equal its `weights` if messages are masked.
+            The client then computes its own weight, so that the server cannot give all others zero.
+            Without masks, only the server uses weights.
         folder: where to keep states; by default the node configuration's `folder`, or `.jaxfed` in
             the user's home.
 

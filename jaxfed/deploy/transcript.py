@@ -1,4 +1,4 @@
-"""What all clients must have been told alike, if their messages are to be summed under masks."""
+"""Binds masks to what the server sent: they cancel only if all clients received the same."""
 
 import hashlib
 import json
@@ -19,13 +19,13 @@ def digests_after(
 ) -> list[str]:
     """Return digests of all broadcasts of a run, after further ones, as they were sent.
 
-    Decoded, they could differ in their last bits between processors.
+    They are of the bytes: decoded numbers may differ between processors in their last bits.
 
     Args:
-        before: digests of those that a client got earlier.
-        forms: of those that it gets now: `"first"` for the one before the rounds, else `"next"`.
-        parts: the bytes that were sent.
-        missed: digests of those between that it does not need.
+        before: digests of the broadcasts that a client has received.
+        forms: for each new broadcast, `"first"` if it precedes the rounds, else `"next"`.
+        parts: the bytes of each new broadcast.
+        missed: digests of the broadcasts between, which the client does not need.
 
     Raises:
         ValueError: for other forms, of which a client cannot tell whether others got the same.
@@ -61,17 +61,17 @@ def check_roster(
     weight: float,
     own: Callable[[int, int], float],
 ) -> None:
-    """Check a client's place and weight in a sum, which the server says.
+    """Check the position and the weight that the server gives a client.
 
     Args:
         roster: as in `transcript_of`.
         client: its id.
-        position: that the server says.
-        weight: that the server says, a share.
+        position: the client's place in the list, from the server.
+        weight: its share of all weights, from the server.
         own: the client's weight before normalization, given its position and how many there are.
 
     Raises:
-        ValueError: if they do not follow from the rule for weights that this client has.
+        ValueError: if the client's own rule gives another position or weight.
     """
     ids, total = list(roster["ids"]), roster["total"]
     if len(set(ids)) != len(ids) or not 0 <= position < len(ids) or ids[position] != client:

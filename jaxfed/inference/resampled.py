@@ -117,7 +117,9 @@ class Resampled(Wrapper):
                 )
         self.algorithm, self.resamples, self.clients = algorithm, resamples, clients
         self.seed, self.first = (jnp.asarray(x, jnp.int32) for x in (seed, first))
-        self.state, self.common = state if states is None else states, states is None
+        if state is not None and states is not None:
+            raise refuse("states", "None beside state", states)
+        self.state, self.common = state if states is None else states, state is not None
 
     @property
     def quadratic_in_samples(self) -> bool:
@@ -139,7 +141,7 @@ class Resampled(Wrapper):
                 raise refuse("clients", "None for views, of which each is needed", self.clients)
         if self.clients is not None and self.clients != len(clients):
             raise refuse("clients", f"{len(clients)}, all clients", self.clients)
-        if warm_start is not None and not self._starts_alike:
+        if warm_start is not None and not self.common:
             # What is not a result of as many resamples has other shapes, which are refused below.
             first = (
                 jax.tree.map(lambda x: x[0] if x.ndim else x, warm_start.shared),
@@ -182,7 +184,7 @@ class Resampled(Wrapper):
 
     def server_init(self, key, first, like, warm_start) -> PyTree:
         """Return the algorithm's states."""
-        if self._starts_alike:
+        if self.common:
             shape = (self.resamples,)
             return jax.tree.map(lambda x: jnp.broadcast_to(x, shape + jnp.shape(x)), self.state)
         if self.state is not None:
@@ -250,13 +252,9 @@ class Resampled(Wrapper):
         """
         raise refuse("adjoint", "one run's algorithm for an implicit derivative", self)
 
-    @property
-    def _starts_alike(self) -> bool:
-        return self.common and self.state is not None
-
     def _axes(self, warm_start: Personalized | None, local: int) -> Personalized | None:
         """Return the axes of resamples in a warm start, for `jax.vmap`."""
-        return None if warm_start is None or self._starts_alike else Personalized(0, local)
+        return None if warm_start is None or self.common else Personalized(0, local)
 
     def _messages(self, message: PyTree) -> PyTree:
         """Split a message of all resamples into parts that reductions treat correctly."""

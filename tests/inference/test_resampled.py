@@ -120,6 +120,8 @@ def test_a_run_goes_on_from_the_states_of_its_resamples(tables):
     clients, model = jf.Clients.from_samples(tables), jf.pca.PerPCA(1, 1)
     start = jf.fit(Resampled(model, 2), clients, rounds=8, key=KEY)
     draws = Resampled(model, 2, states=start.server)
+    with pytest.raises(ValueError, match="states: wanted None beside state"):
+        Resampled(model, 2, state=start.server, states=start.server)
     found = jf.fit(draws, clients, rounds=4, key=KEY, warm_start=start)
     wanted = jf.fit(Resampled(model, 2), clients, rounds=12, key=KEY)
     chex.assert_trees_all_close(spans(found.result.shared), spans(wanted.result.shared), atol=1e-4)
