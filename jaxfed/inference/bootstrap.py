@@ -5,7 +5,7 @@ the solution on a resample by its first-order expansion in the weights: Jaeckel 
 infinitesimal jackknife; Giordano et al. (2019), A Swiss army infinitesimal jackknife.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Literal, NamedTuple
@@ -52,7 +52,6 @@ TOL = 1e-3
 STEPS = 10
 # Rounds of a resample at first; further ones while more than this share of their gain is left.
 ROUNDS, ENOUGH, MOST_ROUNDS = 10, 1e-4, 320
-SEVERAL = 4  # rounds whose gains tell how fast they shrink
 # Rounds before the one-step version, from the solution, so that it is at its optimum.
 POLISH = 10
 
@@ -71,10 +70,10 @@ class Bootstrap(eqx.Module):
     Attributes:
         estimate: the statistic of the solution and its data.
         replicates: the statistic of every resample, along a leading axis.
-        unfinished: the decrease of the objective that more rounds of the resamples would make, as a
-            share of their whole decrease: the largest of all blocks, extrapolated from the last
-            rounds; if it is not small, more rounds would change the replicates. 0 for the one-step
-            version, and 1 if there are fewer than three rounds.
+        unfinished: what the slowest resample would still gain with more rounds, by its stopping
+            measure, as a share of what resamples have gained on average: the largest of all
+            blocks. If it is not small, more rounds would change the replicates. 0 for the one-step
+            version, and 1 if there are too few rounds to tell.
         of: what was drawn again, "samples" or "clients".
         method: "refit" or "one_step".
         drawn: the least number that was drawn again: samples of a client, or clients.
@@ -291,14 +290,13 @@ def _refitted(
             "leaves as it is: all samples of a client are the same, or zero, or the algorithm "
             "learns nothing in its rounds"
         )
-    objective = found.history["objective"]
+    first, ran = float(found.history["objective"][0]), ROUNDS
     if rounds is None and start is not None:
-        while _unfinished(objective) > ENOUGH and len(objective) < MOST_ROUNDS:
+        while _unfinished(first, found.history) > ENOUGH and ran < MOST_ROUNDS:
             if own.state is not None:
                 own = eqx.tree_at(lambda x: x.state, own, found.server)
-            found = run(own, warm_start=found.result)
-            objective = np.concatenate([objective, found.history["objective"]])
-    return _Block(own, found.result, _unfinished(objective))
+            found, ran = run(own, warm_start=found.result), ran + ROUNDS
+    return _Block(own, found.result, _unfinished(first, found.history))
 
 
 def _start(draws: Resampled, solution: Solution) -> Personalized | None:
@@ -315,20 +313,18 @@ def _repeated(resamples: int, axis: int, x: ArrayLike) -> Array:
     return jnp.repeat(jnp.expand_dims(x, axis), resamples, axis)
 
 
-def _unfinished(objective: Float[np.ndarray, " rounds"]) -> float:
-    """Return the decrease that is left, as a share of the whole, if it goes on as it was."""
-    # Rounds of some algorithms gain by turns, so compare several with as many before.
-    several = min((len(objective) - 1) // 2, SEVERAL)
-    if not several:
-        return 1.0
+def _unfinished(first: float, history: Mapping[str, np.ndarray]) -> float:
+    """Return what the slowest resample has left, as a share of what resamples gain on average.
+
+    Args:
+        first: the mean objective of the resamples' first round.
+        history: of their last rounds.
+    """
+    last, left = float(history["objective"][-1]), float(history["stopping_measure"][-1])
     # What rounding does to the objective is no gain.
-    rounding = 100 * float(np.finfo(objective.dtype).eps * abs(objective[-1]))
-    before, last = -np.diff(objective[-1 - 2 * several :: several].astype(float))
-    if last <= rounding:
-        return 0.0
-    whole = max(float(objective[0] - objective[-1]), rounding)
-    left = last**2 / (before - last) / whole if before > last else 1.0
-    return min(float(left), 1.0)
+    rounding = 100 * float(np.finfo(history["objective"].dtype).eps * abs(last))
+    share = left * abs(last) / max(first - last, rounding)
+    return min(share, 1.0) if np.isfinite(share) else 1.0
 
 
 @eqx.filter_jit
