@@ -1,5 +1,6 @@
 """Impute missing entries of samples given to estimators."""
 
+import warnings
 from typing import Any, NamedTuple, Self
 
 import jax
@@ -8,6 +9,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
 from jaxfed._checks import is_whole, refuse
+from jaxfed._names import caller
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
 from jaxfed.core.run.fit import fit
@@ -47,6 +49,9 @@ class Completion(NamedTuple):
 
         Raises:
             ValueError: if a sample or a feature has no observed entry.
+
+        Warns:
+            UserWarning: if larger ranks would impute better.
         """
         for axis, what in enumerate(("feature", "sample")):
             empty = np.isnan(X).all(axis=axis)
@@ -59,9 +64,11 @@ class Completion(NamedTuple):
             origin = median_of_means(X, places) if robust else np.nanmean(X, axis=0)
         tables = [X[places == i] - origin for i in range(len(present))]
         clients = Clients.from_samples(tables, missing="mask")
-        found = fit(impute, clients, rounds=ROUNDS, key=key).result
+        solution = fit(impute, clients, rounds=ROUNDS, key=key)
+        for remark in impute.remarks(solution.result, solution.history):
+            warnings.warn(f"impute: {remark}", UserWarning, stacklevel=caller())
         # On the host, where copies keep their precision.
-        return cls(present, origin, jax.device_get(found))
+        return cls(present, origin, jax.device_get(solution.result))
 
     def completed(self, X: Table, labels: np.ndarray | None) -> Table:
         """Replace missing entries by their conditional means.

@@ -6,7 +6,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Key
 
 from jaxfed.contract import Algorithm, Bases, check_count
 from jaxfed.core.clients.imputation import Imputation, least_variance
@@ -24,6 +24,9 @@ FIRST_SPREAD = 0.1
 # Weight of the mean over features relative to a feature's own variance of local parts. Without it,
 # some variances vanish, ever more slowly.
 TYPICAL_WEIGHT = 0.2
+# Share of what the model leaves, along one more component, above which larger ranks impute better.
+NEXT_COMPONENT = 0.06
+PRODUCTS = 4  # power iterations for it, in each round
 
 Row = Float[Array, " features"]
 
@@ -257,7 +260,10 @@ class Impute(Algorithm):
             error / data.size,
             ClientVariances(squares[:, -1], squares[:, :-1].mean(axis=1)),
         )
-        return uplink, local, {"objective": jnp.sum(error) / jnp.sum(observed)}
+        left = (values - observed * (mean @ loadings.T)) / jnp.sqrt(downlink.noise)
+        more = jax.lax.stop_gradient(_next_component(key, left, data.size))
+        objective = jnp.sum(error) / jnp.sum(observed)
+        return uplink, local, {"objective": objective, "next_component": more}
 
     def server_step(self, key, server: ImputeServer, uplink: Uplink):
         """Take a step in the shared loadings; update noise and variances."""
@@ -286,6 +292,17 @@ class Impute(Algorithm):
         nobody = jnp.zeros((features, self.local_rank), model.mean.dtype)
         local = ImputeLocal(jnp.zeros_like(model.mean), nobody)
         return self._model(model, local, jnp.zeros((1, features), model.mean.dtype))
+
+    def remarks(self, result, history) -> tuple[str, ...]:
+        """Warn if larger ranks would impute better."""
+        values = np.asarray(history["next_component"])
+        share = np.median(values[len(values) // 2 :])
+        if not share > NEXT_COMPONENT:
+            return ()
+        return (
+            f"One more component would explain {100 * share:.0f} % of the variance that the model "
+            "leaves of the clients' observed entries: larger ranks impute better.",
+        )
 
     def bases(self, server: ImputeServer, local: ImputeLocal) -> Bases:
         """Return both sets of loadings, which rotate with their scores."""
@@ -317,6 +334,30 @@ class Impute(Algorithm):
         """Return a value for each local loading, and as the last one that for the local mean."""
         many = jnp.broadcast_to(loadings[:, None], (len(loadings), self.local_rank))
         return jnp.concatenate([many, mean[:, None]], axis=1)
+
+
+def _next_component(
+    key: Key[Array, ""], left: Float[Array, "samples features"], size: Float[Array, ""]
+) -> Float[Array, ""]:
+    """Estimate the share of the residuals along one more component, beyond that of noise.
+
+    Args:
+        key: random key for the start of a power iteration.
+        left: residuals in units of the noise; zero where nothing was observed.
+        size: number of samples.
+    """
+    features = left.shape[1]
+
+    def step(vector, _):
+        product = left @ ratio(vector, jnp.linalg.norm(vector))
+        return product @ left, product @ product
+
+    start = jax.random.normal(key, (features,), left.dtype)
+    largest = jax.lax.scan(step, start, length=PRODUCTS)[1][-1]
+    # The largest eigenvalue of noise alone, over the trace: Johnstone (2001), On the distribution
+    # of the largest eigenvalue in principal components analysis.
+    noise = (size**-0.5 + features**-0.5) ** 2
+    return ratio(largest, jnp.sum(left**2)) - noise
 
 
 def _times_observed(data: SampleRows) -> np.ndarray:

@@ -50,6 +50,13 @@ def learned(data, tmp_path_factory):
 
 
 @pytest.mark.slow
+def test_ranks_that_are_too_small_are_named(data, tmp_path, capsys):
+    few = ["--impute", "1", "1", "--held-out", 0]
+    assert fit("oneshot", data, tmp_path / "out", *RANKS, *few) == 0
+    assert "--impute: One more component would explain" in capsys.readouterr().out
+
+
+@pytest.mark.slow
 def test_components_are_learned_of_the_completed_moments(data, learned):
     _, summary = loaded(learned)
     given = tables(data)

@@ -55,6 +55,13 @@ def test_the_likelihood_is_that_of_what_was_observed():
 
 
 @pytest.mark.slow
+def test_ranks_that_are_too_small_are_named(data):
+    _, gaps, groups, _ = data
+    with pytest.warns(UserWarning, match=r"^impute: One more component .* larger ranks"):
+        fresh("FederatedPCA", impute=(1, 1)).fit(gaps, groups=groups)
+
+
+@pytest.mark.slow
 def test_components_and_noise_are_those_of_the_truth(data, fitted):
     full, _, groups, shared = data
     assert np.linalg.svd(fitted.components_ @ shared)[1].min() > 0.999
@@ -166,7 +173,7 @@ def test_missing_entries_are_refused_unless_asked_for(data, fitted):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:groups. got none")
+@pytest.mark.filterwarnings("ignore:groups. got none", "ignore:impute")
 @pytest.mark.parametrize("name", ["PersonalizedPCA", "FederatedPCA", "HierarchicalBayesPCA"])
 def test_scikit_learns_own_checks_pass(name):
     model = getattr(estimators, name)(rounds=2, impute=(1, 1))

@@ -188,7 +188,12 @@ def _run(arguments: SimpleNamespace, prepare: Callable[[SimpleNamespace], FitInp
     words = WORDS
     if hasattr(arguments, "step_size"):
         words = words._replace(steps="--step-size")
-    for remark in solution.remarks(words):
+    remarks = [*solution.remarks(words)]
+    if inputs.imputed is not None:
+        # Of its model alone: its rounds are no choice of the reader.
+        of_model = inputs.imputed.algorithm.remarks(inputs.imputed.result, inputs.imputed.history)
+        remarks += [f"--impute: {remark}" for remark in of_model]
+    for remark in remarks:
         print(f"\n{remark}")
     print()
     protected = clients.guarantee is not None
