@@ -54,7 +54,8 @@ IMPUTE = option(
     "--impute",
     tuple[int, int],
     "impute missing entries (NaN, empty cells, NA) by a model with this many shared and local "
-    "components; if in doubt, give more than needed; default: refuse them",
+    "components; if in doubt, half of the number of features, at most 30, and 2; default: refuse "
+    "them",
     None,
     metavar="SHARED LOCAL",
 )

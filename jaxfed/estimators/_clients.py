@@ -2,7 +2,7 @@
 
 import abc
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Self, final
+from typing import Any, ClassVar, Literal, Self, final
 
 import jax
 import numpy as np
@@ -19,7 +19,7 @@ from jaxfed.core.run.solution import Solution
 from jaxfed.core.run.update import update
 from jaxfed.estimators import _arrays, _groups, _release
 from jaxfed.estimators._arrays import checked_samples, client_labels
-from jaxfed.estimators._completion import Completion, check_impute
+from jaxfed.estimators._completion import Completion, impute_of
 from jaxfed.estimators._normal import (
     Learned,
     ScoreMoment,
@@ -30,7 +30,6 @@ from jaxfed.estimators._normal import (
 from jaxfed.estimators._saved import on_device, on_host
 from jaxfed.estimators._scores import ArrayOrFrame, Scores, Table
 from jaxfed.estimators._stream import check_forgetting, summary_of, taken_in
-from jaxfed.preprocess import Impute
 
 Basis = Float[np.ndarray, "d _r"]
 
@@ -64,7 +63,7 @@ class ClientPCA(Scores):
     delta: float = 1e-5
     center: bool
     forgetting: float | None
-    impute: tuple[int, int] | None
+    impute: tuple[int, int] | Literal["auto"] | None
     tol: float | None = None
     stops_at_rounding: ClassVar[bool] = False  # without a tolerance
     random_state: Any
@@ -187,10 +186,11 @@ class ClientPCA(Scores):
         """Check parameters, samples and groups; return the samples and their labels."""
         _groups.check_parameters(self, ("rounds", *self._ranks()))
         check_forgetting(self.forgetting)
-        check_impute(self.impute)
+        impute = impute_of(self.impute)
         self._n_features_out, least = self._sizes()
         # The number of features of later samples is compared with that of the first ones.
-        least = max(least, sum(self.impute or ()))
+        if impute is not None:
+            least = max(least, sum(impute.ranks(0)))
         wanted = {"ensure_min_samples": 2, "ensure_min_features": least} if first else {}
         incomplete = (self.impute if first else self._completion) is not None
         X = checked_samples(self, X, incomplete, reset=first, **wanted)
@@ -202,10 +202,11 @@ class ClientPCA(Scores):
 
     def _go_on(self, X: Table, labels: np.ndarray) -> None:
         """Learn components from moments of new and earlier samples."""
-        if self._seen is None and self.impute is not None:
-            impute = self._aggregated(Impute(*self.impute), len(np.unique(labels)))
+        impute = impute_of(self.impute)
+        if self._seen is None and impute is not None:
+            robust = self._aggregated(impute, len(np.unique(labels)))
             self._completion = Completion.learned(
-                X, labels, impute, self.center, self.robust, self._key()
+                X, labels, robust, self.center, self.robust, self._key()
             )
         seen = taken_in(
             on_device(self._seen),

@@ -15,7 +15,7 @@ from jaxfed.core.contract.algorithm import Algorithm, Personalized
 from jaxfed.core.run.fit import fit
 from jaxfed.estimators._arrays import median_of_means
 from jaxfed.preprocess import Imputation
-from jaxfed.preprocess.impute import ROUNDS
+from jaxfed.preprocess.impute import ROUNDS, Impute
 
 Table = Float[np.ndarray, "n d"]
 
@@ -115,15 +115,20 @@ class Completion(NamedTuple):
         )
 
 
-def check_impute(given: object) -> None:
-    """Refuse values other than None and two numbers of components.
+def impute_of(given: object) -> Impute | None:
+    """Return what the parameter `impute` of an estimator asks for.
 
     Raises:
-        ValueError: for other values.
+        ValueError: for other values than None, "auto" and two numbers of components.
     """
+    if given is None or (isinstance(given, str) and given == "auto"):
+        return None if given is None else Impute()
     ranks: Any = given if isinstance(given, tuple | list) else ()
-    if given is not None and (len(ranks) != 2 or not all(is_whole(x) and x > 0 for x in ranks)):
-        raise refuse("impute", "None or two numbers of components, (shared, local)", given)
+    fits = len(ranks) == 2 and all(map(is_whole, ranks)) and ranks[0] > 0 <= ranks[1]
+    if not fits:
+        wanted = 'None, "auto" or two numbers of components, (shared, local)'
+        raise refuse("impute", wanted, given)
+    return Impute(*map(int, ranks))
 
 
 def _places(X: Table, labels: np.ndarray | None) -> Int[np.ndarray, " n"]:

@@ -1,6 +1,6 @@
 """The estimators of the PCA family, one class per model."""
 
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -42,7 +42,7 @@ class PersonalizedPCA(ClientPCA):
         robust: bool = False,
         center: bool = True,
         forgetting: float | None = None,
-        impute: tuple[int, int] | None = None,
+        impute: tuple[int, int] | Literal["auto"] | None = None,
         bootstrap: int = 0,
         epsilon: float | None = None,
         delta: float = 1e-5,
@@ -67,8 +67,9 @@ class PersonalizedPCA(ClientPCA):
             forgetting: the share, in (0, 1], of the new samples in each `partial_fit`; None forgets
                 nothing, so that all samples count equally.
             impute: numbers of shared and local components of the model that imputes missing entries
-                (NaN), see `jaxfed.preprocess.Impute`; None refuses missing entries. Samples of
-                clients that were not in `fit` are imputed by a model for unknown clients.
+                (NaN), or "auto" for those of `jaxfed.preprocess.Impute`; None refuses missing
+                entries. Samples of clients that were not in `fit` are imputed by a model for
+                unknown clients.
             bootstrap: number of resamples of each client's samples from which `fit` computes
                 standard errors and intervals, such as 200; 0 for none. Moments cannot be resampled,
                 so it excludes `impute` and `partial_fit`.
@@ -157,7 +158,7 @@ class FederatedPCA(ClientPCA):
         tol: float | None = None,
         center: bool = True,
         forgetting: float | None = None,
-        impute: tuple[int, int] | None = None,
+        impute: tuple[int, int] | Literal["auto"] | None = None,
         epsilon: float | None = None,
         delta: float = 1e-5,
         random_state: Any = None,
@@ -174,8 +175,9 @@ class FederatedPCA(ClientPCA):
             forgetting: the share, in (0, 1], of the new samples in each `partial_fit`; None forgets
                 nothing, so that all samples count equally.
             impute: numbers of shared and local components of the model that imputes missing entries
-                (NaN), see `jaxfed.preprocess.Impute`; None refuses missing entries. Samples of
-                clients that were not in `fit` are imputed by a model for unknown clients.
+                (NaN), or "auto" for those of `jaxfed.preprocess.Impute`; None refuses missing
+                entries. Samples of clients that were not in `fit` are imputed by a model for
+                unknown clients.
             epsilon: release each client's second moment once, with noise that protects each person,
                 and learn from it, see `jaxfed.privacy.release_moments`; None adds no noise. What it
                 does not cover is refused: `center`, so subtract each client's own mean from its
@@ -228,7 +230,7 @@ class HierarchicalBayesPCA(ClientPCA):
         robust: bool = False,
         center: bool = True,
         forgetting: float | None = None,
-        impute: tuple[int, int] | None = None,
+        impute: tuple[int, int] | Literal["auto"] | None = None,
         random_state: Any = None,
     ):
         """Set up the estimator.
@@ -247,8 +249,9 @@ class HierarchicalBayesPCA(ClientPCA):
             forgetting: the share, in (0, 1], of the new samples in each `partial_fit`; None forgets
                 nothing, so that all samples count equally.
             impute: numbers of shared and local components of the model that imputes missing entries
-                (NaN), see `jaxfed.preprocess.Impute`; None refuses missing entries. Samples of
-                clients that were not in `fit` are imputed by a model for unknown clients.
+                (NaN), or "auto" for those of `jaxfed.preprocess.Impute`; None refuses missing
+                entries. Samples of clients that were not in `fit` are imputed by a model for
+                unknown clients.
             random_state: a seed or a `numpy.random.RandomState`.
         """
         self.n_components, self.noise_variance = n_components, noise_variance

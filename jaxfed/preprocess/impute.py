@@ -25,8 +25,10 @@ FIRST_SPREAD = 0.1
 # some variances vanish, ever more slowly.
 TYPICAL_WEIGHT = 0.2
 # Share of what the model leaves, along one more component, above which larger ranks impute better.
-NEXT_COMPONENT = 0.06
+NEXT_COMPONENT = 0.045
 PRODUCTS = 4  # power iterations for it, in each round
+# Ranks by default are a half and a third of the number of features, but no more than these.
+MOST_SHARED, MOST_LOCAL = 30, 2
 
 Row = Float[Array, " features"]
 
@@ -87,6 +89,13 @@ class Uplink(NamedTuple):
     spread: ClientVariances
 
 
+class Ranks(NamedTuple):
+    """Numbers of components of ONE client."""
+
+    shared: int
+    local: int
+
+
 @final
 class Impute(Algorithm):
     r"""Imputation of missing entries by a model with shared and local components.
@@ -114,31 +123,45 @@ class Impute(Algorithm):
     the presence of missing values, Section 4; learned variances as in Ozkara et al. (2023).
     """
 
-    shared_rank: int = eqx.field(static=True)
-    local_rank: int = eqx.field(static=True)
+    shared_rank: int | None = eqx.field(static=True)
+    local_rank: int | None = eqx.field(static=True)
 
-    def __init__(self, shared_rank: int, local_rank: int):
+    def __init__(self, shared_rank: int | None = None, local_rank: int | None = None):
         """Set up the algorithm.
 
         Args:
-            shared_rank: number of shared components.
-            local_rank: number of each client's local components, in addition to its mean.
+            shared_rank: number of shared components; None for half of the number of features, at
+                most 30. Components that the data do not support shrink to zero, so that too many
+                do little harm.
+            local_rank: number of each client's local components, in addition to its mean; None for
+                two, or one with fewer than six features.
 
         Raises:
-            ValueError: if a rank is not a positive whole number.
+            ValueError: if a rank is not a whole number, or too small.
         """
-        check_count("shared_rank", shared_rank)
-        check_count("local_rank", local_rank)
+        if shared_rank is not None:
+            check_count("shared_rank", shared_rank)
+        if local_rank is not None:
+            check_count("local_rank", local_rank, least=0)
         self.shared_rank, self.local_rank = shared_rank, local_rank
+
+    def ranks(self, features: int) -> Ranks:
+        """Return the numbers of components for samples of this many features."""
+        shared, local = self.shared_rank, self.local_rank
+        return Ranks(
+            max(1, min(MOST_SHARED, features // 2)) if shared is None else shared,
+            max(1, min(MOST_LOCAL, features // 3)) if local is None else local,
+        )
 
     def check(self, clients, warm_start) -> None:
         """Raise a `ValueError` if data or warm start do not fit, or nobody observed a feature."""
         check_rows(clients)
         features = clients.features
-        if self.shared_rank + self.local_rank > features:
+        total = sum(self.ranks(features))
+        if total > features:
             raise ValueError(
                 f"shared_rank + local_rank: wanted at most the number of features, {features}, got "
-                f"{self.shared_rank + self.local_rank}"
+                f"{total}"
             )
         if all(is_known(part.values) for part in clients.parts):
             seen = sum(_times_observed(part) for part in clients.parts)
@@ -151,7 +174,7 @@ class Impute(Algorithm):
             self._check_warm_start(warm_start, features)
 
     def _check_warm_start(self, warm_start, features: int) -> None:
-        wanted = features, self.shared_rank + self.local_rank
+        wanted = features, sum(self.ranks(features))
         # New clients have no local part.
         for part in [warm_start.shared] if warm_start.local is None else warm_start:
             model = isinstance(part, Imputation)
@@ -186,15 +209,13 @@ class Impute(Algorithm):
         variance = jnp.maximum(within, 0)
         variance += jnp.where(between > 16 * jnp.finfo(mean.dtype).eps * square, between, 0)
         typical = jnp.mean(variance)
+        rank = self.ranks(len(mean)).shared
         if warm_start is None:
-            draw = jax.random.normal(key, (len(mean), self.shared_rank), mean.dtype)
+            draw = jax.random.normal(key, (len(mean), rank), mean.dtype)
             # Half of the variance is in the components, half is noise.
-            loadings = draw * jnp.sqrt(typical / (2 * self.shared_rank))
+            loadings = draw * jnp.sqrt(typical / (2 * rank))
         else:
-            mean, loadings = (
-                warm_start.shared.mean,
-                warm_start.shared.loadings[:, : self.shared_rank],
-            )
+            mean, loadings = warm_start.shared.mean, warm_start.shared.loadings[:, :rank]
         noise = jnp.maximum(variance, LEAST_NOISE * typical) / 2
         spread = FIRST_SPREAD * jnp.maximum(variance, jnp.finfo(mean.dtype).eps * typical)
         return ImputeServer(Model(mean, loadings, noise, ClientVariances(spread, spread)), observed)
@@ -205,17 +226,18 @@ class Impute(Algorithm):
 
     def client_init(self, key, downlink: Model, data: ImputeMember, warm_start) -> ImputeLocal:
         """Draw a local part from the prior, or return the warm start's."""
+        ranks = self.ranks(data.values.shape[1])
         if warm_start is not None and warm_start.local is not None:
             own: Imputation = warm_start.local
-            return ImputeLocal(own.mean - downlink.mean, own.loadings[:, self.shared_rank :])
-        shape = (data.values.shape[1], self.local_rank)
+            return ImputeLocal(own.mean - downlink.mean, own.loadings[:, ranks.shared :])
+        shape = (data.values.shape[1], ranks.local)
         draw = jax.random.normal(key, shape, data.values.dtype)
         spread = downlink.spread
         return ImputeLocal(jnp.zeros_like(spread.mean), draw * jnp.sqrt(spread.loadings)[:, None])
 
     def client_step(self, key, downlink: Model, local: ImputeLocal, data: ImputeMember):
         """Update the posterior of the scores, then that of the local part, then the message."""
-        shared_rank, local_rank = self.shared_rank, self.local_rank
+        shared_rank, local_rank = self.ranks(data.values.shape[1])
         downlink = _usable(downlink)
         observed = data.observed.astype(data.values.dtype)
         values = data.values - observed * downlink.mean
@@ -258,10 +280,11 @@ class Impute(Algorithm):
             (product - fitted)[:, :shared_rank] / data.size,
             _norm(second[:, :shared_rank, :shared_rank].sum(axis=0) / data.size),
             error / data.size,
-            ClientVariances(squares[:, -1], squares[:, :-1].mean(axis=1)),
+            ClientVariances(squares[:, -1], squares[:, :-1].sum(axis=1) / max(1, local_rank)),
         )
         left = (values - observed * (mean @ loadings.T)) / jnp.sqrt(downlink.noise)
-        more = jax.lax.stop_gradient(_next_component(key, left, data.size))
+        rank = shared_rank + local_rank
+        more = jax.lax.stop_gradient(_next_component(key, left, data.size, rank))
         objective = jnp.sum(error) / jnp.sum(observed)
         return uplink, local, {"objective": objective, "next_component": more}
 
@@ -289,7 +312,7 @@ class Impute(Algorithm):
         """Return the model for unknown clients: local parts are zero, up to their variance."""
         model = server.model
         features = len(model.mean)
-        nobody = jnp.zeros((features, self.local_rank), model.mean.dtype)
+        nobody = jnp.zeros((features, self.ranks(features).local), model.mean.dtype)
         local = ImputeLocal(jnp.zeros_like(model.mean), nobody)
         return self._model(model, local, jnp.zeros((1, features), model.mean.dtype))
 
@@ -332,12 +355,13 @@ class Impute(Algorithm):
         self, loadings: Row, mean: Row
     ) -> Float[Array, "features local_rank_and_one"]:
         """Return a value for each local loading, and as the last one that for the local mean."""
-        many = jnp.broadcast_to(loadings[:, None], (len(loadings), self.local_rank))
+        features = len(loadings)
+        many = jnp.broadcast_to(loadings[:, None], (features, self.ranks(features).local))
         return jnp.concatenate([many, mean[:, None]], axis=1)
 
 
 def _next_component(
-    key: Key[Array, ""], left: Float[Array, "samples features"], size: Float[Array, ""]
+    key: Key[Array, ""], left: Float[Array, "samples features"], size: Float[Array, ""], rank: int
 ) -> Float[Array, ""]:
     """Estimate the share of the residuals along one more component, beyond that of noise.
 
@@ -345,6 +369,7 @@ def _next_component(
         key: random key for the start of a power iteration.
         left: residuals in units of the noise; zero where nothing was observed.
         size: number of samples.
+        rank: number of components, along which hardly anything is left.
     """
     features = left.shape[1]
 
@@ -356,7 +381,7 @@ def _next_component(
     largest = jax.lax.scan(step, start, length=PRODUCTS)[1][-1]
     # The largest eigenvalue of noise alone, over the trace: Johnstone (2001), On the distribution
     # of the largest eigenvalue in principal components analysis.
-    noise = (size**-0.5 + features**-0.5) ** 2
+    noise = (size**-0.5 + max(1, features - rank) ** -0.5) ** 2
     return ratio(largest, jnp.sum(left**2)) - noise
 
 

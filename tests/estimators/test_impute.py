@@ -1,6 +1,7 @@
 """Estimators of samples with missing entries, with two shared and two own components."""
 
 import pickle
+import warnings
 from typing import Any
 
 import chex
@@ -55,10 +56,26 @@ def test_the_likelihood_is_that_of_what_was_observed():
 
 
 @pytest.mark.slow
-def test_ranks_that_are_too_small_are_named(data):
+def test_ranks_are_chosen_by_the_number_of_features(data):
     _, gaps, groups, _ = data
+    auto, given = (
+        fresh("FederatedPCA", impute=impute).fit(gaps, groups=groups)
+        for impute in ("auto", (D // 2, 2))
+    )
+    np.testing.assert_array_equal(auto.components_, given.components_)
+
+
+@pytest.mark.slow
+def test_ranks_that_are_too_small_are_named():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(200, 4)) @ rng.normal(size=(4, 12)) + 0.3 * rng.normal(size=(200, 12))
+    gaps = np.where(rng.random(X.shape) < 0.2, np.nan, X)
+    groups = np.arange(200) % 4
     with pytest.warns(UserWarning, match=r"^impute: One more component .* larger ranks"):
         fresh("FederatedPCA", impute=(1, 1)).fit(gaps, groups=groups)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fresh("FederatedPCA", impute="auto").fit(gaps, groups=groups)
 
 
 @pytest.mark.slow
@@ -157,8 +174,8 @@ def test_missing_entries_are_refused_unless_asked_for(data, fitted):
         whole.fit(gaps, groups=groups)
     with pytest.raises(ValueError, match="contains NaN"):
         whole.fit(full, groups=groups).transform(gaps, groups=groups)
-    for given in ((2,), (2, 0), "impute", True, (2, 1.5)):
-        with pytest.raises(ValueError, match=r"^impute: wanted None or two numbers of components"):
+    for given in ((2,), (0, 2), (2, -1), "impute", True, (2, 1.5)):
+        with pytest.raises(ValueError, match=r'^impute: wanted None, "auto" or two numbers'):
             fresh("FederatedPCA", impute=given).fit(gaps, groups=groups)
     with pytest.raises(ValueError, match="infinity"):
         fitted.transform(np.where(np.isnan(gaps), np.inf, gaps), groups=groups)

@@ -150,6 +150,45 @@ def test_rounds_equal_a_reference_from_the_formulas():
     )
 
 
+@pytest.mark.parametrize(
+    "features, ranks", [(2, (1, 1)), (5, (2, 1)), (8, (4, 2)), (40, (20, 2)), (1000, (30, 2))]
+)
+def test_ranks_by_default_follow_the_number_of_features(features, ranks):
+    assert Impute().ranks(features) == ranks
+    assert Impute(3).ranks(features).shared == 3
+    assert Impute(local_rank=0).ranks(features) == (ranks[0], 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rate", [0.1, 0.4])
+def test_ranks_by_default_impute_as_well_as_those_of_the_truth(rate):
+    full, gaps = draw_incomplete(rate)
+    missing = np.isnan(gaps)
+    clients = jf.Clients.from_samples(gaps, missing="mask")
+
+    def error(algorithm):
+        found = fit(algorithm, clients, rounds=50).result.local.transform(clients).data.values
+        return np.sqrt(np.mean((np.asarray(found) - full)[missing] ** 2))
+
+    assert error(Impute()) < 1.05 * error(Impute(2, 1))
+
+
+@pytest.mark.slow
+def test_clients_without_loadings_of_their_own_differ_in_their_means():
+    rng = np.random.default_rng(0)
+    loadings, means = rng.normal(size=(FEATURES, 2)), rng.normal(size=(4, 1, FEATURES))
+    full = means + rng.normal(size=(4, SAMPLES, 2)) @ loadings.T
+    full = (full + 0.1 * rng.normal(size=full.shape)).astype(np.float32)
+    gaps = np.where(rng.random(full.shape) < 0.2, np.nan, full)
+    clients = jf.Clients.from_samples(gaps, missing="mask")
+    model = fit(Impute(2, 0), clients, rounds=50).result.local
+    assert model.loadings.shape == (4, FEATURES, 2)
+    missing = np.isnan(gaps)
+    found = np.asarray(model.transform(clients).data.values)
+    assert np.sqrt(np.mean((found - full)[missing] ** 2)) < 0.2
+    assert np.isfinite(np.asarray(model.moments(clients).data.dense)).all()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("rate", [0.1, 0.4, 0.6])
 def test_imputed_entries_are_closer_than_feature_means(rate):
