@@ -1,12 +1,13 @@
 """Generalized CCA with the interface of multiview libraries: a list of views."""
 
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any, Literal, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import ArrayLike, Float
+from jaxtyping import Float
 from sklearn.base import BaseEstimator
 from sklearn.utils import check_consistent_length, check_random_state
 from sklearn.utils.validation import check_is_fitted
@@ -14,10 +15,12 @@ from sklearn.utils.validation import check_is_fitted
 from jaxfed import gcca
 from jaxfed._checks import check_flag, check_list, check_whole
 from jaxfed._numbers import precision_of
+from jaxfed.core.clients.names import columns_of, in_columns
 from jaxfed.core.contract.algorithm import Personalized
 from jaxfed.core.run.fit import fit
 from jaxfed.estimators._arrays import checked, mean_of
 from jaxfed.estimators._saved import HasRun
+from jaxfed.estimators._scores import ArrayOrFrame
 from jaxfed.gcca.factors import factored
 
 
@@ -29,7 +32,8 @@ class FederatedGCCA(BaseEstimator, HasRun):
 
     Attributes after `fit`: `weights_`, a list of `(d_j, r)` arrays; `means_`, a list of `(d_j,)`
     arrays; `representation_`, the common representation of the entities, `(n, r)`, orthonormal;
-    `n_views_`; `n_iter_`; `summary_`; `saved_`, what `jaxfed.load` returns.
+    `n_views_`; `n_iter_`; `summary_`; `saved_`, what `jaxfed.load` returns; `feature_names_in_`, if
+    views are data frames, a list of the columns of each.
 
     Source: Shrestha & Fu (2023), Communication-efficient federated linear and deep generalized
     canonical correlation analysis.
@@ -66,11 +70,12 @@ class FederatedGCCA(BaseEstimator, HasRun):
         self.rounds, self.tol, self.center = rounds, tol, center
         self.random_state = random_state
 
-    def fit(self, views: Sequence[ArrayLike], y: object = None) -> Self:
+    def fit(self, views: Sequence[ArrayOrFrame], y: object = None) -> Self:
         """Learn maps.
 
         Args:
-            views: a list of `(n, d_j)` arrays, with the same entities in the same order.
+            views: a list of `(n, d_j)` arrays or data frames, with the same entities in the same
+                order.
             y: ignored.
 
         Raises:
@@ -80,6 +85,11 @@ class FederatedGCCA(BaseEstimator, HasRun):
             check_whole(name, getattr(self, name))
         check_flag("center", self.center)
         tables = _checked(views)
+        columns = [columns_of(x) for x in views]
+        if None not in columns:
+            self.feature_names_in_ = columns
+        elif hasattr(self, "feature_names_in_"):  # of an earlier fit
+            del self.feature_names_in_
         with precision_of(tables[0].dtype):
             self._fit(tables)
         return self
@@ -105,11 +115,12 @@ class FederatedGCCA(BaseEstimator, HasRun):
             for q, x in zip(solution.result.local, tables, strict=True)
         ]
 
-    def transform(self, views: Sequence[ArrayLike]) -> list[Float[np.ndarray, "n r"]]:
+    def transform(self, views: Sequence[ArrayOrFrame]) -> list[Float[np.ndarray, "n r"]]:
         """Compute each view's scores, for the entities of `fit` or others.
 
         Args:
-            views: a list of `(n, d_j)` arrays.
+            views: a list of `(n, d_j)` arrays or data frames, whose columns are put in the order of
+                those of `fit`.
 
         Returns:
             A list of `(n, r)` arrays, whose mean is the common representation.
@@ -118,7 +129,10 @@ class FederatedGCCA(BaseEstimator, HasRun):
             ValueError: if the views do not match those of `fit`.
         """
         check_is_fitted(self)
-        tables = _checked(views)
+        check_list("views", views, "tables (n, d_j)")
+        known = getattr(self, "feature_names_in_", [])
+        named = zip_longest(views, known[: len(views)])
+        tables = _checked([in_columns(x, own, f"views[{j}]") for j, (x, own) in enumerate(named)])
         if [x.shape[1] for x in tables] != [len(q) for q in self.weights_]:
             raise ValueError(
                 f"views: wanted {[len(q) for q in self.weights_]} features, "
@@ -128,12 +142,12 @@ class FederatedGCCA(BaseEstimator, HasRun):
             return [np.asarray(x) for x in gcca.transform(self._result(), self._views(tables))]
 
     def fit_transform(
-        self, views: Sequence[ArrayLike], y: object = None
+        self, views: Sequence[ArrayOrFrame], y: object = None
     ) -> list[Float[np.ndarray, "n r"]]:
         """Call `fit`, and return the scores of the same views."""
         return self.fit(views, y).transform(views)
 
-    def score(self, views: Sequence[ArrayLike], y: object = None) -> float:
+    def score(self, views: Sequence[ArrayOrFrame], y: object = None) -> float:
         """Compute the mean correlation of two views' scores, over all pairs and components."""
         scores = np.stack(self.transform(views))
         scores = scores - scores.mean(axis=1, keepdims=True)
@@ -152,7 +166,7 @@ class FederatedGCCA(BaseEstimator, HasRun):
         return gcca.Views.from_arrays([x - m for x, m in zip(tables, self.means_, strict=True)])
 
 
-def _checked(views: Sequence[ArrayLike]) -> list[np.ndarray]:
+def _checked(views: Sequence[ArrayOrFrame]) -> list[np.ndarray]:
     check_list("views", views, "tables (n, d_j)")
     # In double precision, unless all views are single.
     alike = all(getattr(x, "dtype", None) == np.float32 for x in views)

@@ -53,7 +53,7 @@ class HasRun(abc.ABC):
         """
         found = self._run_record._replace(result=self._result())
         columns = getattr(self, "feature_names_in_", None)
-        features = None if columns is None else tuple(map(str, columns))
+        features = None if columns is None else _texts(columns)
         labels = getattr(self, "groups_", None)  # in the order of local components
         if labels is None:
             return found._replace(ids=None, names=Names(None, features))
@@ -64,6 +64,11 @@ class HasRun(abc.ABC):
     def summary_(self) -> str:
         """A summary of the run."""
         return self.saved_.summary()
+
+
+def _texts(names: Any) -> tuple[Any, ...]:
+    """Names of features as texts; of views, those of each view."""
+    return tuple(_texts(x) if isinstance(x, tuple) else str(x) for x in names)
 
 
 def on_host(tree: PyTree) -> tuple[PyTree, PyTree]:

@@ -6,6 +6,7 @@ from importlib import metadata
 
 import jax
 import numpy as np
+import pandas as pd
 import pytest
 import sklearn
 from sklearn import datasets
@@ -542,3 +543,23 @@ def test_views_stop_at_a_tolerance():
     assert whole.score(views) >= rough.score(views) - 1e-3
     with pytest.raises(ValueError, match="tol: wanted a non-negative number or None, got -1"):
         estimators.FederatedGCCA(2, tol=-1).fit(views)
+
+
+@pytest.mark.slow
+def test_views_of_data_frames_are_matched_by_their_columns():
+    rng = np.random.default_rng(0)
+    common = rng.normal(size=(40, 2))
+    views = [
+        pd.DataFrame(common @ rng.normal(size=(2, d)) + rng.normal(size=(40, d))).add_prefix(name)
+        for name, d in (("gene ", 4), ("lipid ", 5))
+    ]
+    model = estimators.FederatedGCCA(2, random_state=0).fit(views)
+    assert model.saved_.names.features == tuple(tuple(view.columns) for view in views)
+    moved = [views[0], views[1].iloc[:, ::-1]]
+    np.testing.assert_array_equal(model.transform(moved), model.transform(views))
+    with pytest.raises(ValueError, match=r"^views\[0\]: wanted gene 0, .*without gene 3"):
+        model.transform([views[0].drop(columns="gene 3").assign(other=0.0), views[1]])
+    values = [view.to_numpy() for view in views]
+    np.testing.assert_array_equal(model.transform(values), model.transform(views))
+    assert not hasattr(model.fit(values), "feature_names_in_")
+    assert model.saved_.names.features is None
