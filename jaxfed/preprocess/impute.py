@@ -118,6 +118,11 @@ class Impute(Algorithm):
     of a client's samples. Noise is at least half of its mean over features, and the variances a and
     b are moved a sixth of the way towards their means.
 
+    The history has the mean squared error of the observed entries as `objective`; a run has
+    converged once what is left to gain is small beside their variance. `next_component` is the
+    share of the residuals along one more component, beyond that of noise; it is negative where
+    there is no more than noise.
+
     Source: the model of personalized PCA of Shi & Kontar (2024); missing entries as in Tipping &
     Bishop (1999) and Ilin & Raiko (2010), Practical approaches to principal component analysis in
     the presence of missing values, Section 4; learned variances as in Ozkara et al. (2023).
@@ -285,8 +290,11 @@ class Impute(Algorithm):
         left = (values - observed * (mean @ loadings.T)) / jnp.sqrt(downlink.noise)
         rank = shared_rank + local_rank
         more = jax.lax.stop_gradient(_next_component(key, left, data.size, rank))
-        objective = jnp.sum(error) / jnp.sum(observed)
-        return uplink, local, {"objective": objective, "next_component": more}
+        # What is left to gain matters beside the variance of the samples, most of which the model
+        # explains, and not beside their noise.
+        number = jnp.sum(observed)
+        found = {"objective": jnp.sum(error) / number, "next_component": more}
+        return uplink, local, {**found, "objective_scale": jnp.sum(values**2) / number}
 
     def server_step(self, key, server: ImputeServer, uplink: Uplink):
         """Take a step in the shared loadings; update noise and variances."""
@@ -381,7 +389,7 @@ def _next_component(
     largest = jax.lax.scan(step, start, length=PRODUCTS)[1][-1]
     # The largest eigenvalue of noise alone, over the trace: Johnstone (2001), On the distribution
     # of the largest eigenvalue in principal components analysis.
-    noise = (size**-0.5 + max(1, features - rank) ** -0.5) ** 2
+    noise = (jnp.maximum(size, 1) ** -0.5 + max(1, features - rank) ** -0.5) ** 2
     return ratio(largest, jnp.sum(left**2)) - noise
 
 

@@ -150,6 +150,39 @@ def test_rounds_equal_a_reference_from_the_formulas():
     )
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("rate", [0.1, 0.4])
+def test_ranks_that_are_too_small_are_named_and_larger_ones_impute_better(rate):
+    full, gaps = draw_incomplete(rate, clients=6)
+    missing = np.isnan(gaps)
+    clients = jf.Clients.from_samples(gaps, missing="mask")
+
+    def tried(*ranks):
+        solution = fit(Impute(*ranks), clients, rounds=50)
+        found = np.asarray(solution.result.local.transform(clients).data.values)
+        named = any("larger ranks impute better" in each for each in solution.remarks())
+        return np.sqrt(np.mean((found - full)[missing] ** 2)), named
+
+    (few, few_named), (right, right_named), (_, more_named) = tried(1, 1), tried(2, 1), tried(3, 2)
+    assert few_named and not right_named and not more_named
+    assert right < 0.9 * few
+
+
+@pytest.mark.slow
+def test_a_run_converges_in_as_many_rounds_as_imputed_entries_need():
+    full, gaps = draw_incomplete(0.2)
+    missing = np.isnan(gaps)
+
+    def error(rounds):
+        clients, solution = fitted(gaps, rounds=rounds)
+        found = np.asarray(solution.result.local.transform(clients).data.values)
+        return np.sqrt(np.mean((found - full)[missing] ** 2)), solution.status
+
+    (at_fifty, status), (at_end, _) = error(50), error(1000)
+    np.testing.assert_allclose(at_fifty, at_end, rtol=0.02)
+    assert status == jf.Status.converged
+
+
 @pytest.mark.parametrize(
     "features, ranks", [(2, (1, 1)), (5, (2, 1)), (8, (4, 2)), (40, (20, 2)), (1000, (30, 2))]
 )
