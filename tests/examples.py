@@ -514,10 +514,12 @@ EXAMPLES = {
         good={
             "": Example(lambda _: jf.preprocess.Impute(2, 1), (24, 31, 36)),
             "more": Example(lambda _: jf.preprocess.Impute(1, 2), (24, 25, 30)),
+            "default": Example(lambda _: jf.preprocess.Impute(), (24, 37, 42)),
+            "means": Example(lambda _: jf.preprocess.Impute(2, 0), (24, 31, 36)),
         },
         refused={
             "shared_rank": lambda: jf.preprocess.Impute(0, 1),
-            "local_rank": lambda: jf.preprocess.Impute(1, 0),
+            "local_rank": lambda: jf.preprocess.Impute(1, -1),
         },
     ),
     # As the algorithm, and what the group weighs; as masked, for every group.
@@ -867,7 +869,7 @@ def draw_incomplete(seed=0):
 def check_imputation(algorithm, result):
     """A model of each client with positive variances."""
     local = result.local
-    rank = algorithm.shared_rank + algorithm.local_rank
+    rank = sum(algorithm.ranks(local.mean.shape[-1]))
     assert local.loadings.shape == (CLIENTS, FEATURES, rank)
     assert (np.asarray(local.noise) > 0).all() and (np.asarray(local.mean_variance) > 0).all()
 

@@ -68,7 +68,7 @@ class ImputeLocal(NamedTuple):
     """ONE client's part: the deviation of its mean, and its own loadings."""
 
     mean: Row
-    loadings: Float[Array, "features local_rank"]
+    loadings: Float[Array, "features local_rank"] | None  # None without local components
 
 
 class First(NamedTuple):
@@ -234,11 +234,13 @@ class Impute(Algorithm):
         ranks = self.ranks(data.values.shape[1])
         if warm_start is not None and warm_start.local is not None:
             own: Imputation = warm_start.local
-            return ImputeLocal(own.mean - downlink.mean, own.loadings[:, ranks.shared :])
-        shape = (data.values.shape[1], ranks.local)
-        draw = jax.random.normal(key, shape, data.values.dtype)
-        spread = downlink.spread
-        return ImputeLocal(jnp.zeros_like(spread.mean), draw * jnp.sqrt(spread.loadings)[:, None])
+            loadings = own.loadings[:, ranks.shared :] if ranks.local else None
+            return ImputeLocal(own.mean - downlink.mean, loadings)
+        zeros, spread = jnp.zeros_like(downlink.mean), downlink.spread
+        if not ranks.local:
+            return ImputeLocal(zeros, None)
+        draw = jax.random.normal(key, (len(zeros), ranks.local), data.values.dtype)
+        return ImputeLocal(zeros, draw * jnp.sqrt(spread.loadings)[:, None])
 
     def client_step(self, key, downlink: Model, local: ImputeLocal, data: ImputeMember):
         """Update the posterior of the scores, then that of the local part, then the message."""
@@ -269,7 +271,7 @@ class Impute(Algorithm):
         precision = gram[:, own, own] / downlink.noise[:, None, None]
         precision += jnp.eye(local_rank + 1, dtype=values.dtype) / prior[:, None, :]
         found = jnp.linalg.solve(precision, (rest / downlink.noise[:, None])[..., None])[..., 0]
-        local = ImputeLocal(found[:, -1], found[:, :-1])
+        local = ImputeLocal(found[:, -1], found[:, :-1] if local_rank else None)
 
         loadings = jnp.concatenate([downlink.loadings, found], axis=1)
         fitted = jnp.einsum("drs,ds->dr", gram, loadings)
@@ -311,7 +313,7 @@ class Impute(Algorithm):
 
     def client_result(self, downlink: Model, local: ImputeLocal, data: ImputeMember) -> Imputation:
         """Return the model of the client's samples; that of unknown clients if it overflows."""
-        finite = jnp.all(jnp.stack([jnp.isfinite(x).all() for x in local]))
+        finite = jnp.all(jnp.stack([jnp.isfinite(x).all() for x in jax.tree.leaves(local)]))
         local = jax.tree.map(lambda x: jnp.where(finite, x, 0), local)
         observed = jnp.where(finite, data.observed, False).astype(data.values.dtype)
         return self._model(_usable(downlink), local, observed)
@@ -320,8 +322,8 @@ class Impute(Algorithm):
         """Return the model for unknown clients: local parts are zero, up to their variance."""
         model = server.model
         features = len(model.mean)
-        nobody = jnp.zeros((features, self.ranks(features).local), model.mean.dtype)
-        local = ImputeLocal(jnp.zeros_like(model.mean), nobody)
+        zeros, rank = jnp.zeros_like(model.mean), self.ranks(features).local
+        local = ImputeLocal(zeros, jnp.zeros((features, rank), zeros.dtype) if rank else None)
         return self._model(model, local, jnp.zeros((1, features), model.mean.dtype))
 
     def remarks(self, result, history) -> tuple[str, ...]:
@@ -337,7 +339,8 @@ class Impute(Algorithm):
 
     def bases(self, server: ImputeServer, local: ImputeLocal) -> Bases:
         """Return both sets of loadings, which rotate with their scores."""
-        return Bases(shared=(server.model.loadings,), own=(local.loadings,))
+        own = () if local.loadings is None else (local.loadings,)
+        return Bases(shared=(server.model.loadings,), own=own)
 
     @property
     def energy_weighted(self) -> bool:
@@ -349,15 +352,12 @@ class Impute(Algorithm):
     ) -> Imputation:
         information = observed.sum(axis=0) / model.noise
         variances = ClientVariances(*(1 / (information + 1 / prior) for prior in model.spread))
-        zeros = jnp.zeros_like(model.loadings)
-        own = jnp.broadcast_to(variances.loadings[:, None], local.loadings.shape)
-        return Imputation(
-            model.mean + local.mean,
-            jnp.concatenate([model.loadings, local.loadings], axis=1),
-            model.noise,
-            variances.mean,
-            jnp.concatenate([zeros, own], axis=1),
-        )
+        loadings, uncertain = model.loadings, jnp.zeros_like(model.loadings)
+        if local.loadings is not None:
+            own = jnp.broadcast_to(variances.loadings[:, None], local.loadings.shape)
+            loadings = jnp.concatenate([loadings, local.loadings], axis=1)
+            uncertain = jnp.concatenate([uncertain, own], axis=1)
+        return Imputation(model.mean + local.mean, loadings, model.noise, variances.mean, uncertain)
 
     def _local_columns(
         self, loadings: Row, mean: Row
