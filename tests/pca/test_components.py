@@ -170,7 +170,9 @@ def test_clients_of_no_weight_and_other_engines_change_nothing(make, engine):
 
 @pytest.mark.slow
 def test_identical_clients_of_many_features_share_the_largest_components():
-    samples = falling(200).astype(np.float32)
+    # Draws of its own: what is shared follows from the preference for sharing alone, which single
+    # precision resolves to 2e-3 where the second and third variances are near.
+    samples = falling(200, np.random.default_rng(0)).astype(np.float32)
     clients = jf.Clients.from_samples([samples] * 3)
     matrix = samples.T @ samples / len(samples)
     solution = jf.fit(jf.pca.PerPCA(2, 2), clients, rounds=30, key=jax.random.key(0))
