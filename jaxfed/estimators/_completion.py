@@ -121,11 +121,12 @@ def impute_of(given: object) -> Impute | None:
     Raises:
         ValueError: for other values than None, "auto" and two numbers of components.
     """
-    if given is None or (isinstance(given, str) and given == "auto"):
-        return None if given is None else Impute()
+    if given is None:
+        return None
+    if isinstance(given, str) and given == "auto":
+        return Impute()
     ranks: Any = given if isinstance(given, tuple | list) else ()
-    fits = len(ranks) == 2 and all(map(is_whole, ranks)) and ranks[0] > 0 <= ranks[1]
-    if not fits:
+    if len(ranks) != 2 or not all(map(is_whole, ranks)) or ranks[0] < 1 or ranks[1] < 0:
         wanted = 'None, "auto" or two numbers of components, (shared, local)'
         raise refuse("impute", wanted, given)
     return Impute(*map(int, ranks))

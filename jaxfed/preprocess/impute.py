@@ -295,8 +295,9 @@ class Impute(Algorithm):
         # What is left to gain matters beside the variance of the samples, most of which the model
         # explains, and not beside their noise.
         number = jnp.sum(observed)
-        found = {"objective": jnp.sum(error) / number, "next_component": more}
-        return uplink, local, {**found, "objective_scale": jnp.sum(values**2) / number}
+        objective, scale = jnp.sum(error) / number, jnp.sum(values**2) / number
+        measured = {"objective": objective, "objective_scale": scale, "next_component": more}
+        return uplink, local, measured
 
     def server_step(self, key, server: ImputeServer, uplink: Uplink):
         """Take a step in the shared loadings; update noise and variances."""
@@ -327,14 +328,16 @@ class Impute(Algorithm):
         return self._model(model, local, jnp.zeros((1, features), model.mean.dtype))
 
     def remarks(self, result, history) -> tuple[str, ...]:
-        """Warn if larger ranks would impute better."""
+        """Warn if the residuals have structure that another model would explain."""
         values = np.asarray(history["next_component"])
-        share = np.median(values[len(values) // 2 :])
-        if not share > NEXT_COMPONENT:
+        values = values[np.isfinite(values)]  # without rounds that had no participant
+        if not len(values) or (share := np.median(values[len(values) // 2 :])) <= NEXT_COMPONENT:
             return ()
+        # Noise is alike in all clients, and nearly so in all features.
         return (
             f"One more component would explain {100 * share:.0f} % of the variance that the model "
-            "leaves of the clients' observed entries: larger ranks impute better.",
+            "leaves of the clients' observed entries: larger ranks impute better, or standardized "
+            "samples.",
         )
 
     def bases(self, server: ImputeServer, local: ImputeLocal) -> Bases:
@@ -380,6 +383,8 @@ def _next_component(
         rank: number of components, along which hardly anything is left.
     """
     features = left.shape[1]
+    # The share has no unit, and squares of a client unlike all others would overflow.
+    left = ratio(left, jnp.max(jnp.abs(left)))
 
     def step(vector, _):
         product = left @ ratio(vector, jnp.linalg.norm(vector))

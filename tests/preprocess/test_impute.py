@@ -1,5 +1,7 @@
 """Missing entries: against NumPy, against full data, and with everything that surrounds a run."""
 
+import warnings
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -166,6 +168,20 @@ def test_ranks_that_are_too_small_are_named_and_larger_ones_impute_better(rate):
     (few, few_named), (right, right_named), (_, more_named) = tried(1, 1), tried(2, 1), tried(3, 2)
     assert few_named and not right_named and not more_named
     assert right < 0.9 * few
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scale", [1e3, 1e15])
+def test_a_client_unlike_all_others_is_scaled_as_the_remark_says(scale):
+    _, gaps = draw_incomplete(0.2, clients=6)
+    gaps[0] *= scale
+    clients = jf.Clients.from_samples(gaps, missing="mask")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", jf.EnergyWarning)
+        remarks = fit(Impute(2, 1), clients, rounds=50).remarks()
+    assert remarks[-1].endswith("or standardized samples.")
+    units = fit(Standardize("local", "energy"), clients, rounds=1).result.local
+    assert not fit(Impute(2, 1), units.transform(clients), rounds=50).remarks()
 
 
 @pytest.mark.slow
