@@ -34,7 +34,7 @@ WAYS = {"lossless": None, "masks": BOUND}
 def files(folder: Path) -> list[np.ndarray]:
     """One array a client, also as a file."""
     rng = np.random.default_rng(0)
-    arrays = [rng.normal(size=(8, 5)).astype(np.float32) for _ in range(CLIENTS)]
+    arrays = [rng.normal(size=(8, 5)) for _ in range(CLIENTS)]
     for i, array in enumerate(arrays):
         np.save(folder / f"{i}.npy", array)
     return arrays
@@ -146,6 +146,7 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=30, help="at least; default: 30")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
+    jax.config.update("jax_enable_x64", True)  # as in the app that is written
     rng, counted, runs, refused, differ = random.Random(options.seed), {}, 0, 0, 0
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

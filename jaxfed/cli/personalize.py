@@ -21,7 +21,8 @@ from jaxfed.pca.fitted import side_by_side
 
 def run(arguments: SimpleNamespace) -> None:
     """Run the command."""
-    with ExitStack() as precision:
+    # The fit may have had more precise tables than these.
+    with jax.enable_x64(True), ExitStack() as precision:
         _run(arguments, precision)
 
 

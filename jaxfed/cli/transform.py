@@ -31,7 +31,8 @@ SCORES = "scores.csv"
 
 def run(arguments: SimpleNamespace) -> None:
     """Run the command."""
-    with ExitStack() as precision:
+    # The fit may have had more precise tables than these.
+    with jax.enable_x64(True), ExitStack() as precision:
         _run(arguments, precision)
 
 

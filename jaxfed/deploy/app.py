@@ -61,13 +61,21 @@ def make_data(config):
     """This machine's own client: `data` in its node configuration, a file or a folder of them."""
     path = Path(config["data"])
     tables = jf.data.read_folder(path).samples if path.is_dir() else [np.load(path)]
-    return {holder}([np.concatenate(tables)])
+    return {holder}([np.concatenate(tables){convert}])
 
 
 channel = {channel}
-client = jf.deploy.flower.client_app(make_algorithm, make_data, channel=channel)
+precision = "{precision}"
+client = jf.deploy.flower.client_app(
+    make_algorithm, make_data, channel=channel, precision=precision
+)
 server = jf.deploy.flower.server_app(
-    make_algorithm, clients={number}, rounds={rounds}, key={key}, channel=channel
+    make_algorithm,
+    clients={number},
+    rounds={rounds},
+    key={key},
+    channel=channel,
+    precision=precision,
 )
 '''
 
@@ -150,6 +158,9 @@ def write_app(
         key=key,
         channel=channel,
         settings=", ".join(f"{name}={value!r}" for name, value in settings.items()),
+        # Networks would train several times as slowly in double precision.
+        precision="single" if family == "generative" else "double",
+        convert="" if family == "generative" else ".astype(float)",
         holder="jf.gcca.Views.from_arrays" if family == "gcca" else "jf.Clients.from_samples",
     )
     project = PROJECT.format(

@@ -5,9 +5,10 @@ for each answer of a client, which takes seconds to import JAX unless there is a
 `jaxfed.deploy.worker`, so choose algorithms that need few rounds.
 """
 
+import contextlib
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Literal
@@ -48,6 +49,7 @@ from jaxfed.deploy.store import make_private
 from jaxfed.linalg.precision import precise
 
 Config = Mapping[str, Any]  # Flower's run or node configuration: strings and numbers by name
+Precision = Literal["single", "double"]
 
 
 def server_app(
@@ -64,6 +66,7 @@ def server_app(
     deadline: float | None = None,
     at_least: int | None = None,
     patience: float = 600.0,
+    precision: Precision | None = None,
     out: str | Path = "jaxfed-run",
 ) -> Any:
     """Create the server as a `flwr.serverapp.ServerApp`.
@@ -91,6 +94,8 @@ def server_app(
             them. By default as many as share the channel's noise, otherwise 1, or all for an
             algorithm that needs every client.
         patience: seconds to wait for enough clients or answers before the run ends with an error.
+        precision: of all numbers, `"single"` or `"double"`; by default JAX's, which is single
+            unless `jax_enable_x64` is set. The same as the clients'.
         out: folder of this run alone, for the state after each round, from which a restarted server
             continues, and for `solution.npz`, which `jaxfed.load` reads. Its owner alone can read
             it. `out` in the run configuration overrides it.
@@ -114,6 +119,7 @@ def server_app(
     )
     raw = _checked_weights(weights, clients)
     check_loop(tol, None, 1)
+    precision = _checked_precision(precision)
     limits = {"patience": patience} | ({} if deadline is None else {"deadline": deadline})
     for name, seconds in limits.items():
         check_number(name, seconds, "a positive number of seconds", lambda x: x > 0)
@@ -130,7 +136,7 @@ def server_app(
     app = flwr.ServerApp()
 
     @app.main()
-    @precise()
+    @_computing_in(precision)
     def main(grid: Any, context: Any) -> None:
         enable_compilation_cache()
         _show_rounds()
@@ -170,6 +176,7 @@ def client_app(
     channel: channels.Channel | Wire = LOSSLESS,
     warm_start: Callable[[Config], Personalized] | None = None,
     weights: Literal["equal", "samples"] | Sequence[float] = "equal",
+    precision: Precision | None = None,
     folder: str | Path | None = None,
 ) -> Any:
     """Create a client as a `flwr.clientapp.ClientApp`.
@@ -190,6 +197,7 @@ def client_app(
         weights: how the server weights clients; must equal its `weights` if messages are masked.
             The client then computes its own weight, so that the server cannot give all others zero.
             Without masks, only the server uses weights.
+        precision: as for the server. Tables of doubles need `"double"` to lose no digits.
         folder: where to keep states; by default the node configuration's `folder`, or `.jaxfed` in
             the user's home.
 
@@ -203,6 +211,7 @@ def client_app(
     _check_functions("run", make_algorithm=make_algorithm)
     _check_functions("node", make_data=make_data, warm_start=warm_start)
     wire, raw = checked_wire(channel), _checked_weights(weights, np.size(weights))
+    precision = _checked_precision(precision)
     place = None if folder is None else checked_path("folder", folder)
     flwr = require("flwr.clientapp", extra="flower")
     app = flwr.ClientApp()
@@ -223,7 +232,7 @@ def client_app(
             states = place or Path(own.get("folder", Path.home() / ".jaxfed"))
             return Node(client_id, algorithm, make_data(own), wire, start, states, raw)
 
-    @precise()
+    @_computing_in(precision)
     def answer(asked: Packet, run: int, run_config: Config, node_config: Config) -> Packet:
         # Without the cache, a new process for a message or a run would compile everything again.
         enable_compilation_cache()
@@ -242,6 +251,21 @@ def client_app(
 
     app.answer = answer  # for `jaxfed.deploy.worker`, which does not use Flower's messages
     return app
+
+
+def _checked_precision(precision: Precision | None) -> Precision | None:
+    if precision is not None:
+        check_name("precision", precision, ("single", "double"))
+    return precision
+
+
+@contextlib.contextmanager
+def _computing_in(precision: Precision | None) -> Iterator[None]:
+    """Compute with numbers of this precision, and multiply in all of their bits."""
+    with precise(), contextlib.ExitStack() as chosen:
+        if precision is not None:
+            chosen.enter_context(jax.enable_x64(precision == "double"))
+        yield
 
 
 def _check_functions(config: str, **functions: Any) -> None:

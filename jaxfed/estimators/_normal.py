@@ -106,13 +106,14 @@ def described(
         moments[i] = ScoreMoment(x.energy, turn.T @ x.scores @ turn)
     # One variance for all clients: a client with few samples cannot estimate its own.
     together = pooled(moments, counts)
-    noise = _noise_outside(together, len(shared))
+    precision = np.finfo(data[0].dtype).eps
+    noise = _noise_outside(together, len(shared), precision)
     bases = [beside(shared, v) if both else v for v in local]
     laws = [Normal.fitted(basis, x, noise) for basis, x in zip(bases, moments, strict=True)]
     law = laws[0]  # whose client is known even without groups, if there is one
     if len(laws) > 1:  # the shared components alone
         whole = ScoreMoment(energy, rotation.T @ scores[:rank, :rank] @ rotation)
-        law = Normal.fitted(shared, whole, _noise_outside(whole, len(shared)))
+        law = Normal.fitted(shared, whole, _noise_outside(whole, len(shared), precision))
     along = np.diagonal(together.scores)
     ratio = along / energy if energy > 0 else 0 * along
     return Description(shared, local, laws, law, noise, ratio)
@@ -152,10 +153,11 @@ def pooled(moments: list[ScoreMoment], counts: Float[np.ndarray, " m"]) -> Score
     return ScoreMoment(float(weights @ energies), np.tensordot(weights, np.stack(scores), 1))
 
 
-def _noise_outside(moment: ScoreMoment, features: int) -> float:
+def _noise_outside(moment: ScoreMoment, features: int, precision: np.floating) -> float:
     """Return the variance per direction of samples outside their components."""
-    # Without any noise, the likelihood would be infinite.
-    least = np.finfo(np.float32).eps * moment.energy / features or np.finfo(float).tiny
+    # Without any noise, the likelihood would be infinite. What is left is a difference, which has
+    # the rounding errors of the energy.
+    least = precision * moment.energy / features or np.finfo(float).tiny
     left = moment.energy - np.trace(moment.scores)
     return float(max(left / max(features - len(moment.scores), 1), least))
 

@@ -36,6 +36,7 @@ class Federation:
         *,
         channel=None,
         weights="equal",
+        precision=None,
         order=None,
         trouble=None,
     ):
@@ -46,6 +47,7 @@ class Federation:
             lambda config: alone(self.clients, config["partition-id"]),
             channel=self.channel,
             weights=weights,
+            precision=precision,
             folder=folder / "nodes",
         )
         order = range(len(clients)) if order is None else order

@@ -28,6 +28,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 CLIENTS = 3
 
 
+@pytest.fixture(autouse=True)
+def double():
+    """As in the apps that are written."""
+    with jax.enable_x64(True):
+        yield
+
+
 @pytest.fixture
 def clients():
     """Three clients of different lengths."""

@@ -1,5 +1,6 @@
 """Federations over Flower, within this process: all that the real engine does but its processes."""
 
+import jax
 import numpy as np
 import pytest
 
@@ -29,6 +30,37 @@ def test_the_next_run_reads_the_newest_data(tmp_path):
     federation.grid.run_id = 2
     saved = federation.run(2, out="newer")
     np.testing.assert_array_equal(saved.result.shared, federation.fit(2).result.shared)
+
+
+@pytest.mark.slow
+def test_tables_keep_their_digits_in_double_precision(tmp_path):
+    """A time and a column in grams, with nothing enabled outside of the app."""
+    samples = np.asarray(draw_samples().data.values, float)
+    samples[..., 0] *= 1e4
+    samples[..., 1] += 1.7e9
+    with jax.enable_x64(True):
+        clients = jf.Clients.from_samples(samples)
+    federation = Federation(tmp_path, jf.pca.Pooled(2), clients, precision="double")
+    federation.run(2, precision="double")
+    with jax.enable_x64(True):
+        saved = jf.load(tmp_path / "out" / "solution.npz")
+        check_equal(federation, saved, federation.fit(2))
+    # Beside the time, whose direction is that of its mean.
+    rest = np.delete(samples - samples.mean((0, 1)), 1, axis=-1).reshape(-1, samples.shape[-1] - 1)
+    wanted = np.linalg.svd(rest, full_matrices=False)[2][0]
+    shared = np.asarray(saved.result.shared)
+    assert shared.dtype == np.float64
+    found = np.delete(shared, 1, axis=0)
+    np.testing.assert_allclose(abs(wanted @ np.linalg.svd(found)[0][:, 0]), 1, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_machines_of_another_precision_are_refused(tmp_path, caplog):
+    federation = Federation(tmp_path, jf.pca.Pooled(2), draw_samples(), precision="single")
+    with pytest.raises(ValueError, match="precision"):
+        federation.run(2, precision="double")
+    with pytest.raises(ValueError, match="precision: wanted one of single, double, got 64"):
+        federation.run(2, precision=64)
 
 
 @pytest.mark.slow
