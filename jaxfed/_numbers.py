@@ -10,8 +10,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, DTypeLike
 
-from jaxfed._checks import host_array
+from jaxfed._checks import checked_array, host_array
 
 # Whole numbers up to this one are exact in double precision.
 LARGEST = 2**53
@@ -19,6 +20,7 @@ LARGEST = 2**53
 SHARE = 1e-3
 # Deviations below this share of the mean are rounding errors of double precision.
 NOISE = 1e-13
+MANY = 8  # samples that tell the spread of a feature
 
 
 def precision_of(dtype: np.dtype) -> AbstractContextManager[Any]:
@@ -99,7 +101,6 @@ def check_spread(name: str, tables: Sequence[np.ndarray]) -> None:
     tables = [x for x in tables if x.dtype == np.float64 and x.ndim > 1 and x.size]
     if not tables or jax.dtypes.canonicalize_dtype(np.float64) != np.float32:
         return
-    eps = float(np.finfo(np.float32).eps) / 2
     # Without NaN, which stands for a missing entry. A feature that spreads widely is not lost.
     low, high = (
         f.reduce([f.reduce(x, axis=tuple(range(x.ndim - 1))) for x in tables])
@@ -107,17 +108,46 @@ def check_spread(name: str, tables: Sequence[np.ndarray]) -> None:
     )
     largest = np.maximum(np.abs(low), np.abs(high))
     with np.errstate(invalid="ignore", over="ignore"):  # of numbers that the caller refuses
-        doubtful = np.flatnonzero(high - low < 32 * eps / SHARE * largest)
+        doubtful = np.flatnonzero(high - low < 32 * _least(np.float32) * largest)
     for place in doubtful[np.isfinite(largest[doubtful])]:
         values = np.concatenate([x[..., place].ravel() for x in tables])
         spread = float(np.nanstd(values))
-        if NOISE * largest[place] < spread < eps / SHARE * largest[place]:
+        if is_lost(spread, largest[place], np.float32):
             raise ValueError(
                 f"{name}: wanted features that single precision holds, got feature {place} (from "
                 f"0), which varies by {spread:.3g} about {np.nanmean(values):.10g}; subtract a "
                 "constant from it, or compute in double precision: "
                 "jax.config.update('jax_enable_x64', True)"
             )
+
+
+def is_lost(spread: Any, largest: Any, dtype: DTypeLike) -> Any:
+    """Whether this precision loses the deviations of features whose numbers are this large."""
+    return (NOISE * largest < spread) & (spread < _least(dtype) * largest)
+
+
+def _least(dtype: DTypeLike) -> float:
+    """The smallest spread that this precision holds, as a share of the largest number."""
+    return float(np.finfo(dtype).eps) / 2 / SHARE
+
+
+def checked_rows(argument: str, given: Any, axes: str, **options: bool) -> Array:
+    """Samples as a JAX array: `checked_array`, without features that single precision loses.
+
+    Args:
+        argument: its name.
+        given: an array, or lists of numbers.
+        axes: names of its axes, features last.
+        options: those of `checked_array`.
+
+    Raises:
+        ValueError: as in `checked_array` and `check_spread`.
+    """
+    array = checked_array(argument, given, axes, **options)
+    # A few numbers may be close by chance.
+    if not isinstance(given, jax.Array) and np.prod(array.shape[:-1]) >= MANY:
+        check_spread(argument, [np.asarray(given)])
+    return array
 
 
 def _columns(frame: Any, name: str, missing: bool | None) -> np.ndarray:

@@ -107,7 +107,7 @@ def description(algorithm: Algorithm, wire: Wire, warm_start: PyTree, weights: W
         "channel": text_and_digest(wire.channels),
         "warm_start": shared,
         WEIGHTS: text_and_digest(weights),
-        "precision": ["double" if jax.config.jax_enable_x64 else "single", ""],
+        "precision": ["double" if jax.enable_x64.value else "single", ""],
     }
 
 

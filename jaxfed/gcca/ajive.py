@@ -165,6 +165,11 @@ class AJIVE(Algorithm):
         if individual_rank is not None:
             self.individual_rank = checked_ranks("individual_rank", individual_rank, least=0)
 
+    @property
+    def eigenvectors(self) -> int:
+        """The rank."""
+        return self.rank
+
     def check(self, clients, warm_start) -> None:
         """Raise a `ValueError` if data or ranks do not fit."""
         check_views(clients, self.rank, dense="AJIVE needs", complete="AJIVE needs")

@@ -198,6 +198,11 @@ class MaxVar(Algorithm):
         return self.batch_size is not None
 
     @property
+    def eigenvectors(self) -> int:
+        """The rank, where views are factored."""
+        return 0 if self.solver == "gradient" else self.rank
+
+    @property
     def quadratic_in_samples(self) -> bool:
         """Whether all entities take part in each step; two equal ones may be in other batches."""
         return self.batch_size is None

@@ -12,12 +12,15 @@ from jaxfed._checks import check_number, checked_array, refuse
 from jaxfed.contract import check_count, check_factor, check_positive
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.names import like, replace_names
+from jaxfed.core.clients.units import in_enough_precision
 from jaxfed.core.common.printing import is_known
 from jaxfed.core.run.result import Fitted, ids_of, not_learned, result_of
 from jaxfed.gcca.factors import factorize
+from jaxfed.gcca.maxvar import MaxVar
 from jaxfed.gcca.shares import divided, root_of, seen_rows
 from jaxfed.gcca.views import check_views
 from jaxfed.linalg import matmul, orthonormalize, top_eigenvectors
+from jaxfed.linalg.division import ratio
 from jaxfed.linalg.svd import singular_values
 
 
@@ -153,16 +156,25 @@ def optimum(views: Clients, rank: int, *, ridge: float | Array = 0.0) -> Optimum
     clients, (entities, features) = len(views), views.data.shape
     if rank > clients * min(entities, features):
         raise ValueError(f"rank: {rank} components from {clients} views of {features} features")
-    return _optimum(views, rank, ridge)
+    return _optimum(MaxVar(rank), views, ridge=ridge)
+
+
+@in_enough_precision
+def _optimum(algorithm: MaxVar, views: Clients, *, ridge: float | Array) -> Optimum:
+    return _compiled_optimum(views, algorithm.rank, ridge)
 
 
 @partial(jax.jit, static_argnames="rank")
-def _optimum(views: Clients, rank: int, ridge: float | Array) -> Optimum:
+def _compiled_optimum(views: Clients, rank: int, ridge: float | Array) -> Optimum:
     clients, (entities, features) = len(views), views.data.shape
     width = min(entities, features)
     factors = jax.vmap(lambda view: factorize(view, width))(views.data)
     # A ridge shrinks each direction of a view by s² / (s² + L ridge) in its projection.
-    squares, penalty = factors.singular**2, entities * ridge
+    # In units in which no square over- or underflows, not even in derivatives.
+    unit = jnp.maximum(jnp.max(factors.singular, axis=1), jnp.sqrt(entities * ridge))
+    unit = jax.lax.stop_gradient(jnp.where(unit > 0, unit, 1))[:, None]
+    squares = (factors.singular / unit) ** 2
+    penalty = ratio(ratio(jnp.asarray(entities * ridge, unit.dtype), unit), unit)
     kept = squares / jnp.where(squares + penalty > 0, squares + penalty, 1)
     bases = factors.left * jnp.where(kept > 0, jnp.sqrt(jnp.where(kept > 0, kept, 1)), 0)[:, None]
     observed = views.data.observed

@@ -56,6 +56,11 @@ class MVLSA(OneExchange):
         check_count("view_rank", 1 if view_rank is None else view_rank)
         self.rank, self.view_rank = rank, view_rank
 
+    @property
+    def eigenvectors(self) -> int:
+        """The rank."""
+        return self.rank
+
     def check(self, clients, warm_start) -> None:
         """Raise a `ValueError` if data or ranks do not fit."""
         check_views(clients, self.rank)

@@ -13,6 +13,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, Key
 
 from jaxfed._checks import check_list
+from jaxfed._numbers import is_lost
 from jaxfed.contract import ClientsLike, Personalized, check_flag, check_instance
 from jaxfed.core.clients.checks import check_tables, checked_floats
 from jaxfed.core.clients.clients import Clients
@@ -43,6 +44,8 @@ class View(Ragged):
     values: Float[Array, "*clients entities features"]
     count: Float[Array, "*clients"]  # of features
     observed: Float[Array, "*clients entities"] | None = None  # 1 if seen; None: all are seen
+
+    factored = True
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -256,7 +259,7 @@ class Views(Clients):
         check_flag("center", center)
         lists = [_as_list(matrix, f"matrices[{j}]") for j, matrix in enumerate(matrices)]
         _check_aligned("matrices", lists, alignment)
-        means = [each.mean(axis=0, dtype=np.float64) for each in lists] if center else []
+        means = [_checked_mean(x, f"matrices[{j}]") for j, x in enumerate(lists)] if center else []
         if alignment is not None:
             rows = len(alignment.ids)
             lists = [_moved(x, p, rows) for p, x in zip(alignment.places, lists, strict=True)]
@@ -332,6 +335,30 @@ def _moved(matrix: Any, places: Int[np.ndarray, " rows"], entities: int) -> Any:
     rows, columns = matrix.coords
     shape = (entities, matrix.shape[1])
     return scipy.sparse.csr_array((matrix.data, (places[rows], columns)), shape).tocoo()
+
+
+def _checked_mean(matrix: Any, name: str) -> Float[np.ndarray, " features"]:
+    """The mean row of a list of values, in double precision.
+
+    Raises:
+        ValueError: names a feature whose deviations vanish beside its mean when a product subtracts
+            it.
+    """
+    mean = np.asarray(matrix.mean(axis=0, dtype=np.float64)).ravel()
+    columns, values = matrix.coords[1], matrix.data.astype(np.float64)
+    entities, features = matrix.shape
+    left = entities - np.bincount(columns, minlength=features)
+    squares = np.bincount(columns, (values - mean[columns]) ** 2, features) + left * mean**2
+    spread = np.sqrt(squares / entities)
+    lost = is_lost(spread, np.abs(mean), matrix.dtype)
+    if lost.any():
+        place = int(np.flatnonzero(lost)[0])
+        raise ValueError(
+            f"{name}: wanted features near zero, as most entries of a sparse view are, got feature "
+            f"{place} (from 0), which varies by {spread[place]:.3g} about {mean[place]:.10g}; "
+            "Views.from_arrays centres dense views before it rounds them"
+        )
+    return mean
 
 
 def _as_list(matrix: Any, name: str) -> Any:

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Key
 
-from jaxfed._checks import check_instance, check_number, check_options, checked_array, refuse
+from jaxfed._checks import check_instance, check_number, check_options, refuse
+from jaxfed._numbers import checked_rows
 from jaxfed.contract import Personalized
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.samples import check_complete_samples
@@ -102,7 +103,7 @@ class Confidence(NamedTuple):
         """
         from scipy.stats import norm
 
-        samples = np.asarray(checked_array("samples", samples, f"n {len(self.axes)}", finite=True))
+        samples = np.asarray(checked_rows("samples", samples, f"n {len(self.axes)}", finite=True))
         replicates = np.einsum("nd,bdr->bnr", samples, self.replicates)
         reach = norm.ppf((1 + self.level) / 2) * replicates.std(axis=0, ddof=1)
         estimate = samples @ self.axes

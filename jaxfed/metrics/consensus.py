@@ -12,6 +12,7 @@ from jaxtyping import Array, ArrayLike, Bool, Float, Int, Real
 from jaxfed._checks import check_number, check_whole, checked_array
 from jaxfed.core.run.result import Fitted, result_of
 from jaxfed.linalg import Moment
+from jaxfed.linalg.division import ratio
 from jaxfed.linalg.sums import scaled_norm
 from jaxfed.metrics.reconstruction import Data, moments
 
@@ -43,8 +44,7 @@ def scaled_kkt_violation(
     product = _product(data, shared)
     energy = jnp.sum(data.count * data.trace)
     rest = scaled_norm(product - shared @ (shared.T @ product))
-    # Divide by one if all samples are zero, to keep NaN out of the derivative.
-    return jnp.where(energy > 0, rest / jnp.where(energy > 0, energy, 1), 0)
+    return ratio(rest, energy)
 
 
 def relative_singular_value_error(

@@ -13,6 +13,7 @@ from jax import lax
 from jaxtyping import Array, ArrayLike, Float, Int, Key, Real
 
 from jaxfed._checks import check_name, check_whole, checked_array, refuse
+from jaxfed._numbers import checked_rows
 from jaxfed.linalg.derivatives import constant
 from jaxfed.linalg.sums import few_rows, mean_of_rows, unit_of
 
@@ -303,8 +304,8 @@ def _product(x, y):
 
 
 def _pair(features_a, features_b, *, least: int = 2) -> tuple[Array, Array]:
-    a = checked_array("features_a", features_a, "n d")
-    b = checked_array("features_b", features_b, f"k {a.shape[1]}")
+    a = checked_rows("features_a", features_a, "n d")
+    b = checked_rows("features_b", features_b, f"k {a.shape[1]}")
     for name, features in (("features_a", a), ("features_b", b)):
         if len(features) < least:
             raise ValueError(f"{name}: wanted at least {least} rows, got {len(features)}")

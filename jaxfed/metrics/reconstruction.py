@@ -23,6 +23,7 @@ from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Float, Real
 
 from jaxfed._checks import checked_array, is_list, refuse
+from jaxfed._numbers import checked_rows
 from jaxfed.core.run.result import Fitted, place_of
 from jaxfed.linalg import Moment
 from jaxfed.linalg.sums import scaled_norm, scaled_sum_of_squares, unit_of
@@ -193,9 +194,9 @@ def reconstructed_energy(
     Raises:
         ValueError: if shapes do not match, or counts are negative or exceed the rows.
     """
-    samples = checked_array("samples", samples, "m n d")
+    samples = checked_rows("samples", samples, "m n d")
     shape = " ".join(map(str, samples.shape))
-    reconstructions = checked_array("reconstructions", reconstructions, shape)
+    reconstructions = checked_rows("reconstructions", reconstructions, shape)
     valid = moments(samples, counts).samples  # with zeros beyond a client's count
     assert valid is not None
     return _captured_shares(valid, samples, reconstructions, per_client)
@@ -288,7 +289,7 @@ def _checked(
         # Without local components, clients do not differ.
         place = None if local is None else place_of(fitted, client, len(local))
         local = None if local is None else local[place][None]
-        samples = checked_array("samples", samples, "n d")[None]
+        samples = checked_rows("samples", samples, "n d")[None]
     data = moments(samples, counts)
     m, d = data.count.shape[0], data.dim
     if local is not None and (m, d) != local.shape[:2]:
@@ -312,7 +313,7 @@ def moments(samples: Data, counts: ArrayLike | None) -> Moment:
         if counts is not None:
             raise ValueError("counts: wanted None with a list, whose arrays have their own lengths")
         samples, counts = _padded(samples)
-    samples = checked_array("samples", samples, "m n d")
+    samples = checked_rows("samples", samples, "m n d")
     m, n, _ = samples.shape
     rows = np.full(m, n) if counts is None else checked_array("counts", counts, f"{m}")
     if not isinstance(rows, Tracer):
@@ -335,7 +336,7 @@ def _padded(tables: Sequence[Any]) -> tuple[Array | np.ndarray, np.ndarray]:
     """A list of `(n_i, d)` as one array with rows of zeros at the end, and the lengths."""
     if not len(tables):
         raise refuse("samples", "a list of arrays (n_i, d), at least one", tables)
-    arrays = [checked_array(f"samples[{i}]", y, "n_i d") for i, y in enumerate(tables)]
+    arrays = [checked_rows(f"samples[{i}]", y, "n_i d") for i, y in enumerate(tables)]
     if len({y.shape[1] for y in arrays}) > 1:
         raise ValueError(
             f"samples: wanted arrays of the same features, got {[y.shape for y in arrays]}"

@@ -23,6 +23,7 @@ from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Float, Int
 
 from jaxfed._checks import checked_array, is_list
+from jaxfed._numbers import checked_rows
 from jaxfed.contract import Personalized, check_count, refuse
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.names import DataFrame, like
@@ -260,7 +261,7 @@ def principal_axes(
     if not is_list(samples) or len(samples) == 0:
         raise refuse("samples", "a list of tables, one for each client", samples)
     for i, table in enumerate(samples):
-        checked_array(f"samples[{i}]", table, f"rows {len(axes)}", finite=True)
+        checked_rows(f"samples[{i}]", table, f"rows {len(axes)}", finite=True)
     scores = [np.asarray(table) @ axes / np.sqrt(len(table)) for table in samples]
     scores = np.concatenate(scores)
     axes = axes @ np.linalg.eigh(scores.T @ scores)[1][:, ::-1]
@@ -330,7 +331,7 @@ def _mapped(
 
 def _checked(argument: str, table: Any, axes: str, gaps: bool) -> Array:
     """Check that a table holds finite numbers, or also NaN with `gaps`."""
-    array = checked_array(argument, table, axes, finite=not gaps)
+    array = checked_rows(argument, table, axes, finite=not gaps)
     if gaps and not isinstance(array, Tracer) and np.isinf(np.asarray(array)).any():
         raise ValueError(f"{argument}: wanted finite numbers or NaN, got infinity")
     return array

@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float
 
-from jaxfed._checks import check_count, check_positive, checked_array
+from jaxfed._checks import check_count, check_positive
+from jaxfed._numbers import checked_rows
 from jaxfed.linalg.svd import singular_values
 
 Matrix = Float[Array, "rows columns"]
@@ -60,7 +61,7 @@ def robust_pca(
         >>> bool(abs(found - low).max() < 1e-2)
         True
     """
-    matrix = checked_array("matrix", matrix, "rows columns", finite=True, whole=False)
+    matrix = checked_rows("matrix", matrix, "rows columns", finite=True, whole=False)
     check_positive("sparsity", sparsity, optional=True, single=True)
     check_positive("tol", tol, optional=True, single=True)
     check_count("rounds", rounds)

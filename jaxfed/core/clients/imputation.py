@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Bool, Float
 
-from jaxfed._checks import check_instance, checked_array
+from jaxfed._checks import check_instance
+from jaxfed._numbers import checked_rows
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.learned import check_learned_from, of_client
 from jaxfed.core.clients.samples import SampleRows
@@ -53,11 +54,16 @@ class Imputation(eqx.Module):
         the observed entries of each sample alone.
         """
         features, rank = self.loadings.shape
-        noise = jnp.maximum(self.noise, least_variance(self.noise.dtype))
+        # In a unit of the noise, in which no inverse overflows.
+        unit = jax.lax.stop_gradient(jnp.sqrt(jnp.max(self.noise)))
+        unit = jnp.where(unit > 0, unit, 1)
+        loadings, noise = self.loadings / unit, self.noise / unit / unit
+        noise = jnp.maximum(noise, least_variance(noise.dtype))
         precision = jnp.where(observed, 1 / noise, 0)
         # Entry (r, s) of the second moment of a feature's loadings.
-        moment = self.loadings[:, :, None] * self.loadings[:, None, :]
-        moment += self.loadings_variance[:, :, None] * jnp.eye(rank, dtype=moment.dtype)
+        moment = loadings[:, :, None] * loadings[:, None, :]
+        variance = self.loadings_variance / unit / unit
+        moment += variance[:, :, None] * jnp.eye(rank, dtype=moment.dtype)
         information = (precision @ moment.reshape(features, -1)).reshape(-1, rank, rank)
         # The prior's identity keeps it positive definite for samples without a single observed
         # entry, as padding rows are.
@@ -66,7 +72,8 @@ class Imputation(eqx.Module):
             factor, jnp.broadcast_to(jnp.eye(rank, dtype=moment.dtype), factor.shape), lower=True
         )
         covariance = jnp.einsum("nrs,nrt->nst", inverse, inverse)
-        projected = (precision * jnp.where(observed, values - self.mean, 0)) @ self.loadings
+        centred = jnp.where(observed, values - self.mean, 0) / unit
+        projected = (precision * centred) @ loadings
         return ScorePosterior(jnp.einsum("nrs,ns->nr", covariance, projected), covariance)
 
     def transform(
@@ -90,7 +97,7 @@ class Imputation(eqx.Module):
             data = samples.layout.mapped(self._completed_rows, complete=True)
             return eqx.tree_at(lambda c: c.data, samples, data)
         axes = f"... {self.mean.shape[-1]}"
-        rows = checked_array("samples", samples, axes, finite=True, missing=True)
+        rows = checked_rows("samples", samples, axes, finite=True, missing=True)
         own, table = of_client(self, self.mean, client), rows.reshape(-1, rows.shape[-1])
         with precise():
             return _completed(own, table).reshape(rows.shape).astype(rows.dtype)

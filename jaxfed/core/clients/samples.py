@@ -30,6 +30,8 @@ class Ragged(eqx.Module):
 
     summed_by_index: ClassVar[bool] = False
     """Whether products with the data are sums by index, as for sparse data."""
+    factored: ClassVar[bool] = False
+    """Whether algorithms factor the data themselves, and not their squares."""
 
     @property
     @abc.abstractmethod

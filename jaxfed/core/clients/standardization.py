@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Float
 
 from jaxfed._checks import check_positive, checked_array, refuse
+from jaxfed._numbers import checked_rows
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.learned import check_learned_from, of_client
 
@@ -85,7 +86,7 @@ class Standardization(eqx.Module):
         if isinstance(samples, Clients):
             return self._of_clients(samples, inverse)
         axes = f"... {self.mean.shape[-1]}"
-        rows = checked_array("samples", samples, axes, finite=True, missing=True)
+        rows = checked_rows("samples", samples, axes, finite=True, missing=True)
         return of_client(self, self.mean, client)._moved(rows, inverse).astype(rows.dtype)
 
     def _of_clients(self, clients: Clients, inverse: bool) -> Clients:

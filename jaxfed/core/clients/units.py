@@ -14,7 +14,7 @@ from jaxtyping import Float, PyTree
 
 from jaxfed._names import caller
 from jaxfed.core.clients.clients import Clients
-from jaxfed.core.clients.samples import SampleRows, Samples
+from jaxfed.core.clients.samples import Ragged, SampleRows, Samples
 from jaxfed.core.clients.source import SOME_ROWS, FromSource
 from jaxfed.core.common.processes import on_host
 from jaxfed.linalg import Moment
@@ -24,6 +24,11 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 # Rounding errors of squares are 6e-8 of the largest, so beyond this ratio of magnitudes they exceed
 # 5e-5 of the squares that matter.
 RATIO = 30.0
+# Beyond this ratio of magnitudes along principal axes, they exceed 6e-4 of the squares that matter,
+# as where all features nearly equal each other. Below the next ratio, there are rounding errors
+# alone.
+STEEP, RANK = 100.0, 1e-6
+SOME_CLIENTS, FEW_ROWS = 8, 32  # whose principal axes are looked at
 # Squares of smaller numbers vanish. Those of large ones overflow, which the run notices.
 LEAST = 1e-12
 
@@ -35,13 +40,15 @@ class UnitsWarning(UserWarning):
 def in_enough_precision(run: Function) -> Function:
     """Wrap a function of an algorithm and clients to compute in double precision where it must.
 
-    Its other arguments and its result keep single precision.
+    Its other arguments and its result keep single precision. It warns where it cannot: if samples
+    are read in the precision of the source, or what is differentiated keeps its own.
     """
 
     @functools.wraps(run)
     def wrapped(algorithm: Any, clients: Any, **options: Any) -> Any:
-        if isinstance(clients, Clients) and not clients.layout.in_memory:
-            warn_of_units(algorithm, clients)  # samples are read in the precision of the source
+        traced = any(isinstance(x, Tracer) for x in jax.tree.leaves((algorithm, options)))
+        if traced or (isinstance(clients, Clients) and not clients.layout.in_memory):
+            warn_of_units(algorithm, clients)
             return run(algorithm, clients, **options)
         if not exceed_single_precision(algorithm, clients):
             return run(algorithm, clients, **options)
@@ -73,10 +80,10 @@ def warn_of_units(algorithm: Any, clients: Clients) -> None:
 def exceed_single_precision(algorithm: Any, clients: Any) -> bool:
     """Whether single precision loses squares of samples, or eigenvectors of a second moment.
 
-    It does if squares of the largest numbers vanish, or if a feature, or its mean, is far larger
-    than others that the result depends on. Of clients that are read block by block, the first one
-    is looked at. Data are taken to be well scaled if they are unknown, no samples, or on TPUs,
-    which have no double precision.
+    It does if squares of the largest numbers vanish, or if a feature, its mean, or the samples of
+    some clients along a principal axis, are far larger than others that the result depends on. Of
+    clients that are read block by block, the first one is looked at. Data are taken to be well
+    scaled if they are unknown, no samples, or on TPUs, which have no double precision.
 
     Args:
         algorithm: the algorithm, which says how many eigenvectors it needs.
@@ -85,21 +92,29 @@ def exceed_single_precision(algorithm: Any, clients: Any) -> bool:
     # Unsuitable arguments are refused elsewhere.
     if not isinstance(clients, Clients):
         return False
+    eigenvectors = getattr(algorithm, "eigenvectors", 0)
+    eigenvectors = eigenvectors if isinstance(eigenvectors, int) else 0
     parts = clients.parts
     if isinstance(clients.layout, FromSource):
         rows = jnp.asarray(clients.layout.data.reader.some_rows)
         parts = (Samples(rows[None], jnp.full(1, len(rows), rows.dtype)),)
     for part in parts:
-        if not isinstance(part, SampleRows | Moment) or not _is_single(part):
+        known = isinstance(part, SampleRows | Moment) or (
+            isinstance(part, Ragged) and part.factored and eigenvectors
+        )
+        if not known or not _is_single(part):
             return False
     found = [_magnitudes(part) for part in parts]
     largest = max(squares.max(initial=0) for squares, _ in found)
     if 0 < largest < LEAST**2:
         return True
-    eigenvectors = getattr(algorithm, "eigenvectors", 0)
-    if not isinstance(eigenvectors, int) or not eigenvectors:
+    if not eigenvectors:
         return False
-    return any(_are_unlike(*each, eigenvectors) for each in found)
+    return any(
+        _are_unlike(squares, variances, part, eigenvectors)
+        or (isinstance(part, SampleRows) and _is_steep(part, eigenvectors))
+        for (squares, variances), part in zip(found, parts, strict=True)
+    )
 
 
 def _converted(tree: PyTree, old: type[np.floating], new: type[np.floating]) -> PyTree:
@@ -110,7 +125,7 @@ def _has_type(leaf: Any, dtype: type[np.floating]) -> bool:
     return isinstance(leaf, jax.Array) and leaf.dtype == dtype
 
 
-def _is_single(part: SampleRows | Moment) -> bool:
+def _is_single(part: Any) -> bool:
     leaves = jax.tree.leaves(part)
     arrays = [x for x in leaves if isinstance(x, jax.Array) and not isinstance(x, Tracer)]
     return len(arrays) == len(leaves) and all(
@@ -118,19 +133,14 @@ def _is_single(part: SampleRows | Moment) -> bool:
     )
 
 
-def _magnitudes(part: SampleRows | Moment) -> tuple[np.ndarray, np.ndarray]:
+def _magnitudes(part: Any) -> tuple[np.ndarray, np.ndarray]:
     """Each client's mean squares and variances of features, `(clients, features)`."""
     if isinstance(part, Moment) and part.dense is not None:
         squares = np.diagonal(on_host(part.dense), axis1=1, axis2=2).astype(np.float64)
         return squares, squares
     values = part.samples if isinstance(part, Moment) else part.values
     assert values is not None
-    rows = slice(None, None, -(-values.shape[1] // SOME_ROWS))
-    # On the host, since compiling would take longer; within `jit`, which closes over the data, too.
-    # There, a slice by JAX would be a program of its own.
-    with jax.ensure_compile_time_eval():
-        some = on_host(values)[:, rows] if _is_host(values) else on_host(values[:, rows])
-    some = some.astype(np.float64)
+    some = _rows(values, slice(None), SOME_ROWS)
     # Neither padding, which is zero, nor a missing entry counts.
     there = np.isfinite(some) & np.any(some != 0, axis=2, keepdims=True)
     some = np.where(there, some, 0)
@@ -141,16 +151,49 @@ def _magnitudes(part: SampleRows | Moment) -> tuple[np.ndarray, np.ndarray]:
     return squares, np.einsum("mnd,mnd->md", some, some) / count
 
 
+def _rows(values: jax.Array, clients: slice, number: int) -> np.ndarray:
+    """An even selection of these clients' rows, in double precision."""
+    rows = slice(None, None, -(-values.shape[1] // number))
+    # On the host, since compiling would take longer; within `jit`, which closes over the data, too.
+    # There, a slice by JAX would be a program of its own.
+    with jax.ensure_compile_time_eval():
+        some = (
+            on_host(values)[clients, rows] if _is_host(values) else on_host(values[clients, rows])
+        )
+    return some.astype(np.float64)
+
+
+def _is_steep(part: SampleRows, eigenvectors: int) -> bool:
+    """Whether variances along the principal axes of some clients differ too much."""
+    step = slice(None, None, -(-len(part.values) // SOME_CLIENTS))
+    rows = np.nan_to_num(_rows(part.values, step, FEW_ROWS), posinf=0, neginf=0)
+    # In a unit in which no square overflows.
+    rows = rows / (np.abs(rows).max(initial=0) or 1)
+    wide = rows.shape[1] < rows.shape[2]
+    gram = rows @ rows.mT if wide else rows.mT @ rows
+    # Of so few rows, the last principal axes have less than their share.
+    number = max(1, min(eigenvectors, rows.shape[1] // 2, rows.shape[2]))
+    values = np.linalg.eigvalsh(gram)[:, ::-1]
+    matter = values[:, :number]
+    least = np.min(matter, axis=1, where=matter > RANK**2 * values[:, :1], initial=np.inf)
+    return bool(np.any(values[:, 0] > STEEP**2 * least))
+
+
 def _is_host(values: jax.Array) -> bool:
     """Whether NumPy can read an array without a copy."""
     return [device.platform for device in values.devices()] == ["cpu"]
 
 
 def _are_unlike(
-    squares: Float[np.ndarray, "m d"], variances: Float[np.ndarray, "m d"], eigenvectors: int
+    squares: Float[np.ndarray, "m d"],
+    variances: Float[np.ndarray, "m d"],
+    part: Any,
+    eigenvectors: int,
 ) -> bool:
-    # The weakest eigenvalue that matters is about the variance of the feature at its place.
-    matter = -np.sort(-variances, axis=1)[:, : eigenvectors + 1]
+    factored = isinstance(part, Ragged) and part.factored
+    # The weakest eigenvalue that matters is about the variance of the feature at its place; of a
+    # view, everything matters.
+    matter = variances if factored else -np.sort(-variances, axis=1)[:, : eigenvectors + 1]
     # A constant feature has no direction of its own.
     least = np.min(matter, axis=1, where=matter > 0, initial=np.inf)
-    return bool(np.any(squares.max(axis=1) > RATIO**2 * least))
+    return bool(np.any(squares.max(axis=1) > RATIO ** (4 if factored else 2) * least))

@@ -102,7 +102,7 @@ class Algorithm(eqx.Module):
     """
 
     eigenvectors = 0
-    """How many leading eigenvectors of clients' second moments the result is made of.
+    """How many leading eigenvectors of clients' second moments, or of views, the result is made of.
 
     `fit` computes in double precision if single would lose some of them.
     """

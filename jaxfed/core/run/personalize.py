@@ -9,6 +9,7 @@ from jaxfed._checks import LARGEST, is_whole, refuse
 from jaxfed.core.backends import backend
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.names import like
+from jaxfed.core.clients.units import in_enough_precision
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
 from jaxfed.core.run.arguments import LOSSLESS, VMAP, problem_of
 from jaxfed.core.run.new_clients import ROUNDS, downlink_of, local_models
@@ -61,6 +62,21 @@ def personalize(
     if made != given:
         raise ValueError(f"algorithm: wanted a {made}, which made the solution, got {given}")
     clients = like(clients, solution)
+    return _personalized(
+        algorithm, clients, solution=solution, rounds=rounds, key=key, backend=backend
+    )
+
+
+@in_enough_precision
+def _personalized(
+    algorithm: Algorithm,
+    clients: Clients,
+    *,
+    solution: Solution | Saved,
+    rounds: int,
+    key: Key[Array, ""] | None,
+    backend: backend.Backend,
+) -> Personalized:
     start = Personalized(solution.result.shared, None)
     key = jax.random.key(0) if key is None else key
     try:
