@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
+from scipy.sparse import csr_matrix
 
 import jaxfed as jf
 from bench.tables import units as bench
@@ -122,6 +123,89 @@ def test_moments_and_large_means_count():
     assert exceed_single_precision(jf.pca.Pooled(2), jf.Clients.from_moments(moments))
 
 
+def trend(strength, rows=60):
+    """Three clients with one direction that much stronger than a second, and no feature so."""
+    rng = np.random.default_rng(1)
+    basis = np.linalg.qr(rng.normal(size=(8, 8)))[0][:, :2]
+    scores = rng.normal(size=(3, rows, 2)) * [strength, 1]
+    return np.float32(scores @ basis.T + 0.1 * rng.normal(size=(3, rows, 8)))
+
+
+@pytest.mark.parametrize("algorithm", [jf.pca.Pooled(2), jf.pca.BlockLanczos(2)])
+def test_one_strong_direction_costs_no_digits(algorithm):
+    for strength in (30, 300, 3000):
+        x = trend(strength)
+        clients = jf.Clients.from_samples(x)
+        assert exceed_single_precision(algorithm, clients) == (strength > 100)
+        found = jf.fit(algorithm, clients, rounds=3, key=KEY).result.shared
+        right = np.linalg.svd(x.reshape(-1, 8).astype(float), full_matrices=False)[2][:2].T
+        sine = np.linalg.norm(found @ found.T - right @ right.T, 2)
+        assert sine < (1e-3 if strength < 100 else 1e-5)
+    assert not exceed_single_precision(jf.pca.Pooled(1), clients)  # which is the strong one
+    # Beyond the rank of the samples, there are rounding errors alone.
+    x = trend(30)
+    right = np.linalg.svd(x.reshape(-1, 8), full_matrices=False)[2][:2].T
+    exact = jf.Clients.from_samples(x @ right @ right.T)
+    assert not exceed_single_precision(jf.pca.Pooled(3), exact)
+
+
+def test_units_of_a_views_feature_cost_no_digits():
+    views = [np.float32(x) for x in bench.samples(1, 0)[:3]]
+    raw = [views[0] * np.where(np.arange(10) == 1, np.float32(2.0**20), 1), *views[1:]]
+    algorithm = jf.gcca.MaxVar(2)
+    found, wanted = (
+        jf.fit(algorithm, jf.gcca.Views.from_arrays(x), rounds=30, key=KEY).result.shared
+        for x in (raw, views)
+    )
+    np.testing.assert_allclose(found @ found.T, wanted @ wanted.T, atol=1e-4)
+    costs = [float(jf.gcca.optimum(jf.gcca.Views.from_arrays(x), 2).cost) for x in (raw, views)]
+    assert costs[0] == pytest.approx(costs[1], rel=1e-5)
+    deep = jf.gcca.Views.from_arrays(raw)
+    assert not exceed_single_precision(jf.gcca.MaxVar(2, solver="gradient"), deep)
+
+
+def test_new_clients_far_from_zero_are_personalized_in_double():
+    x = bench.samples(1, 1e3)
+    algorithm = jf.pca.PerPCA(2, 1)
+    solution = jf.fit(algorithm, jf.Clients.from_samples(x[:3]), rounds=20, key=KEY)
+    new = jf.Clients.from_samples(x[3:])
+    found = jf.personalize(algorithm, solution, new, rounds=50)
+    assert found.local.dtype == np.float32
+    shared = np.linalg.qr(np.asarray(solution.result.shared, float))[0]
+    for table, own in zip(np.float32(x[3:]).astype(float), found.local, strict=True):
+        rest = table - table @ shared @ shared.T
+        top = np.linalg.svd(rest, full_matrices=False)[2][0]
+        assert abs(top @ np.asarray(own)[:, 0]) == pytest.approx(1, abs=1e-6)
+
+    def size(weight):
+        other = eqx.tree_at(
+            lambda s: s.result,
+            solution,
+            jf.Personalized(weight * solution.result.shared, solution.result.local),
+        )
+        return jnp.sum(jf.personalize(algorithm, other, new, rounds=2).local)
+
+    with pytest.warns(jf.UnitsWarning):
+        assert np.isfinite(jax.grad(size)(1.0))
+
+
+@pytest.mark.parametrize("scale", [1e-15, 1e-12, 1e9, 1e15])
+def test_derivatives_have_the_unit_of_what_they_differentiate(scale):
+    views, rows = bench.samples(1, 0)[:3], np.float32(bench.samples(1, 0))
+    basis = jnp.linalg.qr(jnp.asarray(np.random.default_rng(0).normal(size=(10, 2))))[0]
+
+    def cost(x):
+        return jf.gcca.optimum(jf.gcca.Views.from_arrays(list(x)), 2).cost
+
+    def violation(x):
+        return jf.metrics.scaled_kkt_violation(jf.Personalized(basis, None), x)
+
+    for function, x in (cost, jnp.float32(views)), (violation, jnp.asarray(rows)):
+        wanted = jax.grad(function)(x)
+        found = jax.grad(function)(x * scale) * scale
+        chex.assert_trees_all_close(found, wanted, rtol=1e-3, atol=1e-4 * float(abs(wanted).max()))
+
+
 # --- numbers at the door -------------------------------------------------------------------------
 
 
@@ -147,6 +231,39 @@ def test_a_feature_that_varies_little_at_one_client_is_not_lost():
     np.testing.assert_allclose(clients.data.values, tables, rtol=1e-7)
     with pytest.raises(ValueError, match=r"got feature 0 .*, which varies by 0\.00"):
         jf.Clients.from_samples(tables[2:])
+
+
+FAR = 1.7e9 + SAMPLES.astype(float)
+SOLVED_ONCE = jf.Personalized(jnp.eye(6)[:, :2], None)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: jf.pca.transform(SOLVED_ONCE, x),
+        lambda x: jf.pca.anomaly_score(SOLVED_ONCE, list(x)),
+        lambda x: jf.pca.complete(SOLVED_ONCE, x),
+        lambda x: jf.pca.explained_variance(SOLVED_ONCE, x),
+        lambda x: jf.pca.robust_pca(x[0]),
+        lambda x: jf.pca.principal_axes(np.eye(6)[:, :2], list(x)),
+        lambda x: jf.metrics.captured_energy(SOLVED_ONCE, x),
+        lambda x: jf.metrics.kkt_violation(SOLVED_ONCE, x),
+        lambda x: jf.metrics.frechet_distance(x[0], SAMPLES[1]),
+        lambda x: jf.metrics.reconstructed_energy(x, SAMPLES),
+        lambda x: jf.preprocess.Standardization(np.zeros(6), np.ones(6)).transform(x[0]),
+        lambda x: jf.gcca.Views.from_sparse([csr_matrix(y) for y in x], center=True),
+    ],
+)
+def test_rows_that_single_precision_loses_are_refused(function):
+    with pytest.raises(ValueError, match=r"^\w+(\[0\])?: wanted features .*, got feature 0"):
+        function(FAR)
+    function(SAMPLES)
+    function(SAMPLES.astype(float))
+
+
+def test_a_few_rows_may_be_close_by_chance():
+    rows = 1 + np.asarray([[0, 0, 0], [1e-6, 1, 2]])
+    jf.preprocess.Standardization(np.zeros(3), np.ones(3)).transform(rows)
 
 
 def test_views_are_centred_before_they_are_rounded():

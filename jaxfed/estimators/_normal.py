@@ -7,6 +7,8 @@ import numpy as np
 from jaxtyping import Float
 from scipy.linalg import block_diag
 
+EXACT = float(np.finfo(float).eps)
+CLOSE = 1e4  # units of rounding below which a difference of energies has too few digits
 PIECE = 512  # squares that are added in single precision
 
 
@@ -24,6 +26,7 @@ class ScoreMoment(NamedTuple):
 
     energy: float  # mean squared norm of a sample
     scores: Float[np.ndarray, "r r"]
+    rest: float  # mean squared norm of what is outside the components, positive
 
 
 class Normal(NamedTuple):
@@ -95,7 +98,7 @@ def described(
     """
     (shared, local, both, settled), rank = learned, learned.shared.shape[1]
     moments = [moment_of(x, beside(shared, v)) for x, v in zip(data, local, strict=True)]
-    energy, scores = pooled(moments, counts)
+    energy, scores, rest = pooled(moments, counts)
     # A basis is arbitrary: rotate to uncorrelated components in order of variance.
     rotation = np.eye(rank) if settled else axes(shared, scores[:rank, :rank])
     rotations = [axes(v, x.scores[rank:, rank:]) for v, x in zip(local, moments, strict=True)]
@@ -103,17 +106,17 @@ def described(
     local = np.stack([v @ own for v, own in zip(local, rotations, strict=True)])
     for i, (x, own) in enumerate(zip(moments, rotations, strict=True)):
         turn = block_diag(rotation, own)[:, 0 if both else rank :]
-        moments[i] = ScoreMoment(x.energy, turn.T @ x.scores @ turn)
+        moments[i] = x._replace(scores=turn.T @ x.scores @ turn)
     # One variance for all clients: a client with few samples cannot estimate its own.
     together = pooled(moments, counts)
-    precision = np.finfo(data[0].dtype).eps
-    noise = _noise_outside(together, len(shared), precision)
+    noise = _noise_outside(together, len(shared))
     bases = [beside(shared, v) if both else v for v in local]
     laws = [Normal.fitted(basis, x, noise) for basis, x in zip(bases, moments, strict=True)]
     law = laws[0]  # whose client is known even without groups, if there is one
     if len(laws) > 1:  # the shared components alone
-        whole = ScoreMoment(energy, rotation.T @ scores[:rank, :rank] @ rotation)
-        law = Normal.fitted(shared, whole, _noise_outside(whole, len(shared), precision))
+        rest += np.trace(scores[rank:, rank:])
+        whole = ScoreMoment(energy, rotation.T @ scores[:rank, :rank] @ rotation, rest)
+        law = Normal.fitted(shared, whole, _noise_outside(whole, len(shared)))
     along = np.diagonal(together.scores)
     ratio = along / energy if energy > 0 else 0 * along
     return Description(shared, local, laws, law, noise, ratio)
@@ -130,15 +133,22 @@ def moment_of_samples(
     samples: Float[np.ndarray, "n d"], basis: Float[np.ndarray, "d r"]
 ) -> ScoreMoment:
     """Compute both moments of samples, `n` not 0, in one product of their own precision."""
-    scores = (samples @ basis.astype(samples.dtype)).astype(float)
-    return ScoreMoment(_squares(samples) / len(samples), scores.T @ scores / len(samples))
+    basis, precision = basis.astype(samples.dtype), float(np.finfo(samples.dtype).eps)
+    scores = samples @ basis
+    double = scores.astype(float)
+    moment, energy = double.T @ double / len(samples), _squares(samples) / len(samples)
+    rest = energy - np.trace(moment)
+    if rest < CLOSE * precision * energy:  # a difference of rounding errors
+        rest = _squares(samples - scores @ basis.T) / len(samples)
+    return ScoreMoment(energy, moment, _positive(rest, max(precision**2, EXACT), energy))
 
 
 def moment_of_matrix(
     moment: Float[np.ndarray, "d d"], basis: Float[np.ndarray, "d r"]
 ) -> ScoreMoment:
     """Compute both moments of samples with this second moment."""
-    return ScoreMoment(float(np.trace(moment)), basis.T @ moment @ basis)
+    energy, scores = float(np.trace(moment)), basis.T @ moment @ basis
+    return ScoreMoment(energy, scores, _positive(energy - np.trace(scores), EXACT, energy))
 
 
 def pooled(moments: list[ScoreMoment], counts: Float[np.ndarray, " m"]) -> ScoreMoment:
@@ -148,18 +158,20 @@ def pooled(moments: list[ScoreMoment], counts: Float[np.ndarray, " m"]) -> Score
         moments: of the clients.
         counts: the clients' numbers of samples.
     """
-    energies, scores = zip(*moments, strict=True)
+    energies, scores, rests = zip(*moments, strict=True)
     weights = counts / counts.sum()
-    return ScoreMoment(float(weights @ energies), np.tensordot(weights, np.stack(scores), 1))
+    mean = np.tensordot(weights, np.stack(scores), 1)
+    return ScoreMoment(float(weights @ energies), mean, float(weights @ rests))
 
 
-def _noise_outside(moment: ScoreMoment, features: int, precision: np.floating) -> float:
+def _noise_outside(moment: ScoreMoment, features: int) -> float:
     """Return the variance per direction of samples outside their components."""
-    # Without any noise, the likelihood would be infinite. What is left is a difference, which has
-    # the rounding errors of the energy.
-    least = precision * moment.energy / features or np.finfo(float).tiny
-    left = moment.energy - np.trace(moment.scores)
-    return float(max(left / max(features - len(moment.scores), 1), least))
+    return float(moment.rest / max(features - len(moment.scores), 1))
+
+
+def _positive(rest: float, share: float, energy: float) -> float:
+    """Keep what is left above rounding errors: without any, the likelihood would be infinite."""
+    return float(max(rest, share * energy) or np.finfo(float).tiny)
 
 
 def axes(

@@ -223,6 +223,27 @@ def test_non_negative_components_and_loadings(data, tmp_path, capsys):
 
 
 @pytest.mark.slow
+def test_new_samples_far_from_zero_are_those_near_zero(data, tmp_path):
+    found = {}
+    for offset in (0.0, 1e8):
+        place = tmp_path / str(offset)
+        (place / "data").mkdir(parents=True)
+        for path in data.glob("*.npy"):
+            np.save(place / "data" / path.name, np.load(path).astype(float) + offset)
+        units = ["--center", "shared", "--held-out", "0"]
+        assert fit("oneshot", place / "data", place / "fit", *RANKS, *units) == 0
+        command = [str(place / "fit"), "--data", str(place / "data"), "--out"]
+        assert main(["transform", *command, str(place / "scores")]) == 0
+        assert main(["personalize", *command, str(place / "own")]) == 0
+        with np.load(place / "scores" / "result.npz") as scores:
+            found[offset] = [scores["scores"], scores["anomaly"]]
+        local = jaxfed.load(place / "own" / "result.npz").result.local
+        found[offset].append(local @ np.swapaxes(local, 1, 2))
+    for near, far in zip(*found.values(), strict=True):
+        np.testing.assert_allclose(far, near, atol=1e-5 * np.abs(near).max())
+
+
+@pytest.mark.slow
 def test_what_was_learned_is_shown_and_used(data, tmp_path, capsys):
     units = ["--center", "local", "--scale", "energy"]
     assert fit("oneshot", data, tmp_path / "fit", *RANKS, "--held-out", "0", *units) == 0

@@ -147,6 +147,17 @@ def test_a_single_client_is_scored_as_scikit_learn_scores_it(data):
     )
 
 
+@pytest.mark.parametrize("unit", [1e4, 1e6])
+def test_noise_beside_a_feature_in_a_small_unit_is_that_of_scikit_learn(unit):
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(90, 6)) * [4 * unit, 3, 2, 0.2, 0.2, 0.2]
+    fitted = estimators.FederatedPCA(3, random_state=0).fit(X, groups=np.repeat([0, 1, 2], 30))
+    theirs = PCA(3).fit(X)
+    assert fitted.noise_variance_ == pytest.approx(theirs.noise_variance_ * 89 / 90, rel=1e-3)
+    # Theirs divides by n - 1.
+    assert fitted.score(X) == pytest.approx(theirs.score(X), abs=0.02)
+
+
 @pytest.mark.parametrize("updated", [False, True])
 def test_variances_are_those_of_all_samples_as_in_scikit_learn(updated):
     """Also if clients differ in size and in variance."""

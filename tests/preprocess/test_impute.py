@@ -360,6 +360,26 @@ def test_standardize_respects_gaps():
     np.testing.assert_allclose(own.scale, np.nanstd((1000.0 + gaps), axis=1), rtol=1e-4)
 
 
+@pytest.mark.parametrize("scale", [2.0**-53, 2.0**-50, 2.0**50])
+def test_the_models_unit_changes_nothing(scale):
+    _, gaps = draw_incomplete(0.3, clients=1)
+    rng = np.random.default_rng(0)
+    loadings, sizes = rng.normal(size=(FEATURES, 2)), rng.uniform(0.1, 0.2, size=(3, FEATURES))
+    powers = (scale, scale, scale**2, scale**2, scale**2)
+
+    def completed(unit):
+        parts = (sizes[0], loadings, sizes[1], sizes[2], 0.01 * loadings**2)
+        model = jf.preprocess.Imputation(
+            *(
+                jnp.float32(x * power)
+                for x, power in zip(parts, powers if unit else [1] * 5, strict=True)
+            )
+        )
+        return np.asarray(model.transform(gaps[0] * np.float32(scale if unit else 1)))
+
+    np.testing.assert_allclose(completed(True) / scale, completed(False), rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("scale", [0.0, 1e-25, 1e15])
 def test_samples_of_any_size_give_finite_models(scale):

@@ -68,10 +68,11 @@ def warn_of_units(algorithm: Any, clients: Clients) -> None:
     if exceed_single_precision(algorithm, clients):
         warnings.warn(
             "clients: wanted features of similar and moderate magnitude, got some, or means of "
-            f"some, more than {RATIO:.0f} times as large as others, or numbers below {LEAST:.0e}, "
-            "whose squares single precision loses; standardize the features with "
-            "jaxfed.preprocess.Standardize, set JAX_ENABLE_X64=1, or call jaxfed.fit, which "
-            "computes in double precision where clients are in memory",
+            f"some, more than {RATIO:.0f} times as large as others, or a direction {STEEP:.0f} "
+            f"times as strong as others, or numbers below {LEAST:.0e}, whose squares single "
+            "precision loses; standardize unlike features with jaxfed.preprocess.Standardize, set "
+            "JAX_ENABLE_X64=1, or call jaxfed.fit, which computes in double precision where "
+            "clients are in memory",
             UnitsWarning,
             stacklevel=caller(),
         )
