@@ -15,6 +15,7 @@ from jaxfed.core.clients.samples import SampleRows
 from jaxfed.core.common.buckets import in_order, layout_of, parts_of
 from jaxfed.linalg import Moment
 from jaxfed.linalg.precision import precise
+from jaxfed.linalg.sums import unit_of
 
 
 class ScorePosterior(NamedTuple):
@@ -55,8 +56,7 @@ class Imputation(eqx.Module):
         """
         features, rank = self.loadings.shape
         # In a unit of the noise, in which no inverse overflows.
-        unit = jax.lax.stop_gradient(jnp.sqrt(jnp.max(self.noise)))
-        unit = jnp.where(unit > 0, unit, 1)
+        unit = unit_of(jnp.sqrt(jax.lax.stop_gradient(self.noise)))
         loadings, noise = self.loadings / unit, self.noise / unit / unit
         noise = jnp.maximum(noise, least_variance(noise.dtype))
         precision = jnp.where(observed, 1 / noise, 0)
