@@ -87,7 +87,9 @@ def minimise(
         start: the initial point, a tree of floating-point arrays.
         manifold: ``"stiefel"``, ``"grassmann"`` or ``"euclidean"`` for all arrays, or a tree of
             these names that is a prefix of the start. Points on a manifold have shape (..., d, r)
-            with d >= r; each matrix of the leading axes is a point.
+            with d >= r; each matrix of the leading axes is a point. Beside these, whose entries are
+            at most one, choose the unit of ``"euclidean"`` arrays so that theirs are about one: one
+            gradient measures all.
         solver: one of `SOLVERS`.
         retraction: a key of `jaxfed.manifolds.stiefel.RETRACTIONS`.
         tol: length of the Riemannian gradient at which to stop, relative to the function's value,
