@@ -11,6 +11,7 @@ from jax.tree_util import KeyPath, keystr
 from jaxtyping import Array, ArrayLike, Bool, Float, PyTree
 
 from jaxfed._checks import check_name
+from jaxfed.linalg.sums import unit_of
 from jaxfed.manifolds import grassmann, stiefel
 
 MANIFOLDS: dict[str, ModuleType] = {"stiefel": stiefel, "grassmann": grassmann}
@@ -40,6 +41,23 @@ class Space(eqx.Module):
             return x + v if name == "euclidean" else retract(x, v)
 
         return jax.tree.map(leaf, self.names, x, v)
+
+    def units(
+        self, x: PyTree, least: PyTree[Float[Array, ""]] | None = None
+    ) -> PyTree[Float[Array, ""]]:
+        """A power of two near the largest entry of Euclidean arrays; 1 on manifolds.
+
+        Args:
+            x: the point.
+            least: for each array, what counts as an entry too.
+        """
+
+        def unit(name, leaf, more):
+            found = unit_of(leaf, more) if name == "euclidean" else jnp.ones(())
+            return found.astype(leaf.dtype)
+
+        least = jax.tree.map(jnp.zeros_like, x) if least is None else least
+        return jax.tree.map(unit, self.names, x, least)
 
     def reach(self, x: PyTree) -> float:
         """A bound of distances, √r for each point of rank r; infinite for Euclidean arrays."""
@@ -131,6 +149,16 @@ def linear_combination(a: ArrayLike, u: PyTree, b: ArrayLike, v: PyTree) -> PyTr
 def scaled(a: ArrayLike, u: PyTree) -> PyTree:
     """A multiple of u, in its types."""
     return jax.tree.map(lambda x: (a * x).astype(x.dtype), u)
+
+
+def times(u: PyTree, units: PyTree[Float[Array, ""]]) -> PyTree:
+    """Each array times its unit."""
+    return jax.tree.map(jnp.multiply, u, units)
+
+
+def over(u: PyTree, units: PyTree[Float[Array, ""]]) -> PyTree:
+    """Each array in its unit."""
+    return jax.tree.map(jnp.divide, u, units)
 
 
 def chosen(which: Bool[Array, ""], u: PyTree, v: PyTree) -> PyTree:

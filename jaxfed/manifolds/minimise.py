@@ -20,13 +20,16 @@ from jaxfed.manifolds._space import (
     check_points,
     linear_combination,
     norm,
+    over,
     scaled,
+    times,
 )
 from jaxfed.manifolds._stationary import stationary
 from jaxfed.manifolds._surface import Ended, Surface, met
 from jaxfed.manifolds.stiefel import RETRACTIONS
 
-# Of a point's length: how far from it the function's gradient tells its unit.
+# Of a point's length: how far from it the function's gradient tells its unit. Of the way to where
+# the function would be zero: how far it tells an array's unit.
 NEAR = 0.1
 
 Pure = Callable[..., Array]
@@ -87,9 +90,8 @@ def minimise(
         start: the initial point, a tree of floating-point arrays.
         manifold: ``"stiefel"``, ``"grassmann"`` or ``"euclidean"`` for all arrays, or a tree of
             these names that is a prefix of the start. Points on a manifold have shape (..., d, r)
-            with d >= r; each matrix of the leading axes is a point. Beside these, whose entries are
-            at most one, choose the unit of ``"euclidean"`` arrays so that theirs are about one: one
-            gradient measures all.
+            with d >= r; each matrix of the leading axes is a point. Euclidean arrays are measured
+            in units of their largest entry, so that theirs change nothing.
         solver: one of `SOLVERS`.
         retraction: a key of `jaxfed.manifolds.stiefel.RETRACTIONS`.
         tol: length of the Riemannian gradient at which to stop, relative to the function's value,
@@ -158,28 +160,43 @@ def _minimum(
 
     def on(state):
         """Walk in the unit of where the last walk ended, so that numbers are moderate."""
-        point, unit, counts = state.point, state.next_unit, state.counts
-        surface = Surface(lambda point: function(point) / unit, space)
-        walk = SOLVERS[solver](surface, point, tol=tol, max_steps=max_steps - counts[0])
+        units, unit, counts = state.next_units, state.next_unit, state.counts
+        surface = Surface(lambda point: function(times(point, units)) / unit, space)
+        start = over(state.point, units)
+        walk = SOLVERS[solver](surface, start, tol=tol, max_steps=max_steps - counts[0])
         here, taken = walk.here, jnp.stack([walk.steps, walk.evaluations, walk.products])
-        size = norm(here.gradient)
-        unit_there = _unit(Surface(function, space), here.point)
-        # A unit that is much too large is that of a start far from here.
-        ended = ~met(here, tol) | (4 * unit_there >= unit)
+        size, point = norm(over(here.gradient, units)), times(here.point, units)
+        units_there = space.units(point)
+        unit_there = unit_at(point, units_there)
+        # Units that are far off are those of a start far from here.
+        pairs = zip(*map(jax.tree.leaves, (units_there, units)), strict=True)
+        near = (4 * unit_there >= unit) & jnp.stack([a <= 4 * b for a, b in pairs]).all()
+        ended = ~met(here, tol) | near
         finite = jnp.isfinite(size) & jnp.isfinite(here.value)
         status = Ended.where(walk.stalled, Ended.stalled, Ended.step_limit)
         status = Ended.where(met(here, tol), Ended.converged, status)
         status = Ended.where(finite, status, Ended.diverged)
-        return _State(here.point, unit, unit_there, size * unit, counts + taken, status, ended)
+        return _State(
+            point, units, units_there, unit, unit_there, size * unit, counts + taken, status, ended
+        )
+
+    def unit_at(point, units):
+        inside = Surface(lambda point: function(times(point, units)), space)
+        return _unit(inside, over(point, units))
 
     start = jax.lax.stop_gradient(start)
-    unit = _unit(Surface(function, space), start)
+    units = space.units(start, _reaches(function, start))
+    unit = unit_at(start, units)
     nothing = jnp.zeros(3, jnp.int32)
-    state = _State(start, unit, unit, unit, nothing, Ended.step_limit, jnp.asarray(False))
+    state = _State(
+        start, units, units, unit, unit, unit, nothing, Ended.step_limit, jnp.asarray(False)
+    )
     state = jax.lax.while_loop(lambda state: ~state.ended, on, state)
     converged = state.status == Ended.converged
     # The walk itself was computed with constants, and has no derivatives.
-    point = stationary(state.point, (closed, state.unit, converged), partial(_slope, pure, space))
+    parameters = closed, state.units, state.unit, converged
+    point = stationary(over(state.point, state.units), parameters, partial(_slope, pure, space))
+    point = times(point, state.units)
     steps, evaluations, products = state.counts
     # Evaluate once more, for a value with derivatives.
     value = pure(point, *closed)
@@ -188,12 +205,28 @@ def _minimum(
 
 class _State(NamedTuple):
     point: PyTree
+    units: PyTree[Float[Array, ""]]  # of Euclidean arrays in the last walk
+    next_units: PyTree[Float[Array, ""]]
     unit: Float[Array, ""]  # of the function in the last walk
     next_unit: Float[Array, ""]
     gradient_norm: Float[Array, ""]
     counts: Int[Array, "3"]  # steps, evaluations, products
     status: Ended
     ended: Bool[Array, ""]
+
+
+def _reaches(function: Callable[[PyTree], Array], point: PyTree) -> PyTree[Float[Array, ""]]:
+    """A tenth of how far a function would reach zero along each array's slope; 0 if nowhere.
+
+    It tells the size of what is sought if the start is zero, or much smaller.
+    """
+    value, slopes = jax.value_and_grad(function)(point)
+
+    def reach(slope):
+        found = NEAR * jnp.abs(value) / jnp.max(jnp.abs(slope), initial=0)
+        return jnp.where(jnp.isfinite(found), found, 0)
+
+    return jax.tree.map(reach, slopes)
 
 
 def _unit(surface: Surface, point: PyTree) -> Float[Array, ""]:
@@ -240,7 +273,7 @@ def _slope(
     pure: Callable[..., Array],
     space: Space,
     point: PyTree,
-    parameters: tuple[Any, Float[Array, ""], Bool[Array, ""]],
+    parameters: tuple[Any, PyTree, Float[Array, ""], Bool[Array, ""]],
     base: PyTree,
 ) -> PyTree:
     """The gradient plus the normal part of the move from the base; NaN if nothing converged.
@@ -248,10 +281,10 @@ def _slope(
     It is zero at a minimum. Its derivative there is the Riemannian Hessian along tangents and the
     identity along normals.
     """
-    closed, unit, converged = parameters
+    closed, units, unit, converged = parameters
     move = linear_combination(1, point, -1, base)
     tangent = space.project(base, move)
-    surface = Surface(lambda x: pure(x, *closed) / unit, space)
+    surface = Surface(lambda x: pure(times(x, units), *closed) / unit, space)
     gradient = space.project(base, surface.gradient(linear_combination(1, base, 1, tangent)))
     slope = linear_combination(1, gradient, 1, linear_combination(1, move, -1, tangent))
     # Multiply by a factor, since the derivatives of `jnp.where` would be zero instead of NaN.

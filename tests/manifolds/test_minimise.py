@@ -80,6 +80,36 @@ def test_a_tree_of_points_and_parameters(solver, x64):
     assert jnp.abs(slope).max() < 1e-4
 
 
+@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize("size", [1.0, pytest.param(1e3, marks=pytest.mark.slow)])
+def test_the_unit_of_parameters_beside_a_point_changes_nothing(solver, size, x64):
+    """The best matrix of rank one, from starts of its size and of another."""
+    rng = np.random.default_rng(0)
+    matrix = rng.normal(size=(20, 8)) + np.outer(rng.normal(size=20), np.ones(8))
+    left, values, right = np.linalg.svd(matrix)
+    wanted = values[0] * np.outer(left[:, 0], right[0])
+
+    def best(scale):
+        def function(tree):
+            return jnp.sum((scale * matrix - tree["scores"] @ tree["basis"].T) ** 2)
+
+        start = {"basis": jnp.eye(8)[:, :1], "scores": size * 1e-3 * jnp.ones((20, 1))}
+        found = manifolds.minimise(
+            function,
+            start,
+            manifold={"basis": "stiefel", "scores": "euclidean"},
+            solver=solver,
+        )
+        return found.point["scores"] @ found.point["basis"].T, found
+
+    for scale in (1e-6, 1.0, 1e6):
+        product, found = best(scale)
+        assert found.status == manifolds.Ended.converged
+        np.testing.assert_allclose(product / scale, wanted, atol=1e-4)
+        slope = jax.jvp(lambda scale: best(scale)[0], (scale,), (1.0,))[1]
+        np.testing.assert_allclose(slope, wanted, atol=1e-3)
+
+
 def brockett(matrix, x):
     """Not invariant to turns of the basis, with a minimum that is isolated but for signs."""
     return -jnp.sum(jnp.array([3.0, 2.0, 1.0]) * x * (matrix @ x))
