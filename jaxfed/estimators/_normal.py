@@ -106,7 +106,10 @@ def described(
     local = np.stack([v @ own for v, own in zip(local, rotations, strict=True)])
     for i, (x, own) in enumerate(zip(moments, rotations, strict=True)):
         turn = block_diag(rotation, own)[:, 0 if both else rank :]
-        moments[i] = x._replace(scores=turn.T @ x.scores @ turn)
+        inside = turn.T @ x.scores @ turn
+        # Where there are local ones alone, the moment's basis is not that of the components.
+        rest = x.rest if both else _positive(x.energy - np.trace(inside), EXACT, x.energy)
+        moments[i] = ScoreMoment(x.energy, inside, rest)
     # One variance for all clients: a client with few samples cannot estimate its own.
     together = pooled(moments, counts)
     noise = _noise_outside(together, len(shared))
@@ -114,7 +117,9 @@ def described(
     laws = [Normal.fitted(basis, x, noise) for basis, x in zip(bases, moments, strict=True)]
     law = laws[0]  # whose client is known even without groups, if there is one
     if len(laws) > 1:  # the shared components alone
-        rest += np.trace(scores[rank:, rank:])
+        along = np.trace(scores[:rank, :rank])
+        rest = rest + np.trace(scores[rank:, rank:]) if both else energy - along
+        rest = _positive(rest, EXACT, energy)
         whole = ScoreMoment(energy, rotation.T @ scores[:rank, :rank] @ rotation, rest)
         law = Normal.fitted(shared, whole, _noise_outside(whole, len(shared)))
     along = np.diagonal(together.scores)
