@@ -245,7 +245,6 @@ SOLVED_ONCE = jf.Personalized(jnp.eye(6)[:, :2], None)
         lambda x: jf.pca.complete(SOLVED_ONCE, x),
         lambda x: jf.pca.explained_variance(SOLVED_ONCE, x),
         lambda x: jf.pca.robust_pca(x[0]),
-        lambda x: jf.pca.principal_axes(np.eye(6)[:, :2], list(x)),
         lambda x: jf.metrics.captured_energy(SOLVED_ONCE, x),
         lambda x: jf.metrics.kkt_violation(SOLVED_ONCE, x),
         lambda x: jf.metrics.frechet_distance(x[0], SAMPLES[1]),
@@ -259,6 +258,13 @@ def test_rows_that_single_precision_loses_are_refused(function):
         function(FAR)
     function(SAMPLES)
     function(SAMPLES.astype(float))
+
+
+def test_principal_axes_of_rows_far_from_zero_keep_double_precision():
+    basis = np.eye(6)[:, :2]
+    (found,) = np.abs(jf.pca.principal_axes(basis, [FAR[0]])).T[:1]
+    scores = FAR[0] @ basis
+    np.testing.assert_allclose(found[:2], np.abs(np.linalg.svd(scores)[2][0]), atol=1e-9)
 
 
 def test_a_few_rows_may_be_close_by_chance():

@@ -90,8 +90,8 @@ def minimise(
         start: the initial point, a tree of floating-point arrays.
         manifold: ``"stiefel"``, ``"grassmann"`` or ``"euclidean"`` for all arrays, or a tree of
             these names that is a prefix of the start. Points on a manifold have shape (..., d, r)
-            with d >= r; each matrix of the leading axes is a point. Euclidean arrays are measured
-            in units of their largest entry, so that theirs change nothing.
+            with d >= r; each matrix of the leading axes is a point. Solvers divide Euclidean arrays
+            by a number near their largest entry, so that their unit does not change the result.
         solver: one of `SOLVERS`.
         retraction: a key of `jaxfed.manifolds.stiefel.RETRACTIONS`.
         tol: length of the Riemannian gradient at which to stop, relative to the function's value,
@@ -185,7 +185,7 @@ def _minimum(
         return _unit(inside, over(point, units))
 
     start = jax.lax.stop_gradient(start)
-    units = space.units(start, _reaches(function, start))
+    units = space.units(start, _reaches(function, start) if "euclidean" in names else None)
     unit = unit_at(start, units)
     nothing = jnp.zeros(3, jnp.int32)
     state = _State(

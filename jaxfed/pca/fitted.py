@@ -261,7 +261,7 @@ def principal_axes(
     if not is_list(samples) or len(samples) == 0:
         raise refuse("samples", "a list of tables, one for each client", samples)
     for i, table in enumerate(samples):
-        checked_rows(f"samples[{i}]", table, f"rows {len(axes)}", finite=True)
+        checked_array(f"samples[{i}]", table, f"rows {len(axes)}", finite=True)
     scores = [np.asarray(table) @ axes / np.sqrt(len(table)) for table in samples]
     scores = np.concatenate(scores)
     axes = axes @ np.linalg.eigh(scores.T @ scores)[1][:, ::-1]
