@@ -67,7 +67,9 @@ class FAPS(Accelerated, HoldsBasis):
     problem is solved. Five steps take about a third of the rounds of subspace iteration if the
     spectrum decays slowly and the clients are alike; more steps can oscillate. With large ranks,
     few samples per client and many clients (\(\sum_i \beta_i > \lambda_{p+1}\)), every rule is
-    slower than subspace iteration.
+    slower than subspace iteration. The penalty is a multiple of the strongest direction's energy,
+    so directions with less than about a hundredth of that energy hardly move: the objective stands
+    still, and the run ends as if it had converged. `BlockLanczos` finds them.
 
     All samples count equally: \(A_i A_i^\top\) is the sum over a client's samples.
     """

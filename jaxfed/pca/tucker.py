@@ -143,6 +143,11 @@ class PerTucker(Updates):
         check_factor("proximal", proximal)
         self.proximal, self.mode = hyperparameter(proximal), None
 
+    @property
+    def eigenvectors(self) -> int:
+        """Shared and local components together."""
+        return math.prod(self.shared_ranks) + math.prod(self.local_ranks)
+
     def check(self, clients, warm_start) -> None:
         """Raise a `ValueError` if the data or the warm start do not fit."""
         for part in clients.parts:

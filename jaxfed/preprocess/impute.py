@@ -158,6 +158,14 @@ class Impute(Algorithm):
             max(1, min(MOST_LOCAL, features // 3)) if local is None else local,
         )
 
+    @property
+    def eigenvectors(self) -> int:
+        """Shared and local components together; the most that there can be if ranks are None."""
+        shared, local = self.shared_rank, self.local_rank
+        return (MOST_SHARED if shared is None else shared) + (
+            MOST_LOCAL if local is None else local
+        )
+
     def check(self, clients, warm_start) -> None:
         """Raise a `ValueError` if data or warm start do not fit, or nobody observed a feature."""
         check_rows(clients)

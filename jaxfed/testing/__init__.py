@@ -1,9 +1,7 @@
-"""Check that an algorithm satisfies the contract of `jaxfed.Algorithm`."""
+"""Check that algorithms, channels, backends and reductions of your own satisfy their contracts."""
 
-import sys
-import time
+import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -12,30 +10,29 @@ import numpy as np
 from jaxtyping import Array, Float, Key
 
 from jaxfed import _names
-from jaxfed._checks import check_callable, check_factor, check_flag, check_instance, check_whole
+from jaxfed._checks import check_callable, check_factor, check_instance, check_whole
 from jaxfed.core.backends.backend import Backend
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
 from jaxfed.core.wire.channel import Channel
 from jaxfed.core.wire.wire import Wire
 from jaxfed.testing import _case, _checks, _compare
+from jaxfed.testing._backend import check_backend
+from jaxfed.testing._channel import check_channel
+from jaxfed.testing._reduction import check_reduction
+from jaxfed.testing._report import Report, chosen, reported
 
-__all__ = ["CHECKS", "Report", "check_algorithm"]
+__all__ = [
+    "CHECKS",
+    "Report",
+    "check_algorithm",
+    "check_backend",
+    "check_channel",
+    "check_reduction",
+]
 
 CHECKS = tuple(_checks.CHECKS)
 """Names of all checks, in the order in which they run."""
-
-
-class Report(NamedTuple):
-    """The outcome of `check_algorithm`.
-
-    Attributes:
-        checked: names of the checks that ran and passed.
-        skipped: reasons why other checks, or parts of them, did not run, by name.
-    """
-
-    checked: tuple[str, ...]
-    skipped: dict[str, str]
 
 
 def check_algorithm(
@@ -125,15 +122,11 @@ def check_algorithm(
     """
     check_instance("algorithm", algorithm, Algorithm, "a jaxfed algorithm")
     check_instance("clients", clients, Clients, "jaxfed.Clients")
-    names = CHECKS if checks is None else checks
-    progress = sys.stderr.isatty() if progress is None else progress
-    check_flag("progress", progress)
+    names, progress = chosen(checks, CHECKS, progress)
     functions = {"essence": essence, "loss": loss, "constraint": constraint, "pad": pad}
     for name, function in functions.items():
         if function is not None:
             check_callable(name, function, "a function or None")
-    if unknown := set(names) - set(CHECKS):
-        raise ValueError(f"checks: wanted some of {', '.join(CHECKS)}, got {sorted(unknown)}")
     if len(clients) < 3:
         raise ValueError(f"clients: wanted at least 3, got {len(clients)}")
     check_whole("rounds", rounds, least=2)
@@ -160,23 +153,8 @@ def check_algorithm(
             rtol=rtol,
             atol=atol,
         )
-        checked = []
-        for name in names:
-            started = time.perf_counter()
-            if progress:
-                print(f"{name} ...", end=" ", file=sys.stderr, flush=True)
-            try:
-                _checks.CHECKS[name](case)
-                checked.append(name)
-            except _case.Skipped as reason:
-                case.skipped[name] = str(reason)
-            except AssertionError as error:
-                error.add_note(f"This check alone: check_algorithm(..., checks=[{name!r}]).")
-                raise
-            if progress:
-                how = "skipped" if name in case.skipped else "passed"
-                print(f"{how}, {time.perf_counter() - started:.1f} s", file=sys.stderr)
-    return Report(tuple(checked), case.skipped)
+        checks_of = {name: functools.partial(_checks.CHECKS[name], case) for name in names}
+        return reported("check_algorithm", checks_of, progress, case.skipped)
 
 
 __dir__ = _names.public_names(__name__)

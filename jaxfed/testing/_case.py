@@ -68,10 +68,6 @@ def checked_constraint(constraint: Constraint) -> Constraint:
     return checked
 
 
-class Skipped(Exception):
-    """Raised by a check that does not apply; the message says why."""
-
-
 class Messages(NamedTuple):
     """One client's messages."""
 

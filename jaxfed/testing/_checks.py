@@ -15,7 +15,6 @@ from jaxfed.testing import _run_checks
 from jaxfed.testing._case import (
     Case,
     Foreign,
-    Skipped,
     combination,
     fit_in_chunks,
     more_rows,
@@ -31,6 +30,7 @@ from jaxfed.testing._compare import (
     refused,
     unpadded,
 )
+from jaxfed.testing._report import Skipped
 
 
 def check_structure(case: Case) -> None:

@@ -25,7 +25,6 @@ from jaxfed.core.store.checkpoint import Checkpoint
 from jaxfed.core.wire.wire import Wire, checked_wire
 from jaxfed.testing._case import (
     Case,
-    Skipped,
     chunk,
     every_backend,
     every_channel,
@@ -33,6 +32,7 @@ from jaxfed.testing._case import (
     problem_and_state,
 )
 from jaxfed.testing._compare import check_finite, check_same_shapes, checked_length, refused, same
+from jaxfed.testing._report import Skipped
 
 
 def check_backends(case: Case) -> None:

@@ -26,9 +26,10 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 RATIO = 30.0
 # Beyond this ratio of magnitudes along principal axes, they exceed 6e-4 of the squares that matter,
 # as where all features nearly equal each other. Below the next ratio, there are rounding errors
-# alone.
-STEEP, RANK = 100.0, 1e-6
-SOME_CLIENTS, FEW_ROWS = 8, 32  # whose principal axes are looked at
+# alone; a moment in single precision has larger ones.
+STEEP, RANK, RANK_OF_MOMENT = 100.0, 1e-6, 3e-4
+# Whose principal axes are looked at, and of a moment, in how many features.
+SOME_CLIENTS, FEW_ROWS, FEW_FEATURES = 8, 32, 128
 # Squares of smaller numbers vanish. Those of large ones overflow, which the run notices.
 LEAST = 1e-12
 
@@ -52,10 +53,22 @@ def in_enough_precision(run: Function) -> Function:
             return run(algorithm, clients, **options)
         if not exceed_single_precision(algorithm, clients):
             return run(algorithm, clients, **options)
+        if any(
+            _is_steep(part, _eigenvectors(algorithm)) for part in clients.parts if _is_dense(part)
+        ):
+            warnings.warn(
+                "clients: wanted second moments that keep enough digits in single precision, got a "
+                f"direction more than {STEEP:.0f} times as strong as others; subtract means before "
+                "you compute moments, or set JAX_ENABLE_X64=1",
+                UnitsWarning,
+                stacklevel=caller(),
+            )
         with jax.enable_x64(True):
             algorithm, clients, options = _converted(
                 (algorithm, clients, options), np.float32, np.float64
             )
+            data = jax.tree.map(_with_exact_trace, clients.data, is_leaf=_is_dense)
+            clients = eqx.tree_at(lambda c: c.data, clients, data)
             total = clients.weights.sum(axis=-1, keepdims=True)
             clients = eqx.tree_at(lambda c: c.weights, clients, clients.weights / total)
             return _converted(run(algorithm, clients, **options), np.float64, np.float32)
@@ -93,9 +106,7 @@ def exceed_single_precision(algorithm: Any, clients: Any) -> bool:
     # Unsuitable arguments are refused elsewhere.
     if not isinstance(clients, Clients):
         return False
-    eigenvectors = getattr(algorithm, "eigenvectors", 0)
-    eigenvectors = eigenvectors if isinstance(eigenvectors, int) else 0
-    parts = clients.parts
+    eigenvectors, parts = _eigenvectors(algorithm), clients.parts
     if isinstance(clients.layout, FromSource):
         rows = jnp.asarray(clients.layout.data.reader.some_rows)
         parts = (Samples(rows[None], jnp.full(1, len(rows), rows.dtype)),)
@@ -113,9 +124,26 @@ def exceed_single_precision(algorithm: Any, clients: Any) -> bool:
         return False
     return any(
         _are_unlike(squares, variances, part, eigenvectors)
-        or (isinstance(part, SampleRows) and _is_steep(part, eigenvectors))
+        or ((isinstance(part, SampleRows) or _is_dense(part)) and _is_steep(part, eigenvectors))
         for (squares, variances), part in zip(found, parts, strict=True)
     )
+
+
+def _eigenvectors(algorithm: Any) -> int:
+    found = getattr(algorithm, "eigenvectors", 0)
+    return found if isinstance(found, int) else 0
+
+
+def _is_dense(part: Any) -> bool:
+    return isinstance(part, Moment) and part.dense is not None
+
+
+def _with_exact_trace(part: Any) -> Any:
+    """A moment whose trace is the sum of its diagonal in double precision, if it is a matrix."""
+    if not _is_dense(part):
+        return part
+    trace = np.trace(on_host(part.dense), axis1=-2, axis2=-1)
+    return eqx.tree_at(lambda x: x.trace, part, jnp.asarray(trace))
 
 
 def _converted(tree: PyTree, old: type[np.floating], new: type[np.floating]) -> PyTree:
@@ -136,7 +164,7 @@ def _is_single(part: Any) -> bool:
 
 def _magnitudes(part: Any) -> tuple[np.ndarray, np.ndarray]:
     """Each client's mean squares and variances of features, `(clients, features)`."""
-    if isinstance(part, Moment) and part.dense is not None:
+    if _is_dense(part):
         squares = np.diagonal(on_host(part.dense), axis1=1, axis2=2).astype(np.float64)
         return squares, squares
     values = part.samples if isinstance(part, Moment) else part.values
@@ -164,19 +192,30 @@ def _rows(values: jax.Array, clients: slice, number: int) -> np.ndarray:
     return some.astype(np.float64)
 
 
-def _is_steep(part: SampleRows, eigenvectors: int) -> bool:
+def _is_steep(part: Any, eigenvectors: int) -> bool:
     """Whether variances along the principal axes of some clients differ too much."""
-    step = slice(None, None, -(-len(part.values) // SOME_CLIENTS))
-    rows = np.nan_to_num(_rows(part.values, step, FEW_ROWS), posinf=0, neginf=0)
-    # In a unit in which no square overflows.
-    rows = rows / (np.abs(rows).max(initial=0) or 1)
-    wide = rows.shape[1] < rows.shape[2]
-    gram = rows @ rows.mT if wide else rows.mT @ rows
-    # Of so few rows, the last principal axes have less than their share.
-    number = max(1, min(eigenvectors, rows.shape[1] // 2, rows.shape[2]))
+    if _is_dense(part):
+        step = slice(None, None, -(-len(part.dense) // SOME_CLIENTS))
+        some = slice(None, None, -(-part.dense.shape[-1] // FEW_FEATURES))
+        with jax.ensure_compile_time_eval():
+            gram = on_host(part.dense)[step, some, some].astype(np.float64)
+        # Each entry is rounded by its own size, so the features' units do not matter.
+        sizes = np.sqrt(np.abs(np.diagonal(gram, axis1=1, axis2=2)))
+        sizes[sizes == 0] = 1
+        gram = gram / sizes[:, :, None] / sizes[:, None, :]
+        number, rank = min(eigenvectors, gram.shape[-1]), RANK_OF_MOMENT
+    else:
+        step = slice(None, None, -(-len(part.values) // SOME_CLIENTS))
+        rows = np.nan_to_num(_rows(part.values, step, FEW_ROWS), posinf=0, neginf=0)
+        # In a unit in which no square overflows.
+        rows = rows / (np.abs(rows).max(initial=0) or 1)
+        wide = rows.shape[1] < rows.shape[2]
+        gram = rows @ rows.mT if wide else rows.mT @ rows
+        # Of so few rows, the last principal axes have less than their share.
+        number, rank = max(1, min(eigenvectors, rows.shape[1] // 2, rows.shape[2])), RANK
     values = np.linalg.eigvalsh(gram)[:, ::-1]
     matter = values[:, :number]
-    least = np.min(matter, axis=1, where=matter > RANK**2 * values[:, :1], initial=np.inf)
+    least = np.min(matter, axis=1, where=matter > rank**2 * values[:, :1], initial=np.inf)
     return bool(np.any(values[:, 0] > STEEP**2 * least))
 
 
