@@ -13,7 +13,7 @@ from jax import lax
 from jaxtyping import Array, ArrayLike, Float, Int, Key, Real
 
 from jaxfed._checks import check_name, check_whole, checked_array, refuse
-from jaxfed._numbers import checked_rows
+from jaxfed._numbers import MANY, check_spread, checked_rows
 from jaxfed.linalg.derivatives import constant
 from jaxfed.linalg.sums import few_rows, mean_of_rows, unit_of
 
@@ -233,7 +233,8 @@ def noise_level(images: Real[ArrayLike, "*batch height width"]) -> Float[Array, 
     Source:
         Immerkær (1996), Fast noise variance estimation.
     """
-    images = checked_array("images", images, "... height width")
+    given, images = images, checked_array("images", images, "... height width")
+    _check_digits("images", given)
     if min(images.shape[-2:]) < 3:
         raise refuse("images", "at least 3 x 3 pixels", images)
     # The mask [1 -2 1; -2 4 -2; 1 -2 1] is a second difference along both axes.
@@ -257,7 +258,8 @@ def client_distribution(
     Raises:
         ValueError: if values are not `(m,)` with at least one client, or `good` is unknown.
     """
-    values = checked_array("values", values, "m")
+    given, values = values, checked_array("values", values, "m")
+    _check_digits("values", given)
     check_name("good", good, ("small", "large"))
     badness = values if good == "small" else -values
     worst = jnp.argmax(badness)
@@ -267,6 +269,12 @@ def client_distribution(
     deviation = jnp.std(inside) * unit
     mean, variance = jnp.mean(inside) * unit, deviation * deviation
     return ClientDistribution(mean, variance, deviation, values[worst], worst, tenth)
+
+
+def _check_digits(name: str, given: ArrayLike) -> None:
+    """Refuse numbers that are all so far from zero that single precision loses how they differ."""
+    if not isinstance(given, jax.Array) and np.size(given) >= MANY:
+        check_spread(name, [np.asarray(given).reshape(-1, 1)])
 
 
 class _Sums(NamedTuple):
@@ -279,19 +287,35 @@ class _Sums(NamedTuple):
 
 
 def _kernel_sums(a, b) -> _Sums:
-    between = _kernel(a, b)
-    return _Sums(_others(a), jnp.sum(between, axis=1), jnp.sum(between, axis=0), _others(b))
+    # Any centre gives the same estimates; this one leaves the smallest numbers.
+    centre = jax.lax.stop_gradient((a.mean(axis=0) + b.mean(axis=0)) / 2)
+    a, b = a - centre, b - centre
+    between = _kernel(a, b, centre)
+    each = jnp.sum(between, axis=1), jnp.sum(between, axis=0)
+    return _Sums(_others(a, centre), *each, _others(b, centre))
 
 
-def _others(x):
+def _others(x, centre):
     """For each sample, the sum of its kernel with all others of its set."""
-    kernel = _kernel(x, x)
+    kernel = _kernel(x, x, centre)
     # Subtracting the diagonal, the largest entry of a row, would lose digits.
     return jnp.sum(jnp.where(jnp.eye(len(x), dtype=bool), 0, kernel), axis=1)
 
 
-def _kernel(x, y):
-    return (_product(x, y.T) / x.shape[1] + 1) ** 3
+def _kernel(x, y, centre):
+    """The kernel of samples about a centre, but for terms that depend on one sample alone.
+
+    Those cancel in unbiased estimates, and are nearly all of the kernel if means are large.
+    """
+    features = len(centre)
+    inner = _product(x, y.T) / features
+    constant = jnp.sum(centre * centre) / features + 1
+    of_x, of_y = (_product(z, centre) / features for z in (x, y))
+    total = of_x[:, None] + of_y
+    # (c + p + q + s)³, without the terms in c, p and q that lack the product pq or s.
+    high = constant + total
+    crossed = 3 * of_x[:, None] * of_y * (constant + high)
+    return inner * (3 * high**2 + 3 * high * inner + inner**2) + crossed
 
 
 def _unbiased(aa, ab, ba, bb, n, k):

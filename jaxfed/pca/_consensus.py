@@ -34,6 +34,9 @@ from jaxfed.pca.components import (
 )
 
 
+FLOOR = 1e-3  # of all energy: what counts as left where nearly all is captured
+
+
 class ConsensusMember(NamedTuple):
     """One client's prepared data."""
 
@@ -47,7 +50,7 @@ class ConsensusServer(NamedTuple):
 
     shared: Frame  # Z
     captured: Float[Array, ""]  # f at the previous Z, for which the last messages were computed
-    energy: Float[Array, ""] | None  # |A|_F², if the KKT violation is measured
+    energy: Float[Array, ""] | None  # |A|_F², if the violation is measured
 
 
 class Eigensolver(Algorithm):
@@ -100,10 +103,17 @@ class Eigensolver(Algorithm):
 class Measured(Eigensolver):
     """An eigensolver whose server measures how good the components of a round were."""
 
+    slow_beside_strong = False
+    """Whether weak directions beside strong ones can move so little that they seem to stand still.
+
+    The default stopping measure is then the violation, beside the energy that is left.
+    """
+
     @final
     def first_message(self, key, data: ConsensusMember, warm_start) -> Sum | None:
         """Return the energy |A_i|_F² of the samples if the stopping rule needs it."""
-        return Sum(data.moment.trace) if self.stop == "kkt" else None
+        needed = self.stop == "kkt" or (self.stop is None and self.slow_beside_strong)
+        return Sum(data.moment.trace) if needed else None
 
     @final
     def _first(
@@ -136,8 +146,14 @@ class Measured(Eigensolver):
         The scaled KKT violation |(I - ZZᵀ) A Aᵀ Z|_F / |A|_F² is computed from `product`, A Aᵀ Z.
         It is infinite where `exact` is false.
         """
-        if self.stop is None:
+        if self.stop is None and (product is None or server.energy is None):
             return {"captured": captured}
+        if self.stop is None:
+            # A direction of eigenvalue λ leaves its squared violation over λ to gain. Weak ones,
+            # which take the longest, have less than the energy that is left.
+            left = jnp.maximum(server.energy - captured, FLOOR * server.energy)
+            share = frobenius_norm(ratio(deflate(product, server.shared), left))
+            return {"captured": captured, "stopping_measure": share * share}
         if product is None or server.energy is None:
             change = relative_change(server.captured, captured)
             return {"captured": captured, "stopping_measure": change}
