@@ -173,7 +173,7 @@ EXAMPLES = {
     ),
     jf.pca.FAPS: Examples(
         good={
-            "": Example(lambda _: jf.pca.FAPS(2), (1, 13, 12)),
+            "": Example(lambda _: jf.pca.FAPS(2), (0, 13, 12)),
             "kkt": Example(
                 lambda _: jf.pca.FAPS(2, local_steps=2, penalty_growth=None, stop="kkt"),
                 (1, 24, 12),

@@ -16,6 +16,7 @@ from bench.tables import units as bench
 from jaxfed import aggregation, channel
 from jaxfed.core.clients.units import exceed_single_precision
 from jaxfed.linalg.sums import scaled_norm
+from tests.examples import CLIENTS, EXAMPLES
 
 KEY = jax.random.key(0)
 SCALES = [2.0**-43, 2.0**-40, 2.0**-20, 2.0**20, 2.0**40, 2.0**43]  # 1e-13 to 1e13, exact
@@ -40,8 +41,14 @@ def test_a_clip_binds_at_every_magnitude():
 
 # --- features in unlike units --------------------------------------------------------------------
 
-# Their second moments are not those of samples' features.
+TUCKER = jf.pca.PerTucker((2, 5), (1, 2), (1, 1))
+# Of modes of samples, with tests of its own below.
 OF_ANOTHER_KIND = {jf.pca.PerTucker}
+# Their results hold no eigenvectors of second moments.
+WITHOUT = {
+    *(jf.nmf.INMF, jf.gcca.DeepMaxVar, jf.preprocess.Standardize),
+    *(jf.generative.FedAvg, jf.generative.AdaptiveTraining),
+}
 SOLVED = {type(algorithm): name for name, (algorithm, _) in bench.ALGORITHMS.items()}
 
 
@@ -55,6 +62,59 @@ def test_every_algorithm_of_components_says_how_many():
     assert all(algorithm.eigenvectors == 3 for algorithm, _ in bench.ALGORITHMS.values())
     several = jf.MultiStart(jf.pca.PerPCA(2, 1), 2)
     assert several.eigenvectors == aggregation.Robust(several, groups=3).eigenvectors == 3
+    assert (TUCKER.eigenvectors, jf.preprocess.Impute(2, 1).eigenvectors) == (3, 3)
+    made = {kind: next(iter(each.good.values())).make(CLIENTS) for kind, each in EXAMPLES.items()}
+    assert {kind for kind, each in made.items() if not each.eigenvectors} == WITHOUT
+
+
+def in_both_precisions(function, *given):
+    with jax.enable_x64(True):
+        wanted = jax.tree.map(np.asarray, function(*given))
+    return function(*given), wanted
+
+
+@pytest.mark.parametrize("factor", [1e2, 1e4])
+def test_units_change_no_tucker_decomposition(factor):
+    def solve(x):
+        return jf.fit(TUCKER, jf.Clients.from_samples(x), rounds=60, key=KEY)
+
+    given, wanted = in_both_precisions(solve, bench.samples(factor, 0))
+    ends = [run.history["objective"][-1] for run in (given, wanted)]
+    np.testing.assert_allclose(*ends, rtol=1e-5)
+
+
+def test_units_change_no_imputation():
+    x = bench.samples(1e4, 0)
+    x.reshape(-1)[::11] = np.nan
+
+    def solve(x):
+        clients = jf.Clients.from_samples(x, missing="mask")
+        models = jf.fit(jf.preprocess.Impute(2, 1), clients, rounds=20, key=KEY).result.local
+        return models.transform(clients).data.values
+
+    given, wanted = in_both_precisions(solve, x)
+    np.testing.assert_allclose(given, wanted, rtol=1e-3, atol=1e-3)
+
+
+def test_units_change_no_influence():
+    def influence(x):
+        clients = jf.Clients.from_samples(x)
+        solution = jf.fit(jf.pca.Pooled(2), clients, rounds=1, key=KEY)
+        return aggregation.client_influence(solution, clients, key=KEY, rounds=1)
+
+    np.testing.assert_allclose(*in_both_precisions(influence, bench.samples(1e4, 0)), rtol=1e-3)
+
+
+@pytest.mark.slow
+def test_units_change_no_suggested_ranks():
+    def suggest(x):
+        clients = jf.Clients.from_samples(x)
+        options = {"most_shared": 3, "most_local": 2, "subsets": 5, "draws": 8}
+        found = jf.pca.suggest_ranks(clients, key=KEY, **options)
+        return found.shared, found.local, found.noise_variance
+
+    for pair in zip(*in_both_precisions(suggest, bench.samples(1e4, 0)), strict=True):
+        np.testing.assert_allclose(*pair, rtol=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -121,6 +181,29 @@ def test_moments_and_large_means_count():
     assert exceed_single_precision(jf.pca.Pooled(2), jf.Clients.from_moments(moments))
     moments = np.einsum("mnd,mne->mde", *[bench.samples(1e3, 0)] * 2) / 60
     assert exceed_single_precision(jf.pca.Pooled(2), jf.Clients.from_moments(moments))
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("kept", [jf.Clients.from_moments, None])
+def test_moments_keep_the_units_of_features(kept):
+    x = bench.samples(1e3, 0)
+
+    def solve(x):
+        if kept is None:
+            clients = jf.stream.Forgetting(None).update(None, jf.Clients.from_samples(x))
+        else:
+            clients = kept(np.einsum("mnd,mne->mde", x, x) / x.shape[1])
+        return jf.fit(jf.pca.PerPCA(2, 1), clients, rounds=60, key=KEY).history["objective"][-1]
+
+    np.testing.assert_allclose(*in_both_precisions(solve, x), rtol=1e-5)
+
+
+def test_moments_that_have_lost_digits_warn():
+    x = bench.samples(1, 0) + 1000
+    moments = np.einsum("mnd,mne->mde", x, x) / x.shape[1]
+    for clients in (jf.Clients.from_moments(moments), jf.Clients.from_moments(1e-9 * moments)):
+        with pytest.warns(jf.UnitsWarning, match="second moments that keep enough digits"):
+            jf.fit(jf.pca.Pooled(3), clients, rounds=1, key=KEY)
 
 
 def trend(strength, rows=60):

@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, Int, Key
 from jaxfed._checks import check_count, checked_key, refuse
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.names import without_names
+from jaxfed.core.clients.units import in_enough_precision
 from jaxfed.core.common.printing import is_known
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
 from jaxfed.core.derivatives.adjoint import implicit
@@ -26,6 +27,7 @@ ClientWeights = Float[Array, " clients"]
 DIRECTIONS = 32
 
 
+@in_enough_precision
 def client_influence(
     solution: Solution,
     clients: Clients,

@@ -9,15 +9,19 @@ then scatters around that of all clients, by as much as the clients differ.
 """
 
 import abc
-from typing import Literal, NamedTuple, final
+import math
+import warnings
+from typing import ClassVar, Literal, NamedTuple, final
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxfed._names import caller
 from jaxfed.contract import Algorithm, Diagnostics, Personalized, check_count, check_name
 from jaxfed.core.clients.samples import Samples
+from jaxfed.core.clients.units import ratio_of_axes
 from jaxfed.core.contract.reduction import Sum
 from jaxfed.linalg import Moment, orthonormalize
 from jaxfed.linalg.division import ratio
@@ -34,9 +38,6 @@ from jaxfed.pca.components import (
 )
 
 
-FLOOR = 1e-3  # of all energy: what counts as left where nearly all is captured
-
-
 class ConsensusMember(NamedTuple):
     """One client's prepared data."""
 
@@ -50,7 +51,7 @@ class ConsensusServer(NamedTuple):
 
     shared: Frame  # Z
     captured: Float[Array, ""]  # f at the previous Z, for which the last messages were computed
-    energy: Float[Array, ""] | None  # |A|_F², if the violation is measured
+    energy: Float[Array, ""] | None  # |A|_F², if the KKT violation is measured
 
 
 class Eigensolver(Algorithm):
@@ -78,11 +79,26 @@ class Eigensolver(Algorithm):
     def _products(self, rounds: int) -> int:
         """Estimate the number of products with the client's matrix in so many rounds."""
 
+    most_unlike: ClassVar[float] = math.inf
+    """How many times stronger one component may be than another, for both to be found."""
+
     @final
     def check(self, clients, warm_start) -> None:
-        """Raise a `ValueError` if the rank or the warm start does not fit."""
+        """Raise a `ValueError` if the rank or the warm start does not fit.
+
+        Warns:
+            UserWarning: if some components are too strong beside others.
+        """
         check_fits("rank", self.rank, clients)
         check_warm_start(warm_start, clients, self.rank, None)
+        if self.most_unlike < math.inf and ratio_of_axes(clients, self.rank) > self.most_unlike:
+            warnings.warn(
+                f"clients: {type(self).__name__} wants components at most {self.most_unlike:.0f} "
+                "times as strong as others, got stronger ones, beside which others hardly move, so "
+                "that a run may end before it has found them; subtract means, standardize features "
+                "in unlike units, or use BlockLanczos",
+                stacklevel=caller(),
+            )
 
     @final
     def prepare(self, data: Samples | Moment, client_id, rounds) -> ConsensusMember:
@@ -103,17 +119,10 @@ class Eigensolver(Algorithm):
 class Measured(Eigensolver):
     """An eigensolver whose server measures how good the components of a round were."""
 
-    slow_beside_strong = False
-    """Whether weak directions beside strong ones can move so little that they seem to stand still.
-
-    The default stopping measure is then the violation, beside the energy that is left.
-    """
-
     @final
     def first_message(self, key, data: ConsensusMember, warm_start) -> Sum | None:
         """Return the energy |A_i|_F² of the samples if the stopping rule needs it."""
-        needed = self.stop == "kkt" or (self.stop is None and self.slow_beside_strong)
-        return Sum(data.moment.trace) if needed else None
+        return Sum(data.moment.trace) if self.stop == "kkt" else None
 
     @final
     def _first(
@@ -146,14 +155,8 @@ class Measured(Eigensolver):
         The scaled KKT violation |(I - ZZᵀ) A Aᵀ Z|_F / |A|_F² is computed from `product`, A Aᵀ Z.
         It is infinite where `exact` is false.
         """
-        if self.stop is None and (product is None or server.energy is None):
-            return {"captured": captured}
         if self.stop is None:
-            # A direction of eigenvalue λ leaves its squared violation over λ to gain. Weak ones,
-            # which take the longest, have less than the energy that is left.
-            left = jnp.maximum(server.energy - captured, FLOOR * server.energy)
-            share = frobenius_norm(ratio(deflate(product, server.shared), left))
-            return {"captured": captured, "stopping_measure": share * share}
+            return {"captured": captured}
         if product is None or server.energy is None:
             change = relative_change(server.captured, captured)
             return {"captured": captured, "stopping_measure": change}

@@ -68,13 +68,13 @@ class FAPS(Accelerated, HoldsBasis):
     spectrum decays slowly and the clients are alike; more steps can oscillate. With large ranks,
     few samples per client and many clients (\(\sum_i \beta_i > \lambda_{p+1}\)), every rule is
     slower than subspace iteration. The penalty is a multiple of the strongest direction's energy,
-    so directions with less than about a hundredth of that energy hardly move, as the stopping
-    measure says. `BlockLanczos` finds them in a few rounds.
+    so directions that are some twenty times weaker hardly move: a warning says so, since a run may
+    end before it has found them.
 
     All samples count equally: \(A_i A_i^\top\) is the sum over a client's samples.
     """
 
-    slow_beside_strong = True  # by penalties that are multiples of the strong ones
+    most_unlike = 20.0  # since penalties are multiples of the strongest direction's energy
 
     penalty: Float[Array, ""]
     penalty_growth: Float[Array, ""] | None
@@ -112,10 +112,8 @@ class FAPS(Accelerated, HoldsBasis):
                 500.
             local_tol: tolerance of the local rule: by default 0.01 for `"relative_change"`, 0.5 for
                 `"sufficient_decrease"`.
-            stop: what `tol` applies to: by default the squared violation
-                \(|(I - ZZ^\top) A A^\top Z|_F^2\), once clients and server agree, over the square
-                of the energy that is left, about the share that is left to gain. It costs one
-                number at the start. `"objective"`: the relative change of the captured energy,
+            stop: what `tol` applies to: by default the stopping measure of other
+                algorithms. `"objective"`: the relative change of the captured energy,
                 rule (27), which costs one number per round. Because the iteration may oscillate, it
                 can be met by chance far from a solution. `"kkt"`: the scaled KKT violation, which
                 doubles the messages.
@@ -189,9 +187,7 @@ class FAPS(Accelerated, HoldsBasis):
         if gradient is not None:
             captured = jnp.vdot(server.shared, gradient)
         assert captured is not None
-        # Once all clients agree with Z, what their multipliers leave of the sum is its violation.
-        violated = product if self.stop is None else gradient
-        measured = self._measures(server, captured, violated)
+        measured = self._measures(server, captured, gradient)
         return ConsensusServer(orthonormalize(product), captured, server.energy), measured
 
     def _adapted(self, local: Consensus, z: Frame) -> tuple[Array, Array]:

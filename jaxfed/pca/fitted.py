@@ -121,7 +121,9 @@ def complete(fitted: Fitted, samples: Tables, *, client: int | str | None = None
     """Fill in missing entries of samples from their client's components.
 
     The scores of a sample are the least-squares solution on its observed entries, the shortest one
-    if there are several. For the samples it was fitted to, a converged `HMF` has the same values.
+    if there are several. Directions in which observed entries of components have less than about
+    1e-5 of their largest length count as not observed (1e-14 in double precision). For the samples
+    it was fitted to, a converged `HMF` has the same values.
 
     Args:
         fitted: a solution, its result, an estimator, or what `jaxfed.load` returned.

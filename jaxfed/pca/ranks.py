@@ -28,6 +28,7 @@ from jaxfed.contract import check_count, check_instance
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.guarantee import sensitivity, terms_of
 from jaxfed.core.clients.samples import check_complete_samples
+from jaxfed.core.clients.units import in_enough_precision
 from jaxfed.core.run.runner import call_compiled
 from jaxfed.linalg import Moment
 from jaxfed.pca import _released_ranks
@@ -37,6 +38,18 @@ from jaxfed.pca._released_ranks import Released
 # A number of components is certain if the last one's score is at least that many thresholds, and
 # the next one's at most a share of it.
 LAST, NEXT = 1.5, 0.2
+
+
+class Most(NamedTuple):
+    """Numbers of components to look for."""
+
+    shared: int
+    local: int
+
+    @property
+    def eigenvectors(self) -> int:
+        """Of a client's second moment."""
+        return self.shared + self.local
 
 
 class SuggestedRanks(NamedTuple):
@@ -206,15 +219,13 @@ def suggest_ranks(
     present = np.flatnonzero(np.asarray(data.count) > 0)
     if len(present) < 2:
         raise ValueError(f"clients: wanted at least two with samples, got {len(present)}")
-    data = jax.tree.map(lambda x: x[present], data if released is None else released)
 
     width = clients.features if released is not None else min(data.values.shape[1:])
-    most = min(most_shared, width), min(most_local, width)
+    most = Most(min(most_shared, width), min(most_local, width))
     # Bonferroni's correction for all components that are looked for.
     threshold = NormalDist().inv_cdf(1 - (1 - confidence) / sum(most))
-    scored = evidence_of if released is None else _released_ranks.evidence_of
-    arguments = data, key, threshold, most, draws, subsets
-    evidence = jax.device_get(call_compiled(scored, *arguments, static_argnums=(3, 4, 5)))
+    numbers = {"threshold": threshold, "draws": draws, "subsets": subsets}
+    evidence = _evidence(most, clients, key=key, present=present, **numbers)
     agreement, scores = evidence.agreement, evidence.local_scores
 
     shared, local = (int(last_above(each, threshold)) for each in (agreement.scores, scores))
@@ -238,6 +249,26 @@ def suggest_ranks(
         threshold=threshold,
         noise_variance=evidence.noise_variance,
     )
+
+
+@in_enough_precision
+def _evidence(
+    most: Most,
+    clients: Clients,
+    *,
+    key: Key[Array, ""],
+    present: Int[np.ndarray, " present"],
+    threshold: float,
+    draws: int,
+    subsets: int,
+) -> Any:
+    """Return the scores of shared and local components, on the host."""
+    dense = any(isinstance(part, Moment) for part in clients.parts)
+    scored = _released_ranks.evidence_of if dense else evidence_of
+    data = _released(clients) if dense else clients.unbucketed().data
+    data = jax.tree.map(lambda x: x[present], data)
+    arguments = data, key, threshold, tuple(most), draws, subsets
+    return jax.device_get(call_compiled(scored, *arguments, static_argnums=(3, 4, 5)))
 
 
 def _released(clients: Clients) -> Released:

@@ -116,7 +116,8 @@ class Impute(Algorithm):
 
     The posterior variances of local parts use \(E[t t^T] = I\) as the second moment of the scores
     of a client's samples. Noise is at least half of its mean over features, and the variances a and
-    b are moved a sixth of the way towards their means.
+    b are moved a sixth of the way towards their means. So features in unlike units are imputed
+    worse: give them one size with `Standardize` first, whose `inverse_transform` returns the units.
 
     The history has the mean squared error of the observed entries as `objective`; a run has
     converged once what is left to gain is small beside their variance. `next_component` is the

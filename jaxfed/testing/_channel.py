@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Key, PyTree
 
 from jaxfed import channel as channels
-from jaxfed._checks import check_factor, check_instance, check_whole
+from jaxfed._checks import check_factor, check_instance, check_whole, checked_key
 from jaxfed.core.contract.reduction import contributions, joined, over_clients, plain, separated
 from jaxfed.core.round.messages import send
 from jaxfed.core.wire import calls
@@ -254,8 +254,8 @@ def check_channel(
             rng = np.random.default_rng(0)
             message = {"matrix": rng.normal(size=(6, 2)), "vector": rng.normal(size=40)}
             message["number"] = np.asarray(1.5)
-        message = _compare.floats_as(jax.tree.map(jnp.asarray, message), np.float64)
-        key = jax.random.key(0) if key is None else key
+        message = _compare.arrays("message", message)
+        key = jax.random.key(0) if key is None else checked_key("key", key)
         case = _Case(channel, message, int(clients), key, rtol, atol)
         return reported(
             "check_channel",

@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Array, PyTree
 
 from jaxfed import channel
+from jaxfed._checks import refuse
 
 
 def numbers(x: Any) -> np.ndarray:
@@ -41,6 +42,26 @@ def floats_as(tree: PyTree, dtype: Any) -> PyTree:
         return jnp.asarray(np.asarray(x), dtype)
 
     return jax.tree.map(cast, tree)
+
+
+def arrays(argument: str, tree: PyTree) -> PyTree:
+    """Convert all leaves to arrays in double precision, or whole numbers.
+
+    Raises:
+        ValueError: if one is not an array of finite numbers.
+    """
+    try:
+        found = jax.tree.map(jnp.asarray, tree)
+    except (TypeError, ValueError, OverflowError):
+        found = None
+    leaves = jax.tree.leaves(found)
+    kinds = jnp.floating, jnp.integer, jnp.bool_
+    if not leaves or not all(
+        any(jnp.issubdtype(x.dtype, kind) for kind in kinds) and np.isfinite(numbers(x)).all()
+        for x in leaves
+    ):
+        raise refuse(argument, "arrays of finite numbers", tree)
+    return floats_as(found, np.float64)
 
 
 def check_same_shapes(given: PyTree, wanted: PyTree, sentence: str) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, PyTree
 
 from jaxfed import backend
-from jaxfed._checks import check_callable, check_factor
+from jaxfed._checks import check_callable, check_factor, check_positive, checked_array
 from jaxfed.core.backends.backend import Backend, collect
 from jaxfed.core.contract.reduction import (
     Part,
@@ -254,16 +254,17 @@ def check_reduction(
     check_factor("rtol", rtol, single=True)
     check_factor("atol", atol, single=True)
     with jax.enable_x64(True):
-        values = _compare.floats_as(jax.tree.map(jnp.asarray, values), np.float64)
-        clients = {jnp.shape(x)[0] if jnp.ndim(x) else 0 for x in jax.tree.leaves(values)}
+        values = _compare.arrays("values", values)
+        clients = {x.shape[0] if x.ndim else 0 for x in jax.tree.leaves(values)}
         if len(clients) != 1 or (count := clients.pop()) < 3:
-            shapes = [jnp.shape(x) for x in jax.tree.leaves(values)]
+            shapes = [x.shape for x in jax.tree.leaves(values)]
             raise ValueError(
                 f"values: wanted arrays with one leading axis of at least 3 clients, got {shapes}"
             )
-        weights = jnp.full(count, 1 / count) if weights is None else jnp.asarray(weights, float)
-        if weights.shape != (count,) or not (np.asarray(weights) > 0).all():
-            raise ValueError(f"weights: wanted {count} positive numbers, got {weights}")
+        if weights is None:
+            weights = jnp.full(count, 1 / count)
+        weights = checked_array("weights", weights, str(count), finite=True).astype(float)
+        check_positive("weights", weights)
         known = every_backend() if backends is None else backends
         members = _Members(values, weights, jnp.arange(count))
         case = _Case(part, members, known, rtol, atol)

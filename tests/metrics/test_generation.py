@@ -108,6 +108,27 @@ def test_kernel_distance_equals_the_reference(n, k, x64):
     np.testing.assert_allclose(found.standard_error, wanted, rtol=1e-10)
 
 
+@pytest.mark.parametrize(("scale", "offset"), [(1, 1000), (1, 30), (1e-3, 0), (1e-6, 0)])
+def test_kernel_distance_keeps_its_digits(scale, offset):
+    """Far from zero, or of small features, the kernel is nearly constant."""
+    a, b = (scale * x + offset for x in draw_features(40, 50))
+    wanted = reference.kernel(a, b)
+    if offset == 0:
+        # To second order, three times the squared difference of means, without the bias.
+        squares = sum(x.var(0, ddof=1).sum() / len(x) for x in (a, b))
+        wanted = 3 * (np.sum((a.mean(0) - b.mean(0)) ** 2) - squares) / 8
+    rtol = {1000: 1e-4, 30: 1e-5, 0: 20 * scale}[offset]
+    np.testing.assert_allclose(metrics.kernel_distance(a, b), wanted, rtol=rtol)
+
+
+def test_numbers_that_single_precision_loses_are_refused():
+    values = 1e8 + np.random.default_rng(0).normal(size=20)
+    with pytest.raises(ValueError, match=r"^values: wanted features that single precision holds"):
+        metrics.client_distribution(values, good="small")
+    with pytest.raises(ValueError, match=r"^images: wanted features that single precision holds"):
+        metrics.noise_level(values.reshape(4, 5))
+
+
 def test_kernel_distance_within_a_distribution_is_zero_on_average(key):
     a, b = jax.random.normal(key, (2, 400, 20, 6))
     found = jax.jit(jax.vmap(metrics.kernel_distance))(a, b)

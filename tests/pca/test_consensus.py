@@ -1,6 +1,7 @@
 """Subspace iteration, LocalPower and FAPS: against dense NumPy, the exact solution; hard data."""
 
 import functools
+import warnings
 
 import chex
 import equinox as eqx
@@ -125,9 +126,9 @@ def test_fifty_rounds_agree_with_the_reference(name):
 def test_different_numbers_of_local_steps_in_one_round():
     samples, start = decaying()
     samples = [100 * samples[0][:2], *samples[1:]]
-    algorithm = FAPS(RANK, local_solver="sufficient_decrease", local_tol=0.1)
+    algorithm = Elsewhere(RANK, local_solver="sufficient_decrease", local_tol=0.1)
     steps = solve(algorithm, samples, warm_start=warm(start)).history["local_steps"]
-    wanted = reference.faps(samples, start, 8, rule="sufficient_decrease", tol=0.1).local_steps
+    wanted = by_rule("sufficient_decrease", 0.1)(samples, start, 8).local_steps
     assert any(len(set(counts)) > 1 for counts in wanted)
     np.testing.assert_allclose(steps[:8], np.mean(wanted, axis=1))
 
@@ -232,6 +233,25 @@ def test_rounds_of_a_small_problem():
 
 
 # --- hard data -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strength", [1, 5, 50])
+def test_faps_warns_of_directions_that_stand_still(strength):
+    """Penalties are multiples of a strong direction, beside which the objective stands still."""
+    rng = np.random.default_rng(0)
+    basis = np.linalg.qr(rng.normal(size=(FEATURES, FEATURES)))[0]
+    scales = np.array([2 * strength, 2, *[0.3] * (FEATURES - 2)])
+    samples = [rng.normal(size=(50, FEATURES)) * scales @ basis.T for _ in range(4)]
+    moments = np.stack([x.T @ x / len(x) for x in samples])
+    for clients in (jf.Clients.from_samples(samples), jf.Clients.from_moments(moments)):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            solution = helpers.fit(FAPS(2), clients, rounds=100)
+        assert [str(x.message).startswith("clients: FAPS wants") for x in caught] == [True] * (
+            strength > 20
+        )
+        far = np.linalg.norm(projector(solution) - exact(samples, 2)) > 0.1
+        assert far == (strength > 20)
 
 
 @pytest.mark.slow

@@ -240,7 +240,11 @@ def test_a_broken_backend_is_reported(wrong, sentence):
         (functools.partial(check_backend, Halves(), clients=2), "clients: wanted"),
         (functools.partial(check_reduction, "text", VECTORS), "part: wanted a function"),
         (functools.partial(check_reduction, Late, VECTORS[:2]), "values: wanted arrays with one"),
-        (functools.partial(check_reduction, Late, VECTORS, weights=[1, 0]), "weights: wanted 7"),
+        (functools.partial(check_reduction, Late, VECTORS, weights=[1, 0]), "weights: wanted"),
+        (functools.partial(check_reduction, Late, VECTORS, weights=[0] * 7), "weights: wanted"),
+        (functools.partial(check_reduction, Late, "text"), "values: wanted arrays of finite"),
+        (functools.partial(check_channel, Plain(), ["text"]), "message: wanted arrays of finite"),
+        (functools.partial(check_channel, Plain(), key="text"), "key: wanted"),
     ],
 )
 def test_bad_arguments_are_refused(call, said):

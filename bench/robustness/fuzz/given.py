@@ -39,6 +39,9 @@ def given() -> dict[str, Any]:
         # algorithms and channels
         "perpca": perpca,
         "one_algorithm": [perpca],
+        "lossless": jf.channel.lossless(),
+        "separate": jf.backend.separate(),
+        "sum": jf.reduction.Sum,
         "two_algorithms": [perpca] * 2,
         "hierarchical": jf.pca.HierarchicalPCA(1, 0.5, 0.1),
         "max_var": jf.gcca.MaxVar(1),

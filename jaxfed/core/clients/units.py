@@ -39,7 +39,9 @@ class UnitsWarning(UserWarning):
 
 
 def in_enough_precision(run: Function) -> Function:
-    """Wrap a function of an algorithm and clients to compute in double precision where it must.
+    """Wrap a function of an algorithm, or a solution, and clients to compute in double precision.
+
+    It does so where single precision would lose components.
 
     Its other arguments and its result keep single precision. It warns where it cannot: if samples
     are read in the precision of the source, or what is differentiated keeps its own.
@@ -130,7 +132,7 @@ def exceed_single_precision(algorithm: Any, clients: Any) -> bool:
 
 
 def _eigenvectors(algorithm: Any) -> int:
-    found = getattr(algorithm, "eigenvectors", 0)
+    found = getattr(getattr(algorithm, "algorithm", algorithm), "eigenvectors", 0)
     return found if isinstance(found, int) else 0
 
 
@@ -192,17 +194,40 @@ def _rows(values: jax.Array, clients: slice, number: int) -> np.ndarray:
     return some.astype(np.float64)
 
 
+def ratio_of_axes(clients: Clients, number: int) -> float:
+    """How many times stronger the first principal axis is than the last of so many.
+
+    Standard deviations of some rows of some clients; 1 if the data are traced or unknown.
+
+    Args:
+        clients: the clients.
+        number: of principal axes.
+    """
+    known = [
+        part
+        for part in clients.parts
+        if (isinstance(part, SampleRows) or _is_dense(part))
+        and not any(isinstance(x, Tracer) for x in jax.tree.leaves(part))
+    ]
+    return max((_ratio_of_axes(part, number, scaled=False) for part in known), default=1.0)
+
+
 def _is_steep(part: Any, eigenvectors: int) -> bool:
     """Whether variances along the principal axes of some clients differ too much."""
+    return _ratio_of_axes(part, eigenvectors, scaled=True) > STEEP
+
+
+def _ratio_of_axes(part: Any, eigenvectors: int, *, scaled: bool) -> float:
+    """The largest ratio of deviations; of moments, if `scaled`, of features of one size."""
     if _is_dense(part):
         step = slice(None, None, -(-len(part.dense) // SOME_CLIENTS))
         some = slice(None, None, -(-part.dense.shape[-1] // FEW_FEATURES))
         with jax.ensure_compile_time_eval():
-            gram = on_host(part.dense)[step, some, some].astype(np.float64)
-        # Each entry is rounded by its own size, so the features' units do not matter.
-        sizes = np.sqrt(np.abs(np.diagonal(gram, axis1=1, axis2=2)))
-        sizes[sizes == 0] = 1
-        gram = gram / sizes[:, :, None] / sizes[:, None, :]
+            gram = np.nan_to_num(on_host(part.dense)[step, some, some].astype(np.float64))
+        if scaled:  # since each entry is rounded by its own size
+            sizes = np.sqrt(np.abs(np.diagonal(gram, axis1=1, axis2=2)))
+            sizes[sizes == 0] = 1
+            gram = gram / sizes[:, :, None] / sizes[:, None, :]
         number, rank = min(eigenvectors, gram.shape[-1]), RANK_OF_MOMENT
     else:
         step = slice(None, None, -(-len(part.values) // SOME_CLIENTS))
@@ -216,7 +241,7 @@ def _is_steep(part: Any, eigenvectors: int) -> bool:
     values = np.linalg.eigvalsh(gram)[:, ::-1]
     matter = values[:, :number]
     least = np.min(matter, axis=1, where=matter > rank**2 * values[:, :1], initial=np.inf)
-    return bool(np.any(values[:, 0] > STEEP**2 * least))
+    return float(np.sqrt(np.max(values[:, 0] / least, initial=1)))
 
 
 def _is_host(values: jax.Array) -> bool:
