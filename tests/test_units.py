@@ -409,6 +409,7 @@ def test_a_common_offset_leaves_imputed_entries_as_good(offset):
     assert error(offset) < 1.1 * error(0.0) + 1e-7 * offset
 
 
+@pytest.mark.slow
 def test_a_robust_run_without_any_message_has_diverged():
     clients = jf.Clients.from_samples(SAMPLES)
     nothing = eqx.tree_at(lambda c: c.data.values, clients, jnp.full_like(SAMPLES, jnp.nan))

@@ -252,8 +252,8 @@ def check_channel(
     with jax.enable_x64(True):
         if message is None:
             rng = np.random.default_rng(0)
-            message = {"matrix": rng.normal(size=(6, 2)), "vector": rng.normal(size=40)}
-            message["number"] = np.asarray(1.5)
+            matrix, vector = rng.normal(size=(6, 2)), rng.normal(size=40)
+            message = {"matrix": matrix, "vector": vector, "number": np.asarray(1.5)}
         message = _compare.arrays("message", message)
         key = jax.random.key(0) if key is None else checked_key("key", key)
         case = _Case(channel, message, int(clients), key, rtol, atol)

@@ -32,11 +32,11 @@ def chosen(
     Raises:
         ValueError: if a check is unknown, or `progress` is not a flag.
     """
-    progress = sys.stderr.isatty() if progress is None else progress
-    check_flag("progress", progress)
+    shown = sys.stderr.isatty() if progress is None else progress
+    check_flag("progress", shown)
     if unknown := set(known if names is None else names) - set(known):
         raise ValueError(f"checks: wanted some of {', '.join(known)}, got {sorted(unknown)}")
-    return known if names is None else names, progress
+    return known if names is None else names, shown
 
 
 def reported(

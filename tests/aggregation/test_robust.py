@@ -421,6 +421,7 @@ def test_far_clients_needs_a_robust_solution():
         far_clients(fit(jf.pca.Local(2), clients, rounds=1), clients.ids)
 
 
+@pytest.mark.slow
 def test_memories_have_no_implicit_derivative(key):
     around = jf.aggregation.Robust(jf.pca.HMF(1, 1), groups=4)
 

@@ -184,8 +184,12 @@ def liar(numbers):
 ROBUST = jf.aggregation.Robust(PERPCA, groups=5)
 
 
-@pytest.mark.parametrize("algorithm", [PERPCA, ROBUST], ids=["plain", "robust"])
-@pytest.mark.parametrize("numbers", [np.nan, np.inf, 1e30])
+@pytest.mark.parametrize(
+    "algorithm", [PERPCA, pytest.param(ROBUST, marks=pytest.mark.slow)], ids=["plain", "robust"]
+)
+@pytest.mark.parametrize(
+    "numbers", [np.nan, *(pytest.param(x, marks=pytest.mark.slow) for x in (np.inf, 1e30))]
+)
 def test_numbers_that_are_none_spoil_nothing(tmp_path, clients, caplog, algorithm, numbers):
     federation = Federation(tmp_path, algorithm, clients, trouble=liar(numbers))
     with pytest.raises(RefusedError, match="round 2: client 3: wanted finite numbers"):

@@ -158,7 +158,7 @@ def test_noise_beside_a_feature_in_a_small_unit_is_that_of_scikit_learn(unit):
     assert fitted.score(X) == pytest.approx(theirs.score(X), abs=0.02)
 
 
-@pytest.mark.parametrize("updated", [False, True])
+@pytest.mark.parametrize("updated", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_variances_are_those_of_all_samples_as_in_scikit_learn(updated):
     """Also if clients differ in size and in variance."""
     rng = np.random.default_rng(0)
@@ -231,7 +231,7 @@ def test_a_client_in_other_units_does_no_harm(make, named):
     assert ("site 03" in found.far_groups_) == named
 
 
-@pytest.mark.parametrize("call", ["fit", "partial_fit"])
+@pytest.mark.parametrize("call", ["fit", pytest.param("partial_fit", marks=pytest.mark.slow)])
 def test_a_robust_fit_centres_by_the_median_client(call):
     X, groups, _ = sampled(m=12)
     model = estimators.PersonalizedPCA(2, 2, robust=True, n_init=1, random_state=0)

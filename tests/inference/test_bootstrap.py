@@ -51,6 +51,7 @@ def shares(result, clients):
     return {"mean": clients.weights @ own, "projector": result.shared @ result.shared.T}
 
 
+@pytest.mark.slow
 def test_standard_errors_of_means_are_the_textbooks(x64):
     clients = drawn(40)
     solution = fitted(clients, 5)

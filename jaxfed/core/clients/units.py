@@ -17,6 +17,7 @@ from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.samples import Ragged, SampleRows, Samples
 from jaxfed.core.clients.source import SOME_ROWS, FromSource
 from jaxfed.core.common.processes import on_host
+from jaxfed.core.contract.algorithm import ClientsLike
 from jaxfed.linalg import Moment
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -156,11 +157,16 @@ def _has_type(leaf: Any, dtype: type[np.floating]) -> bool:
     return isinstance(leaf, jax.Array) and leaf.dtype == dtype
 
 
+def _is_known(part: Any) -> bool:
+    return all(
+        isinstance(x, jax.Array) and not isinstance(x, Tracer) for x in jax.tree.leaves(part)
+    )
+
+
 def _is_single(part: Any) -> bool:
-    leaves = jax.tree.leaves(part)
-    arrays = [x for x in leaves if isinstance(x, jax.Array) and not isinstance(x, Tracer)]
-    return len(arrays) == len(leaves) and all(
-        x.dtype == np.float32 and "tpu" not in {d.platform for d in x.devices()} for x in arrays
+    return _is_known(part) and all(
+        x.dtype == np.float32 and "tpu" not in {d.platform for d in x.devices()}
+        for x in jax.tree.leaves(part)
     )
 
 
@@ -194,7 +200,7 @@ def _rows(values: jax.Array, clients: slice, number: int) -> np.ndarray:
     return some.astype(np.float64)
 
 
-def ratio_of_axes(clients: Clients, number: int) -> float:
+def ratio_of_axes(clients: ClientsLike, number: int) -> float:
     """How many times stronger the first principal axis is than the last of so many.
 
     Standard deviations of some rows of some clients; 1 if the data are traced or unknown.
@@ -206,8 +212,7 @@ def ratio_of_axes(clients: Clients, number: int) -> float:
     known = [
         part
         for part in clients.parts
-        if (isinstance(part, SampleRows) or _is_dense(part))
-        and not any(isinstance(x, Tracer) for x in jax.tree.leaves(part))
+        if (isinstance(part, SampleRows) or _is_dense(part)) and _is_known(part)
     ]
     return max((_ratio_of_axes(part, number, scaled=False) for part in known), default=1.0)
 

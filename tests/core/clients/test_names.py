@@ -327,7 +327,7 @@ RUNS = {
 }
 
 
-@pytest.mark.parametrize("earlier", ["solution", "saved"])
+@pytest.mark.parametrize("earlier", ["solution", pytest.param("saved", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("run", RUNS)
 def test_a_run_from_another_one_matches_clients_and_features_by_name(run, earlier, key, tmp_path):
     algorithm = jf.pca.PerPCA(1, 1, local_penalty=0.1)

@@ -138,7 +138,9 @@ def test_shorter_steps_help_where_they_are_advised():
 
 
 @pytest.mark.parametrize(
-    "model", [jf.pca.PerPCA, GRADIENT, jf.pca.HMF], ids=["PerPCA", "gradient", "HMF"]
+    "model",
+    [jf.pca.PerPCA, *(pytest.param(x, marks=pytest.mark.slow) for x in (GRADIENT, jf.pca.HMF))],
+    ids=["PerPCA", "gradient", "HMF"],
 )
 def test_a_local_component_that_all_clients_have_is_no_success(model):
     """Moments that are exact, on which the start is a saddle of the objective."""
@@ -198,7 +200,12 @@ def test_remembering_helps_where_it_is_advised(algorithm):
 
 
 @pytest.mark.parametrize(
-    "algorithm", [jf.pca.PerPCA(1, 1, solver="gradient"), jf.pca.PerPCA(1, 1)], ids=repr
+    "algorithm",
+    [
+        pytest.param(jf.pca.PerPCA(1, 1, solver="gradient"), marks=pytest.mark.slow),
+        jf.pca.PerPCA(1, 1),
+    ],
+    ids=["gradient", "quasi-Newton"],
 )
 def test_no_objective_is_shown_that_no_components_have(algorithm):
     """Received components are longer or shorter than one, and so seem to capture more."""

@@ -55,7 +55,7 @@ def same(given, wanted):
     )
 
 
-@pytest.mark.parametrize("runs_at_once", [None, 5])
+@pytest.mark.parametrize("runs_at_once", [None, pytest.param(5, marks=pytest.mark.slow)])
 def test_a_grid_equals_the_loop(runs_at_once):
     keys = jax.random.split(jax.random.key(0))
     grid = jf.sweep(
