@@ -28,7 +28,7 @@ from jaxfed.pca._consensus import (
     residual_variance,
 )
 from jaxfed.pca.components import Frame, deflate
-from jaxfed.pca.subspace_iteration import Accelerated
+from jaxfed.pca.subspace_iteration import SubspaceIteration
 
 # Rule (25): every PERIOD rounds the penalty grows, unless the distance between the client's and the
 # server's subspace has since fallen by the factor DECREASE.
@@ -53,7 +53,7 @@ class Masked(NamedTuple):
     gradient: Frame | None  # A_i A_iᵀ Z, for the KKT violation
 
 
-class FAPS(Accelerated, HoldsBasis):
+class FAPS(HoldsBasis):
     r"""Principal components of all samples together by projection splitting.
 
     In each round, client i moves its own basis \(X_i\) towards the top eigenvectors of
@@ -139,6 +139,10 @@ class FAPS(Accelerated, HoldsBasis):
         self.penalty_growth = hyperparameter(penalty_growth)
         self.local_tol = hyperparameter(tolerance if local_tol is None else local_tol)
         self.local_solver, self.local_steps = local_solver, steps
+
+    def through(self) -> SubspaceIteration:
+        """Return subspace iteration, which has the same solution."""
+        return SubspaceIteration(self.rank, retraction="polar")
 
     def _products(self, rounds: int) -> int:
         return rounds * (self.local_steps + 1 if self.local_solver == "fixed" else 2)

@@ -28,9 +28,9 @@ from jaxfed.contract import Diagnostics, check_count
 from jaxfed.core.contract.reduction import Sum
 from jaxfed.linalg import orthonormalize, top_eigenvectors
 from jaxfed.linalg.division import ratio
-from jaxfed.pca._consensus import ConsensusMember, relative_change
+from jaxfed.pca._consensus import ConsensusMember, Eigensolver, relative_change
 from jaxfed.pca.components import Frame, RandomKey, frobenius_norm, positive
-from jaxfed.pca.subspace_iteration import Accelerated
+from jaxfed.pca.subspace_iteration import SubspaceIteration
 
 # Columns that the server keeps by default. More save hardly any rounds on decaying spectra, and the
 # eigenproblem of T must stay cheap beside the clients' products: LAPACK takes a millisecond for it,
@@ -62,7 +62,7 @@ class LanczosServer(NamedTuple):
     totals: Totals  # |A|_F², and the total number of samples
 
 
-class BlockLanczos(Accelerated):
+class BlockLanczos(Eigensolver):
     r"""Principal components of all samples together by block Lanczos iteration.
 
     This is the default for federated PCA. A round costs as much as one of `SubspaceIteration`, but
@@ -118,6 +118,10 @@ class BlockLanczos(Accelerated):
         if memory is not None:
             check_count("memory", memory, least=3)
         self.memory = memory
+
+    def through(self) -> SubspaceIteration:
+        """Return subspace iteration, which has the same solution."""
+        return SubspaceIteration(self.rank, retraction="polar")
 
     def _products(self, rounds: int) -> int:
         return min(rounds, 16)  # it converges in far fewer rounds than a run allows

@@ -16,7 +16,7 @@ from jaxfed.core.contract.reduction import Gather, Sum
 from jaxfed.linalg import orthonormalize, polar
 from jaxfed.pca._consensus import ConsensusMember, ConsensusServer, Measured, residual_variance
 from jaxfed.pca.components import Frame
-from jaxfed.pca.subspace_iteration import Accelerated
+from jaxfed.pca.subspace_iteration import SubspaceIteration
 
 
 class Downlink(NamedTuple):
@@ -41,7 +41,7 @@ class PowerServer(NamedTuple):
     steps: Int[Array, ""]
 
 
-class LocalPower(Accelerated, Measured):
+class LocalPower(Measured):
     r"""Principal components of all samples together by local power iterations.
 
     In a round with q local steps, client i starts at the common Z, makes q products with
@@ -88,6 +88,10 @@ class LocalPower(Accelerated, Measured):
         check_count("local_steps", local_steps)
         check_name("alignment", alignment, ("none", "sign", "procrustes"))
         self.local_steps, self.alignment = local_steps, alignment
+
+    def through(self) -> SubspaceIteration:
+        """Return subspace iteration, which has the same solution."""
+        return SubspaceIteration(self.rank, retraction="polar")
 
     def _products(self, rounds: int) -> int:
         return rounds

@@ -6,7 +6,7 @@ Source: Rutishauser (1970); the federated form is (2) of Wang, Liu & Zhang (2022
 on subspaces in federated principal component analysis.
 """
 
-from typing import Literal, final
+from typing import Literal
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -16,7 +16,6 @@ from jaxfed.core.contract.reduction import Sum
 from jaxfed.pca._consensus import (
     ConsensusMember,
     ConsensusServer,
-    Eigensolver,
     HoldsBasis,
     residual_variance,
 )
@@ -94,12 +93,3 @@ class SubspaceIteration(HoldsBasis):
     def bases(self, server: ConsensusServer, local: None) -> Bases:
         """Return the components."""
         return Bases(shared=(server.shared,))
-
-
-class Accelerated(Eigensolver):
-    """An eigensolver that is differentiated as subspace iteration, which has the same solution."""
-
-    @final
-    def through(self) -> SubspaceIteration:
-        """Return subspace iteration, which keeps nothing of earlier rounds."""
-        return SubspaceIteration(self.rank, retraction="polar")

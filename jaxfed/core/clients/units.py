@@ -145,8 +145,8 @@ def _with_exact_trace(part: Any) -> Any:
     """A moment whose trace is the sum of its diagonal in double precision, if it is a matrix."""
     if not _is_dense(part):
         return part
-    trace = np.trace(on_host(part.dense), axis1=-2, axis2=-1)
-    return eqx.tree_at(lambda x: x.trace, part, jnp.asarray(trace))
+    trace = jnp.trace(part.dense, axis1=-2, axis2=-1)  # which stays on its devices
+    return eqx.tree_at(lambda x: x.trace, part, trace)
 
 
 def _converted(tree: PyTree, old: type[np.floating], new: type[np.floating]) -> PyTree:
