@@ -183,6 +183,67 @@ def test_moments_and_large_means_count():
     assert exceed_single_precision(jf.pca.Pooled(2), jf.Clients.from_moments(moments))
 
 
+def views_with_a_column(factor):
+    rng = np.random.default_rng(0)
+    scores = rng.normal(size=(60, 2))
+    views = [scores @ rng.normal(size=(2, d)) + 0.4 * rng.normal(size=(60, d)) for d in (6, 8, 5)]
+    views[0][:, 1] *= factor
+    return views
+
+
+def test_units_change_no_sparse_views():
+    def cost(views):
+        clients = jf.gcca.Views.from_sparse([csr_matrix(v) for v in views], center=True)
+        found = jf.fit(jf.gcca.MVLSA(2), clients, rounds=1, key=KEY).result
+        return jf.gcca.cost(clients, found.shared, found.local)
+
+    np.testing.assert_allclose(*in_both_precisions(cost, views_with_a_column(1e6)), rtol=1e-4)
+
+
+def test_units_change_no_joint_rank():
+    def estimate(views):
+        clients = jf.gcca.Views.from_arrays(views, center=True)
+        found = jf.gcca.joint_rank(clients, 2, key=KEY, samples=20)
+        return found.rank, found.squared_singular_values
+
+    for pair in zip(*in_both_precisions(estimate, views_with_a_column(1e6)), strict=True):
+        np.testing.assert_allclose(*pair, rtol=1e-4)
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_gradient_steps_on_unlike_features_warn(sparse):
+    for factor, given in ((30, ()), (1e4, (UserWarning,))):
+        views = views_with_a_column(factor)
+        if sparse:
+            clients = jf.gcca.Views.from_sparse([csr_matrix(v) for v in views], center=True)
+        else:
+            clients = jf.gcca.Views.from_arrays(views, center=True)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            jf.fit(jf.gcca.MaxVar(2, solver="gradient"), clients, rounds=1, key=KEY)
+        assert tuple(warning.category for warning in caught) == given
+
+
+def test_sparse_views_far_from_zero_are_refused():
+    views = [csr_matrix(1e6 + view) for view in views_with_a_column(1)]
+    with pytest.raises(ValueError, match=r"^matrices\[0\]: wanted features near zero"):
+        jf.gcca.Views.from_sparse(views)
+
+
+def test_neighbours_do_not_depend_on_a_common_mean():
+    scores = np.random.default_rng(0).normal(size=(2, 30, 2))
+    scores[1] = scores[0] + 0.3 * scores[1]
+    near, far = (jf.gcca.alignment_accuracy(jnp.asarray(scores + x)) for x in (0, 1000))
+    assert near == far
+
+
+def test_a_sweep_of_unlike_units_warns():
+    clients = jf.Clients.from_samples(bench.samples(1e3, 0))
+    for given in (clients, [clients, clients]):
+        with pytest.warns(jf.UnitsWarning, match="features of similar and moderate"):
+            jf.sweep(jf.pca.Pooled(3), given, keys=jax.random.split(KEY), rounds=1)
+
+
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("kept", [jf.Clients.from_moments, None])
 def test_moments_keep_the_units_of_features(kept):

@@ -10,6 +10,7 @@ canonical correlation analysis, IEEE Transactions on Signal Processing. The modu
 """
 
 import dataclasses
+import warnings
 from typing import Any, Literal, NamedTuple
 
 import equinox as eqx
@@ -17,6 +18,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from jaxfed._names import caller
 from jaxfed.contract import (
     Algorithm,
     Bases,
@@ -27,6 +29,7 @@ from jaxfed.contract import (
     hyperparameter,
     without_batches,
 )
+from jaxfed.core.clients.units import ratio_of_features
 from jaxfed.core.common.shuffle import shuffled
 from jaxfed.gcca._memory import Memory, within_span
 from jaxfed.gcca.factors import Factors, factorize
@@ -57,6 +60,8 @@ from jaxfed.linalg.moments import should_densify
 STEPS = 10
 # Four blocks bring nearly all that more would bring.
 BLOCKS = 4
+# Of features of a view: sizes beside which gradient steps stand still.
+UNLIKE = 1000.0
 
 
 class MaxVarMember(NamedTuple):
@@ -208,7 +213,11 @@ class MaxVar(Algorithm):
         return self.batch_size is None
 
     def check(self, clients, warm_start) -> None:
-        """Raise a `ValueError` if data, batch size or warm start do not fit."""
+        """Raise a `ValueError` if data, batch size or warm start do not fit.
+
+        Warns:
+            UserWarning: if features are too unlike for gradient steps.
+        """
         check_views(clients, self.rank)
         check_all_seen(clients, warm_start)
         views, (entities, features) = len(clients.ids), clients.data.shape
@@ -216,6 +225,14 @@ class MaxVar(Algorithm):
             raise ValueError(f"batch_size: {self.batch_size} of {entities} entities")
         if isinstance(clients.data, SparseView) and self.solver == "exact":
             raise ValueError("solver: sparse views want 'gradient', got 'exact'")
+        gradient = not self._exact(isinstance(clients.data, SparseView))
+        if gradient and ratio_of_features(clients) > UNLIKE:
+            warnings.warn(
+                "clients: gradient steps want features of a view of similar sizes and means near "
+                f"zero, got some more than {UNLIKE:.0f} times as large as others, beside which a "
+                "run may end far from the optimum; centre views and give features one size",
+                stacklevel=caller(),
+            )
         if warm_start is not None:
             check_shape("shared", warm_start.shared, (entities, self.rank))
             if warm_start.local is not None:

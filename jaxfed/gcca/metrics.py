@@ -305,6 +305,8 @@ def alignment_accuracy(scores: Float[Array, "views entities rank"]) -> Float[Arr
 # A loop outside of `jit` would be compiled at every call.
 @jax.jit
 def _alignment_accuracy(scores: Float[Array, "views entities rank"]) -> Float[Array, ""]:
+    # Distances do not change, but keep their digits.
+    scores = scores - jnp.mean(scores, axis=(0, 1))
     first, second = np.triu_indices(len(scores), 1)
     squares = jnp.sum(scores**2, axis=-1)
 

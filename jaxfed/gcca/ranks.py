@@ -10,6 +10,7 @@ from jaxtyping import Array, Float, Int, Key
 from jaxfed._checks import check_number, checked_key
 from jaxfed.contract import check_count
 from jaxfed.core.clients.clients import Clients
+from jaxfed.core.clients.units import in_enough_precision
 from jaxfed.core.run.runner import call_compiled
 from jaxfed.gcca._signal import (
     Ranks,
@@ -39,6 +40,17 @@ class JointRank(NamedTuple):
     squared_singular_values: Float[np.ndarray, " directions"]
     wedin_bound: float
     random_bound: float
+
+
+class _Signals(NamedTuple):
+    """The signals' ranks."""
+
+    ranks: Ranks
+
+    @property
+    def eigenvectors(self) -> int:
+        """Of a view, at most."""
+        return int(np.max(self.ranks))
 
 
 class _Bounds(NamedTuple):
@@ -90,14 +102,19 @@ def joint_rank(
         ("random_percentile", random_percentile),
     ):
         check_number(name, given, "a number from 0 to 100", lambda x: (x >= 0) & (x <= 100))
-    arguments = checked_key("key", key), views.data, views.ids, ranks, samples
-    drawn = call_compiled(_bounds, *arguments, static_argnums=(3, 4))
+    drawn = _drawn(_Signals(ranks), views, key=checked_key("key", key), samples=samples)
     squares = np.asarray(drawn.squared_singular_values)
     wedin = float(np.percentile(drawn.wedin, wedin_percentile))
     random = float(np.percentile(drawn.random, random_percentile))
     # Without noise, a joint direction equals the bound up to rounding.
     slack = np.finfo(squares.dtype).eps * len(squares) * len(views)
     return JointRank(int(np.sum(squares > max(wedin, random) - slack)), squares, wedin, random)
+
+
+@in_enough_precision
+def _drawn(wanted: _Signals, views: Clients, *, key: Key[Array, ""], samples: int) -> _Bounds:
+    arguments = key, views.data, views.ids, wanted.ranks, samples
+    return call_compiled(_bounds, *arguments, static_argnums=(3, 4))
 
 
 def _bounds(

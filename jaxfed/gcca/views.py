@@ -115,7 +115,19 @@ class SparseView(Ragged):
     shape: tuple[int, int] = eqx.field(static=True)
     observed: Float[Array, "*clients entities"] | None = None  # 1 if seen; None: all are seen
 
-    summed_by_index = True
+    summed_by_index, factored = True, True
+
+    def magnitudes(self) -> tuple[np.ndarray, np.ndarray]:
+        """Each view's mean squares and variances of features, of all views together."""
+        entities, features = self.shape
+        parts = (np.asarray(x) for x in (self.values, self.columns, self.mean))
+        squares, variances = [], []
+        for values, columns, mean in zip(*parts, strict=True):
+            known = values.astype(np.float64), columns, entities
+            own = np.bincount(columns, values, features) / entities
+            squares.append(_mean_squares(*known, mean.astype(np.float64)))
+            variances.append(_mean_squares(*known, own))
+        return np.stack(squares), np.stack(variances)
 
     @property
     def mask(self) -> Float[Array, "*clients features"]:
@@ -259,7 +271,7 @@ class Views(Clients):
         check_flag("center", center)
         lists = [_as_list(matrix, f"matrices[{j}]") for j, matrix in enumerate(matrices)]
         _check_aligned("matrices", lists, alignment)
-        means = [_checked_mean(x, f"matrices[{j}]") for j, x in enumerate(lists)] if center else []
+        means = [_checked_mean(x, f"matrices[{j}]") for j, x in enumerate(lists)]
         if alignment is not None:
             rows = len(alignment.ids)
             lists = [_moved(x, p, rows) for p, x in zip(alignment.places, lists, strict=True)]
@@ -337,6 +349,18 @@ def _moved(matrix: Any, places: Int[np.ndarray, " rows"], entities: int) -> Any:
     return scipy.sparse.csr_array((matrix.data, (places[rows], columns)), shape).tocoo()
 
 
+def _mean_squares(
+    values: Float[np.ndarray, " nonzeros"],
+    columns: Int[np.ndarray, " nonzeros"],
+    entities: int,
+    mean: Float[np.ndarray, " features"],
+) -> Float[np.ndarray, " features"]:
+    """Mean squares of deviations of features, most of whose entries are zero."""
+    left = entities - np.bincount(columns, minlength=len(mean))
+    squares = np.bincount(columns, (values - mean[columns]) ** 2, len(mean))
+    return (squares + left * mean**2) / entities
+
+
 def _checked_mean(matrix: Any, name: str) -> Float[np.ndarray, " features"]:
     """The mean row of a list of values, in double precision.
 
@@ -345,11 +369,8 @@ def _checked_mean(matrix: Any, name: str) -> Float[np.ndarray, " features"]:
             it.
     """
     mean = np.asarray(matrix.mean(axis=0, dtype=np.float64)).ravel()
-    columns, values = matrix.coords[1], matrix.data.astype(np.float64)
-    entities, features = matrix.shape
-    left = entities - np.bincount(columns, minlength=features)
-    squares = np.bincount(columns, (values - mean[columns]) ** 2, features) + left * mean**2
-    spread = np.sqrt(squares / entities)
+    values = matrix.data.astype(np.float64)
+    spread = np.sqrt(_mean_squares(values, matrix.coords[1], matrix.shape[0], mean))
     lost = is_lost(spread, np.abs(mean), matrix.dtype)
     if lost.any():
         place = int(np.flatnonzero(lost)[0])

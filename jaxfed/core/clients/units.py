@@ -167,11 +167,14 @@ def _is_single(part: Any) -> bool:
     return _is_known(part) and all(
         x.dtype == np.float32 and "tpu" not in {d.platform for d in x.devices()}
         for x in jax.tree.leaves(part)
+        if jnp.issubdtype(x.dtype, jnp.floating)
     )
 
 
 def _magnitudes(part: Any) -> tuple[np.ndarray, np.ndarray]:
     """Each client's mean squares and variances of features, `(clients, features)`."""
+    if hasattr(part, "magnitudes"):
+        return part.magnitudes()
     if _is_dense(part):
         squares = np.diagonal(on_host(part.dense), axis1=1, axis2=2).astype(np.float64)
         return squares, squares
@@ -215,6 +218,19 @@ def ratio_of_axes(clients: ClientsLike, number: int) -> float:
         if (isinstance(part, SampleRows) or _is_dense(part)) and _is_known(part)
     ]
     return max((_ratio_of_axes(part, number, scaled=False) for part in known), default=1.0)
+
+
+def ratio_of_features(clients: ClientsLike) -> float:
+    """How many times larger a feature is than another one of its client varies.
+
+    It is 1 if the data are traced or unknown.
+    """
+    known = [part for part in clients.parts if isinstance(part, Ragged) and _is_known(part)]
+    most = 1.0
+    for squares, variances in map(_magnitudes, known):
+        least = np.min(variances, axis=1, where=variances > 0, initial=np.inf)
+        most = max(most, float(np.sqrt(np.max(squares.max(axis=1) / least, initial=1))))
+    return most
 
 
 def _is_steep(part: Any, eigenvectors: int) -> bool:

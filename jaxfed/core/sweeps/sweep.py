@@ -19,6 +19,7 @@ from jaxfed.core.backends.backend import Backend
 from jaxfed.core.backends.one_device import chunked
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.names import like, replace_names, without_names
+from jaxfed.core.clients.units import warn_of_units
 from jaxfed.core.contract.algorithm import Algorithm
 from jaxfed.core.run.arguments import check_passed_on, check_rounds
 from jaxfed.core.run.new_clients import in_order_of
@@ -103,6 +104,9 @@ def sweep(
     several = is_list(clients)
     clients = [like(each, earlier) for each in clients] if several else like(clients, earlier)
     data = _one("clients", clients, Clients)
+    for each in clients if several else [clients]:
+        if isinstance(each, Clients) and jnp.ndim(each.ids) == 1:  # one data set
+            warn_of_units(algorithm, each)
     random = isinstance(keys, jax.Array) and jnp.issubdtype(keys.dtype, jax.dtypes.prng_key)
     if not random or keys.ndim > 1 or keys.size == 0:
         raise refuse("keys", "one or several of jax.random.key", keys)
