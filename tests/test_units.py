@@ -1,5 +1,6 @@
 """Features in unlike units, numbers at the door, and half precision; laws are in `tests.laws`."""
 
+import inspect
 import warnings
 
 import chex
@@ -7,12 +8,14 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pandas as pd
 import pytest
 from scipy.sparse import csr_matrix
 
 import jaxfed as jf
 from bench.tables import units as bench
+from docs import public
 from jaxfed import aggregation, channel
 from jaxfed.core.clients.units import exceed_single_precision
 from jaxfed.linalg.sums import scaled_norm
@@ -41,6 +44,7 @@ def test_a_clip_binds_at_every_magnitude():
 
 # --- features in unlike units --------------------------------------------------------------------
 
+TWO = jf.pca.PerPCA(2, 1)
 TUCKER = jf.pca.PerTucker((2, 5), (1, 2), (1, 1))
 # Of modes of samples, with tests of its own below.
 OF_ANOTHER_KIND = {jf.pca.PerTucker}
@@ -237,11 +241,83 @@ def test_neighbours_do_not_depend_on_a_common_mean():
     assert near == far
 
 
-def test_a_sweep_of_unlike_units_warns():
+def test_a_sweep_of_several_unlike_data_sets_warns():
     clients = jf.Clients.from_samples(bench.samples(1e3, 0))
-    for given in (clients, [clients, clients]):
-        with pytest.warns(jf.UnitsWarning, match="features of similar and moderate"):
-            jf.sweep(jf.pca.Pooled(3), given, keys=jax.random.split(KEY), rounds=1)
+    with pytest.warns(jf.UnitsWarning, match="features of similar and moderate"):
+        jf.sweep(jf.pca.Pooled(3), [clients, clients], keys=KEY, rounds=1)
+
+
+# What runs an algorithm on clients, and returns numbers that units must not change. Each keeps them
+# by computing in double precision, or warns.
+OPTIONS = {"rounds": 1, "key": KEY}
+RUNS = {
+    "jaxfed.fit": lambda x: jf.fit(jf.pca.Pooled(3), x, **OPTIONS).history["objective"],
+    "jaxfed.rollout": lambda x: jf.rollout(jf.pca.Pooled(3), x, **OPTIONS).history["objective"],
+    "jaxfed.sweep": lambda x: jf.sweep(jf.pca.Pooled(3), x, rounds=1, keys=KEY).history[
+        "objective"
+    ],
+    "jaxfed.update": lambda x: jf.update(
+        jf.fit(jf.pca.Pooled(3), x, **OPTIONS), x, **OPTIONS
+    ).history["objective"],
+    "jaxfed.personalize": lambda x: spans(
+        jf.personalize(TWO, jf.fit(TWO, x, **OPTIONS), x, **OPTIONS).local
+    ),
+    "jaxfed.tune": lambda x: jf.tune(
+        jf.pca.PerPCA(2, 1, local_penalty=0.1),
+        x,
+        lambda result: jnp.sum(result.shared[0] ** 2),
+        optax.sgd(0.1),
+        names=["local_penalty"],
+        steps=1,
+        adjoint=jf.adjoint.unrolled(),
+        **OPTIONS,
+    ).solution.history["objective"],
+    "jaxfed.pca.split_half": lambda x: jf.pca.split_half([TWO], x, **OPTIONS),
+    "jaxfed.aggregation.client_influence": lambda x: aggregation.client_influence(
+        jf.fit(jf.pca.Pooled(3), x, **OPTIONS), x, **OPTIONS
+    ),
+    "jaxfed.inference.confidence": lambda x: (
+        jf.inference.confidence(
+            jf.fit(TWO, x, rounds=30, key=KEY), x, key=KEY, resamples=20
+        ).variances.estimate
+    ),
+}
+# They take views, describe what was found, or only look at messages.
+OTHERS = {
+    *("jaxfed.plan", "jaxfed.nn.common_projection", "jaxfed.privacy.record"),
+    *("jaxfed.privacy.restart_attack", "jaxfed.report.html", "jaxfed.report.write"),
+    *("jaxfed.inference.bootstrap", "jaxfed.inference.membership"),
+    *("jaxfed.gcca.transform", "jaxfed.testing.check_algorithm"),
+}
+
+
+def spans(bases):
+    return bases @ jnp.swapaxes(bases, -1, -2)
+
+
+def test_every_function_of_an_algorithm_and_clients_is_known():
+    found = {
+        f"{module}.{name}"
+        for module in public.MODULES
+        for name, function in public.public_names(module).items()
+        if inspect.isfunction(function)
+        and {"clients", "views"} & (names := set(inspect.signature(function).parameters))
+        and {"algorithm", "algorithms", "solution", "fitted"} & names
+    }
+    assert found == RUNS.keys() | OTHERS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RUNS)
+def test_every_run_keeps_units_or_warns(name):
+    def run(x):
+        return RUNS[name](jf.Clients.from_samples(x))
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        given, wanted = in_both_precisions(run, bench.samples(1e3, 0))
+    if not any(isinstance(each.message, jf.UnitsWarning) for each in caught):
+        chex.assert_trees_all_close(given, wanted, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.filterwarnings("error")

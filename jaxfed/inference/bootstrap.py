@@ -29,6 +29,7 @@ from jaxfed._optional import require
 from jaxfed.contract import Personalized
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.names import without_names
+from jaxfed.core.clients.units import in_enough_precision
 from jaxfed.core.contract.algorithm import OneExchange
 from jaxfed.core.run.fit import fit
 from jaxfed.core.run.result import check_run, clients_of_run
@@ -146,6 +147,7 @@ def _ends(
 
 
 @precise()
+@in_enough_precision
 def bootstrap(
     solution: Solution,
     clients: Clients,

@@ -13,6 +13,7 @@ from jaxfed._numbers import checked_rows
 from jaxfed.contract import Personalized
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.samples import check_complete_samples
+from jaxfed.core.clients.units import in_enough_precision
 from jaxfed.core.run.result import check_run
 from jaxfed.core.run.solution import Solution
 from jaxfed.inference.bootstrap import Bootstrap, Interval, bootstrap
@@ -134,6 +135,7 @@ class Confidence(NamedTuple):
         return "\n".join([*lines, *self.remarks])
 
 
+@in_enough_precision
 def confidence(
     solution: Solution,
     clients: Clients,

@@ -49,13 +49,14 @@ def in_enough_precision(run: Function) -> Function:
     """
 
     @functools.wraps(run)
-    def wrapped(algorithm: Any, clients: Any, **options: Any) -> Any:
-        traced = any(isinstance(x, Tracer) for x in jax.tree.leaves((algorithm, options)))
+    def wrapped(algorithm: Any, clients: Any, *more: Any, **options: Any) -> Any:
+        given = algorithm, more, options
+        traced = any(isinstance(x, Tracer) for x in jax.tree.leaves(given))
         if traced or (isinstance(clients, Clients) and not clients.layout.in_memory):
             warn_of_units(algorithm, clients)
-            return run(algorithm, clients, **options)
+            return run(algorithm, clients, *more, **options)
         if not exceed_single_precision(algorithm, clients):
-            return run(algorithm, clients, **options)
+            return run(algorithm, clients, *more, **options)
         if any(
             _is_steep(part, _eigenvectors(algorithm)) for part in clients.parts if _is_dense(part)
         ):
@@ -67,14 +68,14 @@ def in_enough_precision(run: Function) -> Function:
                 stacklevel=caller(),
             )
         with jax.enable_x64(True):
-            algorithm, clients, options = _converted(
-                (algorithm, clients, options), np.float32, np.float64
+            (algorithm, more, options), clients = _converted(
+                (given, clients), np.float32, np.float64
             )
             data = jax.tree.map(_with_exact_trace, clients.data, is_leaf=_is_dense)
             clients = eqx.tree_at(lambda c: c.data, clients, data)
             total = clients.weights.sum(axis=-1, keepdims=True)
             clients = eqx.tree_at(lambda c: c.weights, clients, clients.weights / total)
-            return _converted(run(algorithm, clients, **options), np.float64, np.float32)
+            return _converted(run(algorithm, clients, *more, **options), np.float64, np.float32)
 
     return cast(Function, wrapped)
 

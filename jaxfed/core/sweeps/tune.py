@@ -23,6 +23,7 @@ from jaxfed._checks import (
 from jaxfed._optional import require
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.names import like, replace_names, without_names
+from jaxfed.core.clients.units import warn_of_units
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
 from jaxfed.core.derivatives.adjoint import implicit
 from jaxfed.core.derivatives.implicit import TURNING, TURNS, Report
@@ -121,6 +122,7 @@ def tune(
     check_options(arguments, rollout, without=taken)
     check_instance("algorithm", algorithm, Algorithm, "a jaxfed algorithm")
     check_instance("clients", clients, Clients, "jaxfed.Clients")
+    warn_of_units(algorithm, clients)
     earlier = arguments.get("warm_start")
     clients = like(clients, earlier)
     given = without_names(in_order_of(clients.ids, earlier))
