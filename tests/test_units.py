@@ -204,6 +204,26 @@ def test_units_change_no_sparse_views():
     np.testing.assert_allclose(*in_both_precisions(cost, views_with_a_column(1e6)), rtol=1e-4)
 
 
+@pytest.mark.slow
+def test_estimators_of_single_tables_keep_the_units_of_features():
+    x, groups = bench.samples(1e4, 0).reshape(-1, 10), np.repeat(np.arange(5), 60)
+    noise = [
+        jf.estimators.HierarchicalBayesPCA(2, random_state=0)
+        .fit(x.astype(dtype), groups=groups)
+        .noise_variance_
+        for dtype in (np.float32, np.float64)
+    ]
+    np.testing.assert_allclose(*noise, rtol=1e-3)
+    views = views_with_a_column(1e6)
+    found = [
+        jf.estimators.FederatedGCCA(2, random_state=0)
+        .fit([view.astype(dtype) for view in views])
+        .representation_
+        for dtype in (np.float32, np.float64)
+    ]
+    np.testing.assert_allclose(*(y @ y.T for y in found), atol=5e-3)
+
+
 def test_units_change_no_joint_rank():
     def estimate(views):
         clients = jf.gcca.Views.from_arrays(views, center=True)

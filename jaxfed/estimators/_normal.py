@@ -108,7 +108,7 @@ def described(
         turn = block_diag(rotation, own)[:, 0 if both else rank :]
         inside = turn.T @ x.scores @ turn
         # Where there are local ones alone, the moment's basis is not that of the components.
-        rest = x.rest if both else _positive(x.energy - np.trace(inside), EXACT, x.energy)
+        rest = x.rest if both else moment_of(data[i], local[i]).rest
         moments[i] = ScoreMoment(x.energy, inside, rest)
     # One variance for all clients: a client with few samples cannot estimate its own.
     together = pooled(moments, counts)

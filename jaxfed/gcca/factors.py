@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxfed.core.clients.clients import Clients
+from jaxfed.core.clients.units import in_enough_precision
 from jaxfed.core.run.runner import call_compiled
 from jaxfed.gcca.views import FactoredView, Scores, SparseView, View, Weights
 from jaxfed.linalg import matmul, svd, transposed_product
@@ -41,8 +42,19 @@ class Factors(NamedTuple):
         return matmul(self.left, self.singular[:, None] * matmul(self.right.T, weights))
 
 
+class _Whole(NamedTuple):
+    """A decomposition that is not truncated."""
+
+    eigenvectors: int
+
+
 def factored(clients: Clients) -> Clients:
     """Compute all views' singular value decompositions, for several runs on them."""
+    return _decomposed(_Whole(min(clients.data.shape)), clients)
+
+
+@in_enough_precision
+def _decomposed(whole: _Whole, clients: Clients) -> Clients:
     data = call_compiled(_factored, clients.data)
     return Clients(data, clients.ids, clients.weights)
 
