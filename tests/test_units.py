@@ -87,6 +87,12 @@ def test_units_change_no_tucker_decomposition(factor):
     np.testing.assert_allclose(*ends, rtol=1e-5)
 
 
+def test_what_is_missing_is_said_by_the_function_itself():
+    for call, missing in ((jf.fit, "algorithm"), (aggregation.client_influence, "solution")):
+        with pytest.raises(TypeError, match=rf"missing .* argument.*{missing}"):
+            call(clients=jf.Clients.from_samples(SAMPLES), rounds=1, key=KEY)
+
+
 def test_units_change_no_imputation():
     x = bench.samples(1e4, 0)
     x.reshape(-1)[::11] = np.nan
@@ -103,8 +109,8 @@ def test_units_change_no_imputation():
 def test_units_change_no_influence():
     def influence(x):
         clients = jf.Clients.from_samples(x)
-        solution = jf.fit(jf.pca.Pooled(2), clients, rounds=1, key=KEY)
-        return aggregation.client_influence(solution, clients, key=KEY, rounds=1)
+        solution = jf.fit(clients=clients, algorithm=jf.pca.Pooled(2), rounds=1, key=KEY)
+        return aggregation.client_influence(clients=clients, solution=solution, key=KEY, rounds=1)
 
     np.testing.assert_allclose(*in_both_precisions(influence, bench.samples(1e4, 0)), rtol=1e-3)
 

@@ -1,6 +1,7 @@
 """Second moments of features in unlike units, which single precision cannot hold."""
 
 import functools
+import inspect
 import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
@@ -42,21 +43,27 @@ class UnitsWarning(UserWarning):
 def in_enough_precision(run: Function) -> Function:
     """Wrap a function of an algorithm, or a solution, and clients to compute in double precision.
 
-    It does so where single precision would lose components.
-
-    Its other arguments and its result keep single precision. It warns where it cannot: if samples
+    It does so where single precision would lose components. Algorithm and clients are the first two
+    arguments; others and the result keep single precision. It warns where it cannot: if samples
     are read in the precision of the source, or what is differentiated keeps its own.
     """
+    signature = inspect.signature(run)
+    first, second = list(signature.parameters)[:2]
 
     @functools.wraps(run)
-    def wrapped(algorithm: Any, clients: Any, *more: Any, **options: Any) -> Any:
-        given = algorithm, more, options
-        traced = any(isinstance(x, Tracer) for x in jax.tree.leaves(given))
+    def wrapped(*given: Any, **options: Any) -> Any:
+        try:
+            bound = signature.bind(*given, **options)
+        except TypeError:
+            return run(*given, **options)  # which says what is missing
+        others = {name: x for name, x in bound.arguments.items() if name != second}
+        algorithm, clients = others[first], bound.arguments[second]
+        traced = any(isinstance(x, Tracer) for x in jax.tree.leaves(others))
         if traced or (isinstance(clients, Clients) and not clients.layout.in_memory):
             warn_of_units(algorithm, clients)
-            return run(algorithm, clients, *more, **options)
+            return run(*given, **options)
         if not exceed_single_precision(algorithm, clients):
-            return run(algorithm, clients, *more, **options)
+            return run(*given, **options)
         if any(
             _is_steep(part, _eigenvectors(algorithm)) for part in clients.parts if _is_dense(part)
         ):
@@ -68,14 +75,13 @@ def in_enough_precision(run: Function) -> Function:
                 stacklevel=caller(),
             )
         with jax.enable_x64(True):
-            (algorithm, more, options), clients = _converted(
-                (given, clients), np.float32, np.float64
-            )
+            others, clients = _converted((others, clients), np.float32, np.float64)
             data = jax.tree.map(_with_exact_trace, clients.data, is_leaf=_is_dense)
             clients = eqx.tree_at(lambda c: c.data, clients, data)
             total = clients.weights.sum(axis=-1, keepdims=True)
             clients = eqx.tree_at(lambda c: c.weights, clients, clients.weights / total)
-            return _converted(run(algorithm, clients, *more, **options), np.float64, np.float32)
+            bound.arguments.update(others | {second: clients})
+            return _converted(run(*bound.args, **bound.kwargs), np.float64, np.float32)
 
     return cast(Function, wrapped)
 
