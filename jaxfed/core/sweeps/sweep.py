@@ -101,10 +101,9 @@ def sweep(
     """
     algorithm = _one("algorithms", algorithms, Algorithm)
     earlier = arguments.get("warm_start")
-    several = is_list(clients)
-    clients = [like(each, earlier) for each in clients] if several else like(clients, earlier)
-    data = _one("clients", clients, Clients)
-    for each in clients if several else [clients]:
+    given = [like(each, earlier) for each in (clients if is_list(clients) else [clients])]
+    data = _one("clients", given if is_list(clients) else given[0], Clients)
+    for each in given:
         if isinstance(each, Clients) and jnp.ndim(each.ids) == 1:  # one data set
             warn_of_units(algorithm, each)
     random = isinstance(keys, jax.Array) and jnp.issubdtype(keys.dtype, jax.dtypes.prng_key)
