@@ -72,6 +72,7 @@ def test_every_algorithm_of_components_says_how_many():
 
 
 def in_both_precisions(function, *given):
+    given = jax.tree.map(np.float64, given)
     with jax.enable_x64(True):
         wanted = jax.tree.map(np.asarray, function(*given))
     return function(*given), wanted
