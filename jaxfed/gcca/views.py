@@ -20,6 +20,7 @@ from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.names import names_of_views
 from jaxfed.core.clients.samples import Ragged, padded, widened
 from jaxfed.core.common.printing import is_known
+from jaxfed.core.common.processes import on_host
 from jaxfed.gcca.alignment import Alignment
 from jaxfed.gcca.shares import seen_rows
 from jaxfed.linalg import matmul, transposed_product
@@ -120,7 +121,7 @@ class SparseView(Ragged):
     def magnitudes(self) -> tuple[np.ndarray, np.ndarray]:
         """Each view's mean squares and variances of features, of all views together."""
         entities, features = self.shape
-        parts = (np.asarray(x) for x in (self.values, self.columns, self.mean))
+        parts = map(on_host, (self.values, self.columns, self.mean))
         squares, variances = [], []
         for values, columns, mean in zip(*parts, strict=True):
             known = values.astype(np.float64), columns, entities
