@@ -108,10 +108,14 @@ class Completion(NamedTuple):
         each = jax.tree.map(
             lambda x, y: jnp.concatenate([x, y[None]])[jnp.asarray(chosen)], own, anybody
         )
-        # The additional entries have mean and noise one, and zero loadings and variances.
-        ones = zip(jax.tree.leaves(each), (1.0, 0.0, 1.0, 0.0, 0.0), strict=True)
+        # The additional entries have mean one, and zero loadings and variances. They are never
+        # missing, so their noise counts for nothing but the unit, which is that of the others.
+        ends = zip(jax.tree.leaves(each), (1.0, 0.0, each.noise[:, :1], 0.0, 0.0), strict=True)
         return Imputation(
-            *(jnp.concatenate([x, jnp.full_like(x[:, :1], one)], axis=1) for x, one in ones)
+            *(
+                jnp.concatenate([x, jnp.broadcast_to(end, x[:, :1].shape)], axis=1, dtype=x.dtype)
+                for x, end in ends
+            )
         )
 
 

@@ -20,8 +20,8 @@ REFUSED = [
     "LocalPower-procrustes",
 ]
 SENT = [n for n in GOOD if n not in REFUSED and not n.startswith("Robust")]
-# They send maxima, symmetric matrices, arrays and sums. The others are slow.
-WITNESSES = {"PerPCA-polar", "SubspaceIteration-kkt"}
+# It sends maxima, symmetric matrices and sums. The others are slow.
+WITNESSES = {"SubspaceIteration-kkt"}
 
 
 def runs(name):

@@ -147,7 +147,9 @@ def test_two_sites_with_one_id_are_named(tmp_path, clients):
 
 
 @pytest.mark.parametrize(
-    "error", [OSError(28, SECRET), MemoryError(SECRET)], ids=["disk", "memory"]
+    "error",
+    [OSError(28, SECRET), pytest.param(MemoryError(SECRET), marks=pytest.mark.slow)],
+    ids=["disk", "memory"],
 )
 def test_a_client_that_fails_in_a_round_is_absent(tmp_path, clients, monkeypatch, caplog, error):
     federation = Federation(tmp_path, PERPCA, clients)

@@ -52,7 +52,7 @@ def fitted(data):
     )
 
 
-@pytest.mark.parametrize("center", [True, False])
+@pytest.mark.parametrize("center", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_scores_and_reconstructions_keep_the_precision(center, data):
     X, groups, _ = data
     single = X.astype(np.float32)
@@ -231,7 +231,8 @@ def test_a_client_in_other_units_does_no_harm(make, named):
     assert ("site 03" in found.far_groups_) == named
 
 
-@pytest.mark.parametrize("call", ["fit", pytest.param("partial_fit", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("call", ["fit", "partial_fit"])
 def test_a_robust_fit_centres_by_the_median_client(call):
     X, groups, _ = sampled(m=12)
     model = estimators.PersonalizedPCA(2, 2, robust=True, n_init=1, random_state=0)

@@ -146,6 +146,17 @@ def test_one_part_is_a_fit_and_later_ones_are_completed(data, name):
 
 
 @pytest.mark.slow
+def test_a_small_unit_changes_no_components(data):
+    _, gaps, groups, _ = data
+    small, smaller = (
+        fresh("PersonalizedPCA", impute=(2, 2)).fit((unit * gaps).astype(np.float32), groups=groups)
+        for unit in (1e-13, 1e-15)
+    )
+    chex.assert_trees_all_close(spans(small), spans(smaller), atol=1e-5)
+    assert smaller.noise_variance_ == pytest.approx(1e-4 * small.noise_variance_, rel=1e-4)
+
+
+@pytest.mark.slow
 def test_without_gaps_it_is_the_same(data):
     full, _, groups, _ = data
     model = fresh("FederatedPCA")

@@ -693,7 +693,13 @@ def test_synthetic_views(key):
     np.testing.assert_allclose(np.mean(np.stack(sparse.mixing) != 0), 0.1, rtol=0.3)
 
 
-@pytest.mark.parametrize("algorithm", [jf.gcca.MVLSA(2), jf.gcca.MaxVar(2, solver="exact")])
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        jf.gcca.MVLSA(2),
+        pytest.param(jf.gcca.MaxVar(2, solver="exact"), marks=pytest.mark.slow),
+    ],
+)
 def test_a_factorization_serves_several_runs(algorithm, key):
     """Of views of unlike widths, one of which lacks a direction."""
     rng = np.random.default_rng(0)

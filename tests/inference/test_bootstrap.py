@@ -206,7 +206,7 @@ def replicates_of(algorithm, clients, rounds, more=10):
     return bootstrap(solution, clients, angle, key=KEY, resamples=20, rounds=more).replicates
 
 
-@pytest.mark.parametrize("rounds", [4, 9])
+@pytest.mark.parametrize("rounds", [pytest.param(4, marks=pytest.mark.slow), 9])
 def test_lanczos_forgets_the_data_of_the_solution(rounds, x64):
     """What its server keeps of them made intervals too narrow, and later refused to learn."""
     rng = np.random.default_rng(0)
@@ -217,6 +217,7 @@ def test_lanczos_forgets_the_data_of_the_solution(rounds, x64):
     np.testing.assert_allclose(found, wanted, atol=1e-3 * np.std(wanted))
 
 
+@pytest.mark.slow
 def test_gradient_steps_go_on_until_intervals_are_as_wide_as_of_many_rounds(x64):
     data = jf.data.perpca_synthetic(
         key=jax.random.key(1),

@@ -32,7 +32,7 @@ def spans(basis):
 @pytest.mark.parametrize(
     ("model", "rounds"),
     [
-        (jf.pca.PerPCA(1, 2), 8),
+        pytest.param(jf.pca.PerPCA(1, 2), 8, marks=pytest.mark.slow),
         (jf.pca.OneShot(1, 2), 1),
         pytest.param(jf.pca.LocalPower(2), 3, marks=pytest.mark.slow),
     ],

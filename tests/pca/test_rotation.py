@@ -31,7 +31,7 @@ def criterion(loadings, method):
     return np.sum(squares**2) - mean * np.sum(squares.sum(0) ** 2) / len(squares)
 
 
-@pytest.mark.parametrize("method", ["varimax", "quartimax"])
+@pytest.mark.parametrize("method", [pytest.param("varimax", marks=pytest.mark.slow), "quartimax"])
 def test_the_optimum_is_that_of_scikit_learn(x64, table, loadings, method):
     theirs = FactorAnalysis(3, rotation=method, **EXACT).fit(table).components_.T
     found = jf.pca.rotate(loadings, method)

@@ -151,7 +151,7 @@ def test_machines_may_hold_moments(rank, tmp_path, monkeypatch):
     check_equal(deployed, deployed.run(3), deployed.fit(3))
 
 
-@pytest.mark.parametrize("rank", [None, 4])
+@pytest.mark.parametrize("rank", [pytest.param(None, marks=pytest.mark.slow), 4])
 def test_a_stream_goes_on_from_its_file_as_if_it_had_not_stopped(rank, tmp_path):
     """New sensors come, one has no readings for a day, and nothing but a file is left at night."""
     rule, algorithm = Forgetting(0.3, rank), jf.pca.HierarchicalPCA(2, 0.1)

@@ -191,6 +191,7 @@ def test_names_travel_into_solutions_and_files(key, tmp_path):
     assert jf.load(tmp_path / "plain.npz").names == plain.names
 
 
+@pytest.mark.slow
 def test_names_never_compile_anything_again(key, caplog):
     def squares(result, clients):
         return result.shared**2
@@ -328,7 +329,9 @@ RUNS = {
 
 
 @pytest.mark.parametrize("earlier", ["solution", pytest.param("saved", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize(
+    "run", [name if name == "fit" else pytest.param(name, marks=pytest.mark.slow) for name in RUNS]
+)
 def test_a_run_from_another_one_matches_clients_and_features_by_name(run, earlier, key, tmp_path):
     algorithm = jf.pca.PerPCA(1, 1, local_penalty=0.1)
     start = jf.fit(algorithm, named(), rounds=3, key=key)

@@ -201,7 +201,11 @@ def test_a_warm_start_finds_clients_by_their_ids(key, x64):
 
 
 @pytest.mark.parametrize(
-    "algorithm", [jf.pca.PerPCA(2, 1, solver="gradient"), jf.pca.HierarchicalPCA(3, 0.1)]
+    "algorithm",
+    [
+        pytest.param(jf.pca.PerPCA(2, 1, solver="gradient"), marks=pytest.mark.slow),
+        jf.pca.HierarchicalPCA(3, 0.1),
+    ],
 )
 def test_a_file_continues_as_its_solution_with_other_clients(algorithm, key, tmp_path):
     """Clients 1 to 5 after clients 0 to 4: four known ones, and a new one."""
