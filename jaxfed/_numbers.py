@@ -87,7 +87,7 @@ def rounded(array: np.ndarray) -> np.ndarray:
 
 
 def check_spread(name: str, tables: Sequence[np.ndarray]) -> None:
-    """Refuse features that single precision loses: far from zero, they vary little.
+    """Refuse features that single precision loses: too large, or far from zero and varying little.
 
     All tables count together: a feature that varies little in one alone is not lost.
 
@@ -107,6 +107,13 @@ def check_spread(name: str, tables: Sequence[np.ndarray]) -> None:
         for f in (np.fmin, np.fmax)
     )
     largest = np.maximum(np.abs(low), np.abs(high))
+    if (infinite := (largest > np.finfo(np.float32).max) & np.isfinite(largest)).any():
+        place = int(np.argmax(infinite))
+        raise ValueError(
+            f"{name}: wanted numbers that single precision holds, got {largest[place]:.3g} as "
+            f"feature {place} (from 0); divide by a constant, or compute in double precision: "
+            "jax.config.update('jax_enable_x64', True)"
+        )
     with np.errstate(invalid="ignore", over="ignore"):  # of numbers that the caller refuses
         doubtful = np.flatnonzero(high - low < 32 * _least(np.float32) * largest)
     for place in doubtful[np.isfinite(largest[doubtful])]:

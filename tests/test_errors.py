@@ -99,7 +99,7 @@ DATA = {
     ),
     "infinite in single precision": (
         lambda: jf.Clients.from_samples(block().astype(np.float64) * 1e300),
-        r"arrays: NaN or infinite value at index \(0, 0, 0\)",
+        r"arrays: wanted numbers that single precision holds, got [0-9.]+e\+300 as feature \d",
     ),
     "large integers": (
         lambda: jf.Clients.from_samples(np.full((2, 3, 4), -(2**63))),

@@ -109,7 +109,7 @@ def checked_floats(
     missing: bool | None = None,
     center: bool = False,
     alone: bool = True,
-) -> Array:
+) -> Any:
     """The array as a floating-point JAX array; refused unless real, floating and finite.
 
     Args:
@@ -119,8 +119,8 @@ def checked_floats(
         missing: whether NaN is allowed for some entries of a row; None if the argument can never
             have missing entries.
         center: whether to subtract the mean row, before numbers are rounded to single precision.
-        alone: whether no other array has the same features; if some have, the caller checks them
-            all together by `check_spread`.
+        alone: whether no other array has the same features. If some have, what is on the host
+            stays there as it is, for the caller to check by `check_spread` and to round with them.
     """
     types = "float32, float64 or bfloat16" if half else "float32 or float64"
     wanted = f"real floating point numbers ({types})"
@@ -131,8 +131,8 @@ def checked_floats(
             array = array - np.mean(array, axis=0, dtype=np.float64)
         if alone:
             check_spread(name, [array])
-        exact, array = array, rounded(array)
-        fresh = array is not exact
+            exact, array = array, rounded(array)
+            fresh = array is not exact
     elif center and array.ndim == 2 and len(array):
         array = array - mean_of_rows(array)
     short = array.dtype.itemsize < 4 and not (half and array.dtype == jnp.bfloat16)
@@ -141,9 +141,9 @@ def checked_floats(
         raise refused(name, wanted, array)
     if not is_traced(array):
         values = np.asarray(array)
-        wrong = np.isinf(values) if missing else ~np.isfinite(values)
-        if wrong.any():
-            where = tuple(int(index) for index in np.argwhere(wrong)[0])
+        right = ~np.isinf(values) if missing else np.isfinite(values)
+        if not right.all():
+            where = tuple(int(index) for index in np.argwhere(~right)[0])
             if missing is None or not np.isnan(values[where]):
                 raise ValueError(f"{name}: NaN or infinite value at index {where}")
             raise ValueError(
@@ -162,11 +162,11 @@ def checked_floats(
             lies = cast(NamedSharding, array.sharding)
             mesh = automatic(cast(Mesh, lies.mesh))
             array = jax.device_put(array, NamedSharding(mesh, lies.spec))
-    return on_device(array, fresh=fresh)
+    return on_device(array, fresh=fresh) if alone else array
 
 
-def checked_samples(arrays: Sequence[Any], name: str, missing: bool) -> list[Array]:
-    """Each client's samples as a JAX array; see `checked_floats` and `check_tables`.
+def checked_samples(arrays: Sequence[Any], name: str, missing: bool) -> list[Array | np.ndarray]:
+    """Each client's samples, on the host as they are; see `checked_floats` and `check_tables`.
 
     Args:
         arrays: the clients' samples.
@@ -182,14 +182,7 @@ def checked_samples(arrays: Sequence[Any], name: str, missing: bool) -> list[Arr
         for array, place in zip(arrays, places, strict=True)
     ]
     check_tables(name, tables, "client", 0, "samples", "features", empty=True)
-    check_spread(
-        name,
-        [
-            host_floats(array, place, "", missing=missing)
-            for array, place in zip(arrays, places, strict=True)
-            if not isinstance(array, jax.Array)
-        ],
-    )
+    check_spread(name, [table for table in tables if isinstance(table, np.ndarray)])
     return tables
 
 
@@ -266,8 +259,9 @@ def check_tables(
                 f"{name}[{i}]: has {table.shape[1 - own]} {same} where {name}[0] has "
                 f"{tables[0].shape[1 - own]}; all {owner}s need the same {same}"
             )
-        if table.dtype != tables[0].dtype:
-            raise ValueError(f"{name}[{i}]: is {table.dtype} where {name}[0] is {tables[0].dtype}")
+        given, first = (jax.dtypes.canonicalize_dtype(x.dtype) for x in (table, tables[0]))
+        if given != first:
+            raise ValueError(f"{name}[{i}]: is {given} where {name}[0] is {first}")
 
 
 def _one(plural: str) -> str:

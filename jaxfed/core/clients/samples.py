@@ -239,7 +239,7 @@ def moments_of(matrices: Any, counts: Any) -> tuple[Moment, np.ndarray]:
 
 
 def in_buckets(
-    tables: Sequence[Array],
+    tables: Sequence[Array | np.ndarray],
     sizes: Int[np.ndarray, " clients"],
     bucket: float | None,
     kind: type[SampleRows] = Samples,
@@ -271,14 +271,15 @@ def widened(array: Array, lengths: dict[int, int]) -> Array:
     return jnp.pad(array, more) if any(after for _, after in more) else array
 
 
-def padded(tables: Sequence[Array]) -> Float[Array, "tables rows columns"]:
-    """Stack tables in one array, padded with zeros to the longest and widest."""
+def padded(tables: Sequence[Array | np.ndarray]) -> Float[Array, "tables rows columns"]:
+    """Stack tables in one array of JAX's precision, padded with zeros to the longest and widest."""
     rows, columns = (max(table.shape[axis] for table in tables) for axis in (0, 1))
     if any(is_traced(table) for table in tables):
         missing = [((0, rows - len(x)), (0, columns - x.shape[1])) for x in tables]
         return jnp.stack([jnp.pad(x, width) for x, width in zip(tables, missing, strict=True)])
     # On the host: one device operation, rather than one, with its compilation, per length.
-    block = np.zeros((len(tables), rows, columns), tables[0].dtype)
+    dtype = jax.dtypes.canonicalize_dtype(tables[0].dtype)
+    block = np.zeros((len(tables), rows, columns), dtype)
     for part, table in zip(block, tables, strict=True):
         part[: table.shape[0], : table.shape[1]] = table
     return on_device(block, fresh=True)

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jaxtyping import Float, PyTree
+from jaxtyping import Array, Float, PyTree
 
 from jaxfed._names import caller
 from jaxfed.core.clients.clients import Clients
@@ -23,15 +23,18 @@ from jaxfed.linalg import Moment
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-# Rounding errors of squares are 6e-8 of the largest, so beyond this ratio of magnitudes they exceed
-# 5e-5 of the squares that matter.
+# Rounding errors of squares are 6e-8 of the largest. Beyond this ratio of magnitudes, of features
+# or along principal axes, they exceed 5e-5 of the squares that matter.
 RATIO = 30.0
-# Beyond this ratio of magnitudes along principal axes, they exceed 6e-4 of the squares that matter,
-# as where all features nearly equal each other. Below the next ratio, there are rounding errors
-# alone; a moment in single precision has larger ones.
-STEEP, RANK, RANK_OF_MOMENT = 100.0, 1e-6, 3e-4
+# Beyond this one along principal axes, a second moment in single precision has lost too much.
+LOST = 100.0
+# Below this ratio along principal axes, there are rounding errors alone; a moment in single
+# precision has larger ones.
+RANK, RANK_OF_MOMENT = 1e-6, 3e-4
 # Whose principal axes are looked at, and of a moment, in how many features.
 SOME_CLIENTS, FEW_ROWS, FEW_FEATURES = 8, 32, 128
+# Columns are orthonormal up to rounding if their products differ by less from the identity.
+ROUNDING = 1e-5
 # Squares of smaller numbers vanish. Those of large ones overflow, which the run notices.
 LEAST = 1e-12
 
@@ -65,17 +68,19 @@ def in_enough_precision(run: Function) -> Function:
         if not exceed_single_precision(algorithm, clients):
             return run(*given, **options)
         if any(
-            _is_steep(part, _eigenvectors(algorithm)) for part in clients.parts if _is_dense(part)
+            _is_steep(part, _eigenvectors(algorithm), LOST)
+            for part in clients.parts
+            if _is_dense(part)
         ):
             warnings.warn(
                 "clients: wanted second moments that keep enough digits in single precision, got a "
-                f"direction more than {STEEP:.0f} times as strong as others; subtract means before "
+                f"direction more than {LOST:.0f} times as strong as others; subtract means before "
                 "you compute moments, or set JAX_ENABLE_X64=1",
                 UnitsWarning,
                 stacklevel=caller(),
             )
         with jax.enable_x64(True):
-            others, clients = _converted((others, clients), np.float32, np.float64)
+            others, clients = widened(others), _converted(clients, np.float32, np.float64)
             data = jax.tree.map(_with_exact_trace, clients.data, is_leaf=_is_dense)
             clients = eqx.tree_at(lambda c: c.data, clients, data)
             total = clients.weights.sum(axis=-1, keepdims=True)
@@ -91,11 +96,10 @@ def warn_of_units(algorithm: Any, clients: Clients) -> None:
     if exceed_single_precision(algorithm, clients):
         warnings.warn(
             "clients: wanted features of similar and moderate magnitude, got some, or means of "
-            f"some, more than {RATIO:.0f} times as large as others, or a direction {STEEP:.0f} "
-            f"times as strong as others, or numbers below {LEAST:.0e}, whose squares single "
-            "precision loses; standardize unlike features with jaxfed.preprocess.Standardize, set "
-            "JAX_ENABLE_X64=1, or call jaxfed.fit, which computes in double precision where "
-            "clients are in memory",
+            f"some, or a direction, more than {RATIO:.0f} times as large as others, or numbers "
+            f"below {LEAST:.0e}, whose squares single precision loses; standardize unlike features "
+            "with jaxfed.preprocess.Standardize, set JAX_ENABLE_X64=1, or call jaxfed.fit, which "
+            "computes in double precision where clients are in memory",
             UnitsWarning,
             stacklevel=caller(),
         )
@@ -134,7 +138,10 @@ def exceed_single_precision(algorithm: Any, clients: Any) -> bool:
         return False
     return any(
         _are_unlike(squares, variances, part, eigenvectors)
-        or ((isinstance(part, SampleRows) or _is_dense(part)) and _is_steep(part, eigenvectors))
+        or (
+            (isinstance(part, SampleRows) or _is_dense(part))
+            and _is_steep(part, eigenvectors, RATIO)
+        )
         for (squares, variances), part in zip(found, parts, strict=True)
     )
 
@@ -154,6 +161,27 @@ def _with_exact_trace(part: Any) -> Any:
         return part
     trace = jnp.trace(part.dense, axis1=-2, axis2=-1)  # which stays on its devices
     return eqx.tree_at(lambda x: x.trace, part, trace)
+
+
+def widened(tree: PyTree) -> PyTree:
+    """Arrays of single precision in double precision, in which orthonormal ones remain orthonormal.
+
+    Otherwise rounding errors of components, times squares of features in unlike units, exceed what
+    the components leave of the samples.
+    """
+    return jax.tree.map(lambda x: _widened(x) if _has_type(x, np.float32) else x, tree)
+
+
+@jax.jit
+def _widened(x: Array) -> Array:
+    x = x.astype(np.float64)
+    if x.ndim < 2 or x.shape[-2] < x.shape[-1]:
+        return x
+    for _ in range(2):  # each squares the error
+        error = jnp.eye(x.shape[-1]) - x.mT @ x
+        small = jnp.abs(error).max(axis=(-2, -1), keepdims=True, initial=0) < ROUNDING
+        x = jnp.where(small, x + x @ error / 2, x)
+    return x
 
 
 def _converted(tree: PyTree, old: type[np.floating], new: type[np.floating]) -> PyTree:
@@ -240,9 +268,9 @@ def ratio_of_features(clients: ClientsLike) -> float:
     return most
 
 
-def _is_steep(part: Any, eigenvectors: int) -> bool:
-    """Whether variances along the principal axes of some clients differ too much."""
-    return _ratio_of_axes(part, eigenvectors, scaled=True) > STEEP
+def _is_steep(part: Any, eigenvectors: int, most: float) -> bool:
+    """Whether deviations along the principal axes of some clients differ by more than a factor."""
+    return _ratio_of_axes(part, eigenvectors, scaled=True) > most
 
 
 def _ratio_of_axes(part: Any, eigenvectors: int, *, scaled: bool) -> float:

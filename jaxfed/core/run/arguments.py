@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import jax
+import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Key, PyTree, UInt32
 
@@ -24,6 +25,7 @@ from jaxfed.core.backends import backend
 from jaxfed.core.backends.one_device import vmap
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.names import learned_by, without_names
+from jaxfed.core.clients.units import widened
 from jaxfed.core.common.meshes import check_context, is_explicit
 from jaxfed.core.common.processes import exchanged, is_tracing, spans
 from jaxfed.core.contract import participation
@@ -99,6 +101,8 @@ def problem_of(
                 f"there are {len(clients.ids)}"
             )
     _check_axes(clients=clients, warm_start=start)
+    if clients.weights.dtype == np.float64:
+        start = widened(start)
     algorithm.check(clients, start)
     _check_processes(problem, start)
     check_together(problem, start, int(rounds))
