@@ -412,6 +412,9 @@ def test_a_run_goes_on_from_single_in_double_precision(model, tmp_path):
             jf.fit(model, exact, rounds=1, key=KEY, warm_start=start).history["objective"][0]
             for start in (doubles, earlier, again)
         )
+        for start in (earlier, again):
+            other = jf.personalize(model, start, exact, rounds=1, key=KEY).local
+            assert all(leaf.dtype == np.float64 for leaf in jax.tree.leaves(other))
     np.testing.assert_allclose([*found, here.history["objective"][0]], float(wanted), rtol=1e-4)
 
 

@@ -169,7 +169,18 @@ def widened(tree: PyTree) -> PyTree:
     Otherwise rounding errors of components, times squares of features in unlike units, exceed what
     the components leave of the samples.
     """
-    return jax.tree.map(lambda x: _widened(x) if _has_type(x, np.float32) else x, tree)
+
+    def one(x: Any) -> Any:
+        single = isinstance(x, jax.Array | np.ndarray) and x.dtype == np.float32
+        return _widened(x) if single else x
+
+    return jax.tree.map(one, tree)
+
+
+def as_precise_as(clients: Any, learned: PyTree) -> PyTree:
+    """What was learned earlier, in double precision if that of these clients' data is double."""
+    double = isinstance(clients, Clients) and clients.weights.dtype == np.float64
+    return widened(learned) if double else learned
 
 
 @jax.jit

@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import Any
 
 import jax
-import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Key, PyTree, UInt32
 
@@ -25,7 +24,7 @@ from jaxfed.core.backends import backend
 from jaxfed.core.backends.one_device import vmap
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.names import learned_by, without_names
-from jaxfed.core.clients.units import widened
+from jaxfed.core.clients.units import as_precise_as
 from jaxfed.core.common.meshes import check_context, is_explicit
 from jaxfed.core.common.processes import exchanged, is_tracing, spans
 from jaxfed.core.contract import participation
@@ -83,6 +82,7 @@ def problem_of(
     check_instance("backend", mapped, backend.Backend, "one of jaxfed.backend")
     wire, participants = checked_wire(channels), _checked_participation(participants)
     start = checked_warm_start(warm_start)
+    start, earlier = as_precise_as(clients, (start, learned_by(warm_start)))
     clients.layout.check_backend(mapped)
     participants.check(len(clients))
     key = checked_key("key", key)
@@ -91,7 +91,6 @@ def problem_of(
     own = without_names(clients)
     own = own if own.guarantee is None else replace(own, guarantee=None)
     problem = Problem(algorithm, own, wire, participants, mapped, key, len(clients))
-    earlier = learned_by(warm_start)
     if isinstance(earlier, Solution | Saved):
         start = by_id(earlier, problem)
     for leaf in jax.tree.leaves(None if start is None else start.local):
@@ -101,8 +100,6 @@ def problem_of(
                 f"there are {len(clients.ids)}"
             )
     _check_axes(clients=clients, warm_start=start)
-    if clients.weights.dtype == np.float64:
-        start = widened(start)
     algorithm.check(clients, start)
     _check_processes(problem, start)
     check_together(problem, start, int(rounds))

@@ -9,7 +9,7 @@ from jaxfed._checks import LARGEST, is_whole, refuse
 from jaxfed.core.backends import backend
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.names import like
-from jaxfed.core.clients.units import in_enough_precision
+from jaxfed.core.clients.units import as_precise_as, in_enough_precision
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
 from jaxfed.core.run.arguments import LOSSLESS, VMAP, problem_of
 from jaxfed.core.run.new_clients import ROUNDS, downlink_of, local_models
@@ -77,6 +77,7 @@ def _personalized(
     key: Key[Array, ""] | None,
     backend: backend.Backend,
 ) -> Personalized:
+    solution = as_precise_as(clients, solution)
     start = Personalized(solution.result.shared, None)
     key = jax.random.key(0) if key is None else key
     try:
