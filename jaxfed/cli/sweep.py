@@ -21,6 +21,7 @@ from jaxfed.cli._folder import Folder
 from jaxfed.cli._options import define, option
 from jaxfed.cli.fit.pca import read
 from jaxfed.core.clients.clients import Clients
+from jaxfed.core.clients.units import exceed_single_precision
 from jaxfed.core.contract.algorithm import Personalized
 from jaxfed.core.run.rollout import rollout
 from jaxfed.core.sweeps.grid import grid
@@ -221,10 +222,13 @@ def _read(arguments: SimpleNamespace, learn: Callable, precision: ExitStack) -> 
         )
     keys = [jax.random.split(jax.random.key(seed))[0] for seed in range(arguments.seeds)]
     splits = [read(arguments, key, precision) for key in keys]
-    train, held_out = (
-        stack([Clients.from_samples(getattr(split, part)) for split in splits])
-        for part in ("train", "held_out")
-    )
+    parts = [split.train for split in splits], [split.held_out for split in splits]
+    model = pca.Pooled(arguments.rank)
+    # The clients are traced later, where nothing shows their units.
+    if any(exceed_single_precision(model, Clients.from_samples(tables)) for tables in parts[0]):
+        precision.enter_context(jax.enable_x64(True))
+        parts = jax.tree.map(lambda x: np.asarray(x, np.float64), parts)
+    train, held_out = (stack(list(map(Clients.from_samples, part))) for part in parts)
     most = int(np.max(train.data.count))
     label = "residual of held-out samples (% of their energy)"
     return SweepSource(Partial(_held_out_errors, learn, train, held_out), most, len(train), label)

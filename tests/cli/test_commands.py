@@ -137,6 +137,21 @@ def test_sweep_your_own_files(data, tmp_path, capsys):
 
 
 @pytest.mark.slow
+def test_a_sweep_of_files_in_single_precision_keeps_units(tmp_path):
+    errors = []
+    for dtype in (np.float32, np.float64):
+        (tmp_path / dtype.__name__).mkdir()
+        for i in range(3):
+            x = np.random.default_rng(i).normal(size=(30, 5)) * [3e5, 2, 1, 0.3, 0.2]
+            np.save(tmp_path / dtype.__name__ / f"{i}.npy", x.astype(np.float32).astype(dtype))
+        options = ["--data", str(tmp_path / dtype.__name__), "--prior-variance", "0.1"]
+        out = tmp_path / f"{dtype.__name__} out"
+        assert main([*SWEEP, *options, "--seeds", "1", "--out", str(out)]) == 0
+        errors.append([loaded(out)[0][f"error {name}"] for name in METHODS])
+    np.testing.assert_allclose(*errors, rtol=1e-5)
+
+
+@pytest.mark.slow
 def test_a_killed_sweep_ends_where_the_uninterrupted_one_does(tmp_path, capsys):
     out, whole = tmp_path / "killed", tmp_path / "whole"
     variances = [str(0.01 * (i + 1)) for i in range(100)]
