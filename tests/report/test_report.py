@@ -190,6 +190,15 @@ def test_what_was_sent_is_what_the_algorithm_declares(clients, algorithm, wanted
 
 
 @pytest.mark.slow
+def test_what_was_sent_does_not_depend_on_units(clients):
+    small = jf.Clients.from_samples(np.float32(1e-15) * clients.data.values)
+    solution = jf.fit(jf.pca.PerPCA(1, 1), small, rounds=1, key=KEY)
+    parts = message_parts(solution, small)
+    assert [part.name for part in parts if part.before] == ["moment"]
+    assert {part.dtype for part in parts} == {"float64"}
+
+
+@pytest.mark.slow
 def test_a_warm_start_sends_less_before_the_rounds(clients):
     start = jf.fit(jf.pca.OneShot(1, 1), clients, rounds=1, key=KEY)
     solution = jf.fit(

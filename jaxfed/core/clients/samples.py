@@ -19,6 +19,7 @@ from jaxfed.core.clients.checks import (
     checked_samples,
     is_traced,
     on_device,
+    zeros_to_lend,
 )
 from jaxfed.core.common.buckets import Buckets, grouped
 from jaxfed.core.common.printing import is_known
@@ -279,7 +280,7 @@ def padded(tables: Sequence[Array | np.ndarray]) -> Float[Array, "tables rows co
         return jnp.stack([jnp.pad(x, width) for x, width in zip(tables, missing, strict=True)])
     # On the host: one device operation, rather than one, with its compilation, per length.
     dtype = jax.dtypes.canonicalize_dtype(tables[0].dtype)
-    block = np.zeros((len(tables), rows, columns), dtype)
+    block = zeros_to_lend((len(tables), rows, columns), dtype)
     for part, table in zip(block, tables, strict=True):
         part[: table.shape[0], : table.shape[1]] = table
     return on_device(block, fresh=True)

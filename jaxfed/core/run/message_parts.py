@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from jaxfed.core.clients.clients import Clients
+from jaxfed.core.clients.units import in_enough_precision
 from jaxfed.core.contract.algorithm import Personalized
 from jaxfed.core.contract.reduction import is_part
 from jaxfed.core.round.problem import Problem
@@ -36,8 +37,9 @@ class MessagePart(NamedTuple):
     dtype: str
 
 
+@in_enough_precision
 def message_parts(solution: Solution, clients: Clients) -> list[MessagePart]:
-    """List the parts of each client's messages in a run, by abstract evaluation.
+    """List the parts of each client's messages in a run, by abstract evaluation in its precision.
 
     Args:
         solution: solution of the run.
@@ -54,19 +56,20 @@ def message_parts(solution: Solution, clients: Clients) -> list[MessagePart]:
     *_, first, last = solution.releases
     rounds = max(1, int(solution.rounds))
     sketch = clients.sketch()
-    found: list[MessagePart] = []
+    found = []
     for start in (None, Personalized(*solution.result)):
         problem, start = problem_of(
             solution.algorithm, sketch, rounds, jax.random.key(0), start, LOSSLESS, None, VMAP
         )
-        found = _parts(problem, start, rounds, first, last)
+        found.append(_parts(problem, start, rounds, first, last))
         # A run with a warm start may have sent less before the rounds.
         problem = replace(problem, wire=Wire(LOSSLESS, LOSSLESS, first.channel))
         nothing = np.zeros((), np.uint32)
         sent = protocol_of(problem, start, rounds).costs(nothing, nothing).first_up
         if sent == first.bits:
-            break
-    return found
+            return found[-1]
+    # Rather what was not sent than not what was.
+    return found[0]
 
 
 def _parts(
