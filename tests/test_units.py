@@ -375,13 +375,13 @@ def trend(strength, rows=60):
     rng = np.random.default_rng(1)
     basis = np.linalg.qr(rng.normal(size=(8, 8)))[0][:, :2]
     scores = rng.normal(size=(3, rows, 2)) * [strength, 1]
-    return np.float32(scores @ basis.T + 0.1 * rng.normal(size=(3, rows, 8)))
+    return scores @ basis.T + 0.1 * rng.normal(size=(3, rows, 8))
 
 
 @pytest.mark.parametrize("algorithm", [jf.pca.Pooled(2), jf.pca.BlockLanczos(2)])
 def test_one_strong_direction_costs_no_digits(algorithm):
     for strength in (10, 100, 1000):
-        x = trend(strength)
+        x = np.float32(trend(strength))
         clients = jf.Clients.from_samples(x)
         assert exceed_single_precision(algorithm, clients) == (strength > 30)
         found = jf.fit(algorithm, clients, rounds=3, key=KEY).result.shared
@@ -390,10 +390,24 @@ def test_one_strong_direction_costs_no_digits(algorithm):
         assert sine < (1e-4 if strength < 30 else 1e-5)
     assert not exceed_single_precision(jf.pca.Pooled(1), clients)  # which is the strong one
     # Beyond the rank of the samples, there are rounding errors alone.
-    x = trend(10)
+    x = np.float32(trend(10))
     right = np.linalg.svd(x.reshape(-1, 8), full_matrices=False)[2][:2].T
     exact = jf.Clients.from_samples(x @ right @ right.T)
     assert not exceed_single_precision(jf.pca.Pooled(3), exact)
+
+
+@pytest.mark.parametrize("size", [1e5, 1e8])
+@pytest.mark.parametrize("kind", ["mean", "direction", "moments"])
+def test_what_double_precision_loses_warns(kind, size, x64):
+    x = bench.samples(1, 0) + size * (np.arange(10) == 1)
+    clients = jf.Clients.from_samples(trend(size) if kind == "direction" else x)
+    if kind == "moments":
+        clients = jf.Clients.from_moments(np.einsum("mnd,mne->mde", x, x) / x.shape[1])
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        jf.fit(jf.pca.Pooled(2), clients, rounds=1, key=KEY)
+    words = "clients: wanted features that double precision tells apart"
+    assert any(str(each.message).startswith(words) for each in found) == (size > 1e6)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import functools
 import inspect
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
 import equinox as eqx
@@ -28,9 +28,11 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 RATIO = 30.0
 # Beyond this one along principal axes, a second moment in single precision has lost too much.
 LOST = 100.0
-# Below this ratio along principal axes, there are rounding errors alone; a moment in single
-# precision has larger ones.
-RANK, RANK_OF_MOMENT = 1e-6, 3e-4
+# Beyond this one, rounding errors of double precision exceed 1e-3 of the squares that matter.
+RATIO_OF_DOUBLES = 3e6
+# Below these ratios along principal axes, there are rounding errors alone, of samples or a moment.
+RANKS = {np.dtype(np.float32): 1e-6, np.dtype(np.float64): 1e-13}
+RANKS_OF_MOMENTS = {np.dtype(np.float32): 3e-4, np.dtype(np.float64): 1e-7}
 # Whose principal axes are looked at, and of a moment, in how many features.
 SOME_CLIENTS, FEW_ROWS, FEW_FEATURES = 8, 32, 128
 # Columns are orthonormal up to rounding if their products differ by less from the identity.
@@ -48,7 +50,8 @@ def in_enough_precision(run: Function) -> Function:
 
     It does so where single precision would lose components. Algorithm and clients are the first two
     arguments; others and the result keep single precision. It warns where it cannot: if samples
-    are read in the precision of the source, or what is differentiated keeps its own.
+    are read in the precision of the source, what is differentiated keeps its own, or double
+    precision is not enough either.
     """
     signature = inspect.signature(run)
     first, second = list(signature.parameters)[:2]
@@ -65,6 +68,7 @@ def in_enough_precision(run: Function) -> Function:
         if traced or (isinstance(clients, Clients) and not clients.layout.in_memory):
             warn_of_units(algorithm, clients)
             return run(*given, **options)
+        _warn_of_doubles(algorithm, clients)
         if not exceed_single_precision(algorithm, clients):
             return run(*given, **options)
         if any(
@@ -92,7 +96,8 @@ def in_enough_precision(run: Function) -> Function:
 
 
 def warn_of_units(algorithm: Any, clients: Clients) -> None:
-    """Warn if single precision loses components of the result."""
+    """Warn if the precision in use loses components of the result."""
+    _warn_of_doubles(algorithm, clients)
     if exceed_single_precision(algorithm, clients):
         warnings.warn(
             "clients: wanted features of similar and moderate magnitude, got some, or means of "
@@ -100,6 +105,22 @@ def warn_of_units(algorithm: Any, clients: Clients) -> None:
             f"below {LEAST:.0e}, whose squares single precision loses; standardize unlike features "
             "with jaxfed.preprocess.Standardize, set JAX_ENABLE_X64=1, or call jaxfed.fit, which "
             "computes in double precision where clients are in memory",
+            UnitsWarning,
+            stacklevel=caller(),
+        )
+
+
+def _warn_of_doubles(algorithm: Any, clients: Any) -> None:
+    """Warn if double precision loses components of the result."""
+    eigenvectors, parts = _eigenvectors(algorithm), _known_parts(algorithm, clients)
+    some = [part for part in parts if isinstance(part, SampleRows | Moment)]
+    if eigenvectors and _exceed(
+        some, [_magnitudes(x) for x in some], eigenvectors, RATIO_OF_DOUBLES
+    ):
+        warnings.warn(
+            "clients: wanted features that double precision tells apart, got some, or means of "
+            f"some, or a direction, more than {RATIO_OF_DOUBLES:.0e} times as large as others; "
+            "subtract means, or standardize unlike features with jaxfed.preprocess.Standardize",
             UnitsWarning,
             stacklevel=caller(),
         )
@@ -117,32 +138,49 @@ def exceed_single_precision(algorithm: Any, clients: Any) -> bool:
         algorithm: the algorithm, which says how many eigenvectors it needs.
         clients: the clients.
     """
-    # Unsuitable arguments are refused elsewhere.
-    if not isinstance(clients, Clients):
+    eigenvectors, parts = _eigenvectors(algorithm), _known_parts(algorithm, clients)
+    if not all(map(_is_single, parts)):
         return False
-    eigenvectors, parts = _eigenvectors(algorithm), clients.parts
+    found = [_magnitudes(part) for part in parts]
+    largest = max((squares.max(initial=0) for squares, _ in found), default=0)
+    if 0 < largest < LEAST**2:
+        return True
+    return eigenvectors > 0 and _exceed(parts, found, eigenvectors, RATIO)
+
+
+def _known_parts(algorithm: Any, clients: Any) -> Sequence[Any]:
+    """Parts of clients' data whose magnitudes are known; of those in a source, its first client.
+
+    It is empty if some are unknown, and for unsuitable arguments, which are refused elsewhere.
+    """
+    if not isinstance(clients, Clients):
+        return ()
+    parts = clients.parts
     if isinstance(clients.layout, FromSource):
         rows = jnp.asarray(clients.layout.data.reader.some_rows)
         parts = (Samples(rows[None], jnp.full(1, len(rows), rows.dtype)),)
-    for part in parts:
-        known = isinstance(part, SampleRows | Moment) or (
-            isinstance(part, Ragged) and part.factored and eigenvectors
-        )
-        if not known or not _is_single(part):
-            return False
-    found = [_magnitudes(part) for part in parts]
-    largest = max(squares.max(initial=0) for squares, _ in found)
-    if 0 < largest < LEAST**2:
-        return True
-    if not eigenvectors:
-        return False
+
+    def is_known(part: Any) -> bool:
+        views = isinstance(part, Ragged) and part.factored and _eigenvectors(algorithm)
+        return bool(isinstance(part, SampleRows | Moment) or views) and _is_known(part)
+
+    return parts if all(map(is_known, parts)) else ()
+
+
+def _exceed(
+    parts: Sequence[Any],
+    magnitudes: Sequence[tuple[np.ndarray, np.ndarray]],
+    eigenvectors: int,
+    ratio: float,
+) -> bool:
+    """Whether some features, their means, or directions are larger than others by this ratio."""
     return any(
-        _are_unlike(squares, variances, part, eigenvectors)
+        _are_unlike(squares, variances, part, eigenvectors, ratio)
         or (
             (isinstance(part, SampleRows) or _is_dense(part))
-            and _is_steep(part, eigenvectors, RATIO)
+            and _is_steep(part, eigenvectors, ratio)
         )
-        for (squares, variances), part in zip(found, parts, strict=True)
+        for (squares, variances), part in zip(magnitudes, parts, strict=True)
     )
 
 
@@ -210,7 +248,7 @@ def _is_known(part: Any) -> bool:
 
 
 def _is_single(part: Any) -> bool:
-    return _is_known(part) and all(
+    return all(
         x.dtype == np.float32 and "tpu" not in {d.platform for d in x.devices()}
         for x in jax.tree.leaves(part)
         if jnp.issubdtype(x.dtype, jnp.floating)
@@ -295,20 +333,21 @@ def _ratio_of_axes(part: Any, eigenvectors: int, *, scaled: bool) -> float:
             sizes = np.sqrt(np.abs(np.diagonal(gram, axis1=1, axis2=2)))
             sizes[sizes == 0] = 1
             gram = gram / sizes[:, :, None] / sizes[:, None, :]
-        number, rank = min(eigenvectors, gram.shape[-1]), RANK_OF_MOMENT
+        number, rank = min(eigenvectors, gram.shape[-1]), RANKS_OF_MOMENTS[part.dense.dtype]
+        values = np.linalg.eigvalsh(gram)[:, ::-1]
+        sizes = np.sqrt(np.maximum(values, 0))
     else:
         step = slice(None, None, -(-len(part.values) // SOME_CLIENTS))
         rows = np.nan_to_num(_rows(part.values, step, FEW_ROWS), posinf=0, neginf=0)
         # In a unit in which no square overflows.
         rows = rows / (np.abs(rows).max(initial=0) or 1)
-        wide = rows.shape[1] < rows.shape[2]
-        gram = rows @ rows.mT if wide else rows.mT @ rows
+        sizes = np.linalg.svd(rows, compute_uv=False)
         # Of so few rows, the last principal axes have less than their share.
-        number, rank = max(1, min(eigenvectors, rows.shape[1] // 2, rows.shape[2])), RANK
-    values = np.linalg.eigvalsh(gram)[:, ::-1]
-    matter = values[:, :number]
-    least = np.min(matter, axis=1, where=matter > rank**2 * values[:, :1], initial=np.inf)
-    return float(np.sqrt(np.max(values[:, 0] / least, initial=1)))
+        number = max(1, min(eigenvectors, rows.shape[1] // 2, rows.shape[2]))
+        rank = RANKS[part.count.dtype]
+    matter = sizes[:, :number]
+    least = np.min(matter, axis=1, where=matter > rank * sizes[:, :1], initial=np.inf)
+    return float(np.max(sizes[:, 0] / least, initial=1))
 
 
 def _is_host(values: jax.Array) -> bool:
@@ -321,6 +360,7 @@ def _are_unlike(
     variances: Float[np.ndarray, "m d"],
     part: Any,
     eigenvectors: int,
+    ratio: float,
 ) -> bool:
     factored = isinstance(part, Ragged) and part.factored
     # The weakest eigenvalue that matters is about the variance of the feature at its place; of a
@@ -328,4 +368,4 @@ def _are_unlike(
     matter = variances if factored else -np.sort(-variances, axis=1)[:, : eigenvectors + 1]
     # A constant feature has no direction of its own.
     least = np.min(matter, axis=1, where=matter > 0, initial=np.inf)
-    return bool(np.any(squares.max(axis=1) > RATIO ** (4 if factored else 2) * least))
+    return bool(np.any(squares.max(axis=1) > ratio ** (4 if factored else 2) * least))
