@@ -312,7 +312,8 @@ def test_parameters_keep_their_type(wide, key):
         clients = sampled(dtype=np.float64 if wide else np.float32)
         run = functools.partial(jf.rollout, rounds=2)
         solution = jax.eval_shape(run, minibatch(), clients, key=key)
-        mixed = jax.eval_shape(run, fedavg(model), clients, key=key)
+        start = jf.rollout(fedavg(model), clients, rounds=1, key=key).result
+        mixed = jax.eval_shape(run, fedavg(model), clients, key=key, warm_start=start)
     wanted = jnp.float64 if wide else jnp.float32
     assert {leaf.dtype for leaf in jax.tree.leaves(solution.result)} == {jnp.dtype(wanted)}
     assert solution.history["objective"].dtype == wanted

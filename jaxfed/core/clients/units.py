@@ -15,10 +15,10 @@ from jaxtyping import Array, Float, PyTree
 
 from jaxfed._names import caller
 from jaxfed.core.clients.clients import Clients
-from jaxfed.core.clients.samples import Ragged, SampleRows, Samples
+from jaxfed.core.clients.samples import Ragged, SampleRows, Samples, at_least_single
 from jaxfed.core.clients.source import SOME_ROWS, FromSource
 from jaxfed.core.common.processes import on_host
-from jaxfed.core.contract.algorithm import ClientsLike
+from jaxfed.core.contract.algorithm import ClientsLike, Personalized
 from jaxfed.linalg import Moment
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -68,8 +68,9 @@ def in_enough_precision(run: Function) -> Function:
         if traced or (isinstance(clients, Clients) and not clients.layout.in_memory):
             warn_of_units(algorithm, clients)
             return run(*given, **options)
-        _warn_of_doubles(algorithm, clients)
-        if not exceed_single_precision(algorithm, clients):
+        exceeds = exceed_single_precision(algorithm, clients)
+        _warn_of_doubles(algorithm, clients, exceeds)
+        if not exceeds:
             return run(*given, **options)
         if any(
             _is_steep(part, _eigenvectors(algorithm), LOST)
@@ -97,8 +98,9 @@ def in_enough_precision(run: Function) -> Function:
 
 def warn_of_units(algorithm: Any, clients: Clients) -> None:
     """Warn if the precision in use loses components of the result."""
-    _warn_of_doubles(algorithm, clients)
-    if exceed_single_precision(algorithm, clients):
+    exceeds = exceed_single_precision(algorithm, clients)
+    _warn_of_doubles(algorithm, clients, exceeds)
+    if exceeds:
         warnings.warn(
             "clients: wanted features of similar and moderate magnitude, got some, or means of "
             f"some, or a direction, more than {RATIO:.0f} times as large as others, or numbers "
@@ -110,13 +112,14 @@ def warn_of_units(algorithm: Any, clients: Clients) -> None:
         )
 
 
-def _warn_of_doubles(algorithm: Any, clients: Any) -> None:
+def _warn_of_doubles(algorithm: Any, clients: Any, exceed_single: bool) -> None:
     """Warn if double precision loses components of the result."""
     eigenvectors, parts = _eigenvectors(algorithm), _known_parts(algorithm, clients)
-    some = [part for part in parts if isinstance(part, SampleRows | Moment)]
-    if eigenvectors and _exceed(
-        some, [_magnitudes(x) for x in some], eigenvectors, RATIO_OF_DOUBLES
-    ):
+    # What single precision holds, double precision holds.
+    parts = [part for part in parts if exceed_single or not _is_single(part)]
+    parts = [part for part in parts if isinstance(part, SampleRows | Moment)]
+    found = [_magnitudes(part) for part in parts] if eigenvectors else []
+    if found and _exceed(parts, found, eigenvectors, RATIO_OF_DOUBLES):
         warnings.warn(
             "clients: wanted features that double precision tells apart, got some, or means of "
             f"some, or a direction, more than {RATIO_OF_DOUBLES:.0e} times as large as others; "
@@ -216,9 +219,16 @@ def widened(tree: PyTree) -> PyTree:
 
 
 def as_precise_as(clients: Any, learned: PyTree) -> PyTree:
-    """What was learned earlier, in double precision if that of these clients' data is double."""
+    """What was learned earlier, in double precision if that of these clients' data is double.
+
+    Models of other kinds than arrays, such as networks, have a precision of their own.
+    """
     double = isinstance(clients, Clients) and clients.weights.dtype == np.float64
-    return widened(learned) if double else learned
+    result = getattr(learned, "result", learned)
+    if not double or not isinstance(result, Personalized):
+        return learned
+    arrays = all(part is None or isinstance(part, jax.Array | np.ndarray) for part in result)
+    return widened(learned) if arrays else learned
 
 
 @jax.jit
@@ -344,7 +354,7 @@ def _ratio_of_axes(part: Any, eigenvectors: int, *, scaled: bool) -> float:
         sizes = np.linalg.svd(rows, compute_uv=False)
         # Of so few rows, the last principal axes have less than their share.
         number = max(1, min(eigenvectors, rows.shape[1] // 2, rows.shape[2]))
-        rank = RANKS[part.count.dtype]
+        rank = RANKS[at_least_single(part.values.dtype)]
     matter = sizes[:, :number]
     least = np.min(matter, axis=1, where=matter > rank * sizes[:, :1], initial=np.inf)
     return float(np.max(sizes[:, 0] / least, initial=1))
