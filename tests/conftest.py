@@ -28,7 +28,9 @@ import jax
 import pytest
 from hypothesis import settings
 
-from tests.drawing import drawn_cases
+from tests.drawing import drawn_cases, listed_as_slow
+
+LISTED_AS_SLOW = listed_as_slow()
 
 # Compilation makes the first example slow, whatever the code under test does.
 settings.register_profile("jaxfed", deadline=None, max_examples=25, derandomize=True)
@@ -54,13 +56,18 @@ def pytest_addoption(parser):
     parser.addoption("--draw", default="", help="any text; another one draws other cases")
 
 
-@pytest.hookimpl(trylast=True)  # after those that -m deselects
+@pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(config, items):
-    """Keep the cases that are drawn."""
+    """Mark the tests and cases that are listed as slow, and of those selected, keep those drawn."""
+    for item in items:
+        if {item.nodeid, item.nodeid.partition("[")[0]} & LISTED_AS_SLOW:
+            item.add_marker(pytest.mark.slow)
+    result = yield  # -m deselects
     names = [item.nodeid for item in items]
     kept = drawn_cases(names, config.getoption("one_in"), config.getoption("draw"))
     config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in kept])
     items[:] = [item for item in items if item.nodeid in kept]
+    return result
 
 
 def pytest_collection_finish():

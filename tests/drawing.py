@@ -1,7 +1,14 @@
-"""Draws some of the cases of each module of tests."""
+"""Says which cases of tests are slow, and draws some of each module's."""
 
 import hashlib
 from collections.abc import Iterable
+from pathlib import Path
+
+
+def listed_as_slow() -> set[str]:
+    """pytest's names of the tests and cases in `slow.txt`."""
+    lines = Path(__file__).with_name("slow.txt").read_text(encoding="utf-8").splitlines()
+    return {f"tests/{line}" for line in lines if line and not line.startswith("#")}
 
 
 def drawn_cases(names: Iterable[str], one_in: int, draw: str) -> set[str]:

@@ -4,12 +4,18 @@ import importlib.util
 
 import pytest
 
-from tests.drawing import drawn_cases
+from tests.drawing import drawn_cases, listed_as_slow
 from tests.helpers import ROOT
 
 spec = importlib.util.spec_from_file_location("ci_slow", ROOT / ".ci" / "slow.py")
 ci_slow = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(ci_slow)
+
+
+def test_what_is_listed_as_slow_exists():
+    for name in listed_as_slow():
+        path, test = name.partition("[")[0].split("::")
+        assert f"def {test}(" in (ROOT / path).read_text(encoding="utf-8"), name
 
 
 @pytest.fixture(scope="module")

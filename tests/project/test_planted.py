@@ -48,7 +48,7 @@ def test_every_fault_can_be_planted_and_has_a_test():
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.what)
 def test_is_noticed(fault, tmp_path, environment):
     paths = f"pythonpath={planted(fault, tmp_path)} {ROOT} {ROOT / 'bench'} {ROOT / 'tests'}"
-    command = [sys.executable, "-m", "pytest", "-x", "-n", "0", "-o", paths, fault.test]
+    command = [sys.executable, "-m", "pytest", "-x", "-n", "0", "-m", "", "-o", paths, fault.test]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "\n1 failed" in done.stdout, done.stdout
