@@ -1,7 +1,7 @@
 """Low-rank factors of ONE client's samples with missing entries, by alternating least squares.
 
 With the components given, each sample's scores are a small least-squares problem, and the other way
-round each feature's.
+round each feature's. Of complete samples, orthonormal components make it a product.
 """
 
 from typing import NamedTuple, final
@@ -22,14 +22,18 @@ Table = Float[Array, "samples features"]
 Seen = Bool[Array, "samples features"]
 
 
-def scores_of(values: Table, observed: Seen, components: Rows) -> Float[Array, "samples rank"]:
+def scores_of(
+    values: Table, observed: Seen | None, components: Rows
+) -> Float[Array, "samples rank"]:
     """Return the least-squares scores of samples in orthonormal components.
 
     Args:
         values: the samples; missing entries are zero.
-        observed: which entries count.
+        observed: which entries count; None for all.
         components: orthonormal rows.
     """
+    if observed is None:
+        return data_matmul(values, components.T)
     rank = len(components)
     pairs = (components[:, None] * components).reshape(rank * rank, -1)
     gram = data_matmul(observed.astype(values.dtype), pairs.T).reshape(-1, rank, rank)
@@ -53,24 +57,28 @@ class Evaluation(NamedTuple):
 
 def evaluate(
     values: Table,
-    observed: Seen,
+    observed: Seen | None,
     shared: Float[Array, "shared_rank features"],
     local: Float[Array, "local_rank features"],
 ) -> Evaluation:
     """Improve local components beside shared ones, and evaluate the error of the samples."""
     rank = len(shared)
+    seen = 1 if observed is None else observed
+    of_features = None if observed is None else observed.T
+    if observed is None:  # the shared components have moved since
+        local = beside(shared.T, local.T).T
 
     def step(_, local):
         scores = scores_of(values, observed, jnp.concatenate([shared, local]))
-        rest = observed * (values - client_matmul(scores[:, :rank], shared))
+        rest = seen * (values - client_matmul(scores[:, :rank], shared))
         # With orthonormal scores, which span the same, the ridge has the same scale as above.
-        found = scores_of(rest.T, observed.T, orthonormalize(scores[:, rank:]).T)
+        found = scores_of(rest.T, of_features, orthonormalize(scores[:, rank:]).T)
         return beside(shared.T, found).T
 
     local = lax.fori_loop(0, STEPS, step, local)
     together = jnp.concatenate([shared, local])
     scores = scores_of(values, observed, together)
-    rest = observed * (values - client_matmul(scores, together))
+    rest = seen * (values - client_matmul(scores, together))
     by_shared = scores[:, :rank]
     # By the envelope theorem the best factors' change with U does not count.
     inner = client_matmul(by_shared.T, by_shared)

@@ -58,7 +58,7 @@ class HMFMember(NamedTuple):
     """ONE client's prepared data."""
 
     values: Float[Array, "samples features"]  # missing entries are zero
-    observed: Bool[Array, "samples features"]
+    observed: Bool[Array, "samples features"] | None  # None if no entry is missing
     curvature: Scalar  # the largest eigenvalue of YᵀY
     fingerprint: Scalar  # pseudo-random, derived from the client's id and its data
 
@@ -188,14 +188,16 @@ class HMF(SharedAndLocal):
 
     def prepare(self, data: samples.SampleRows, client_id, rounds) -> HMFMember:
         """Replace missing entries by zeros, and compute the largest eigenvalue."""
-        observed = data.observed
-        values = jnp.where(observed, data.values, 0).astype(data.count.dtype)
+        values = jnp.where(data.observed, data.values, 0).astype(data.count.dtype)
         moment = Moment.from_samples(values, 1)
         inner = moment.row_products(first_components(moment, self.local_rank))[1]
-        share = jnp.sum(observed) / (data.count * observed.shape[1])
-        # Missing entries are zeros here, which makes the eigenvalue too small by about the observed
-        # share.
-        curvature = ratio(Moment.from_dense(inner).largest_eigenvalue(), share)
+        curvature = Moment.from_dense(inner).largest_eigenvalue()
+        observed = None if isinstance(data, samples.Samples) else data.observed
+        if observed is not None:
+            # Missing entries are zeros here, which makes the eigenvalue too small by about the
+            # observed share.
+            share = jnp.sum(observed) / (data.count * observed.shape[1])
+            curvature = ratio(curvature, share)
         return HMFMember(values, observed, curvature, fingerprint(client_id, moment.trace))
 
     def at_round(self, number: Int[Array, ""]) -> Self:
@@ -266,7 +268,8 @@ class HMF(SharedAndLocal):
         shared = downlink.components
         components, *scores = _corrected(local, shared)
         together, scores = jnp.concatenate([shared, components]), jnp.concatenate(scores, axis=1)
-        rest = data.observed * (data.values - client_matmul(scores, together))
+        seen = 1 if data.observed is None else data.observed
+        rest = seen * (data.values - client_matmul(scores, together))
         # Minus the gradient of the squared error by all components, as rows.
         rise = data_matmul(scores.T, rest)
 

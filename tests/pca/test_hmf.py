@@ -129,6 +129,22 @@ def test_rounds_and_results_match_the_authors(x64, kind, seed):
     assert gap(run.result.shared, np.array(kept["shared_at_the_end"])) < 1e-4
 
 
+@pytest.mark.parametrize("solver", ["quasi_newton", "gradient"])
+def test_complete_samples_need_no_mask(x64, solver):
+    x = np.random.default_rng(0).normal(size=(3, 20, 6)) * [4, 3, 2, 1, 1, 1]
+    found, wanted = (
+        jf.fit(
+            jf.pca.HMF(2, 1, solver=solver),
+            jf.Clients.from_samples([*x[:2], x[2, :15]], missing=missing),
+            rounds=5,
+            key=jax.random.key(0),
+        )
+        for missing in ("refuse", "mask")
+    )
+    chex.assert_trees_all_close(found.result, wanted.result, atol=1e-7)
+    np.testing.assert_allclose(found.history["objective"], wanted.history["objective"], rtol=1e-9)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("missing", [0.0, 0.1])
 def test_recovers_noiseless_data(x64, missing):
