@@ -119,6 +119,7 @@ SHOWN = [
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # a page has many programs to compile
 @pytest.mark.parametrize("page", SHOWN)
 def test_every_python_block_of_the_documentation_runs(page, run_page):
     names, lines = run_page(page)
