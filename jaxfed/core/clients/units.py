@@ -234,7 +234,7 @@ def as_precise_as(clients: Any, learned: PyTree) -> PyTree:
 @jax.jit
 def _widened(x: Array) -> Array:
     x = x.astype(np.float64)
-    if x.ndim < 2 or x.shape[-2] < x.shape[-1]:
+    if x.ndim < 2 or x.shape[-2] <= x.shape[-1]:  # no frame; a square one leaves nothing
         return x
     for _ in range(2):  # each squares the error
         error = jnp.eye(x.shape[-1]) - x.mT @ x
@@ -344,20 +344,29 @@ def _ratio_of_axes(part: Any, eigenvectors: int, *, scaled: bool) -> float:
             sizes[sizes == 0] = 1
             gram = gram / sizes[:, :, None] / sizes[:, None, :]
         number, rank = min(eigenvectors, gram.shape[-1]), RANKS_OF_MOMENTS[part.dense.dtype]
-        values = np.linalg.eigvalsh(gram)[:, ::-1]
-        sizes = np.sqrt(np.maximum(values, 0))
+        sizes = _sizes(gram)
     else:
         step = slice(None, None, -(-len(part.values) // SOME_CLIENTS))
         rows = np.nan_to_num(_rows(part.values, step, FEW_ROWS), posinf=0, neginf=0)
         # In a unit in which no square overflows.
         rows = rows / (np.abs(rows).max(initial=0) or 1)
-        sizes = np.linalg.svd(rows, compute_uv=False)
+        wide = rows.shape[1] < rows.shape[2]
+        sizes = _sizes(rows @ rows.mT if wide else rows.mT @ rows)
         # Of so few rows, the last principal axes have less than their share.
         number = max(1, min(eigenvectors, rows.shape[1] // 2, rows.shape[2]))
-        rank = RANKS[at_least_single(part.values.dtype)]
+        dtype = at_least_single(part.values.dtype)
+        rank = RANKS[dtype]
+        if dtype == np.float64 and (sizes[:, number - 1] < 1e-6 * sizes[:, 0]).any():
+            # Squares do not hold such ratios; for all samples, this would take too long.
+            sizes = np.linalg.svd(rows, compute_uv=False)
     matter = sizes[:, :number]
     least = np.min(matter, axis=1, where=matter > rank * sizes[:, :1], initial=np.inf)
     return float(np.max(sizes[:, 0] / least, initial=1))
+
+
+def _sizes(gram: np.ndarray) -> np.ndarray:
+    """The roots of eigenvalues, in decreasing order."""
+    return np.sqrt(np.maximum(np.linalg.eigvalsh(gram)[:, ::-1], 0))
 
 
 def _is_host(values: jax.Array) -> bool:

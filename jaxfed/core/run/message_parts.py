@@ -68,7 +68,7 @@ def message_parts(solution: Solution, clients: Clients) -> list[MessagePart]:
         sent = protocol_of(problem, start, rounds).costs(nothing, nothing).first_up
         if sent == first.bits:
             return found[-1]
-    # Rather what was not sent than not what was.
+    # Neither layout matches: listing a part that was not sent is better than omitting one that was.
     return found[0]
 
 
