@@ -65,7 +65,8 @@ def run_try(arguments: SimpleNamespace) -> None:
     sites = _sites(arguments.data.absolute())
     if len(sites) < arguments.nodes:
         raise ValueError(
-            f"data: wanted a .npy file or a folder of tables for each of {arguments.nodes} nodes, "
+            f"data: wanted a .npy, .csv or .parquet file, or a folder of tables, for each of "
+            f"{arguments.nodes} nodes, "
             f"got {len(sites)} in {arguments.data}"
         )
     out = (arguments.out or app / "out").absolute()
@@ -98,7 +99,7 @@ def run_try(arguments: SimpleNamespace) -> None:
 
 
 def _sites(folder: Path) -> list[Path]:
-    """The arrays of a folder, one for each node; if there are none, its folders of tables."""
+    """The files of a folder, one for each node; if there are none, its folders of tables."""
 
     def files(folder: Path, *suffixes: str) -> list[Path]:
         return [path for path in folder.iterdir() if path.suffix.lower() in suffixes]
@@ -106,7 +107,7 @@ def _sites(folder: Path) -> list[Path]:
     if not folder.is_dir():
         raise refuse("data", "a folder", str(folder))
     folders = [path for path in folder.iterdir() if path.is_dir() and files(path, *TABLES)]
-    return sorted(files(folder, ".npy") or folders, key=lambda path: natural(path.name))
+    return sorted(files(folder, ".npy", *TABLES) or folders, key=lambda path: natural(path.name))
 
 
 def _last_clipping(log: Path) -> str | None:
@@ -197,7 +198,7 @@ NEW = [
 ]
 TRY = [
     option("--app", Path, "the app folder; default: the current one", None),
-    option("--data", Path, "folder with a .npy file, or a folder of tables, for each node"),
+    option("--data", Path, "folder with a file (.npy, .csv, .parquet) or a folder of tables for each node"),
     NODES,
     option("--out", Path, "folder for the results; default: out in the app folder", None),
     option("--timeout", float, "seconds after which to give up the run", 1800.0),

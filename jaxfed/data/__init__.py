@@ -14,6 +14,7 @@ from jaxfed.data.partition import partition_sizes as partition_sizes
 from jaxfed.data.partition import train_test_split as train_test_split
 from jaxfed.data.readers import ClientTables as ClientTables
 from jaxfed.data.readers import read_arrays as read_arrays
+from jaxfed.data.readers import read_client as read_client
 from jaxfed.data.readers import read_folder as read_folder
 from jaxfed.data.readers import read_idx as read_idx
 from jaxfed.data.readers import read_images as read_images

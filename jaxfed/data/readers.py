@@ -85,34 +85,53 @@ def read_folder(
     """
     check_options(options, read_table, without=("path", "client_column", "missing", "max_bytes"))
     path = checked_source("path", path, max_bytes)
-    files = files_of(path)
-    formats = {"arrays": ARRAYS, "csv": (".csv",), "parquet": (".parquet",), "images": PICTURES}
-    present = {
-        name: found
-        for name, suffixes in formats.items()
-        if (found := [file for file in files if file.suffix.lower() in suffixes])
-    }
-    if not present:
-        raise ValueError(
-            f"{path}: no file with a recognised suffix "
-            f"({', '.join((*ARRAYS, *TABLES, *PICTURES))}); found {listing(files)}"
-        )
-    if len(present) > 1:
-        examples = " and ".join(found[0].name for found in present.values())
-        raise ValueError(f"{path}: formats are mixed, e.g. {examples}; keep one format a folder")
-    (format_name,) = present
-    if format_name in ("csv", "parquet"):
+    format_name, files = _format_of(path)
+    if format_name == "tables":
         common: dict[str, Any] = {"client_column": client_column, "missing": missing}
         return read_table(path, max_bytes=max_bytes, **common, **options)
-    for name, given in options.items():
-        if given is not None and given != () and given != []:
-            raise ValueError(f"{path}: {name}={given!r} is for tables")
-    if client_column is not None:
-        raise ValueError(f"{path}: client_column={client_column!r} is for tables")
+    _check_no_tables(path, client_column=client_column, **options)
     if format_name == "arrays":
         return read_arrays(path, missing=missing, max_bytes=max_bytes)
-    images = read_pictures(present["images"], color=False, max_bytes=max_bytes)
-    return ClientTables(list(images), stems(present["images"]))
+    images = read_pictures(files, color=False, max_bytes=max_bytes)
+    return ClientTables(list(images), stems(files))
+
+
+def read_client(
+    path: StrPath,
+    *,
+    missing: Missing = "refuse",
+    max_bytes: int = MAX_BYTES,
+    **options: Any,
+) -> ClientTables:
+    """Read the samples of one client, as a machine of a deployment holds them.
+
+    Args:
+        path: a file with the client's samples, `.csv`, `.parquet`, `.npy` or `.npz`; or a folder of
+            such files or of images, whose samples follow each other.
+        missing: as in `read_folder`.
+        max_bytes: as in `read_folder`.
+        options: how tables are written and which columns are features, as for `read_table`.
+
+    Returns:
+        One array, the name of the file or the folder, and the features' names.
+
+    Raises:
+        FileNotFoundError: if `path` does not exist.
+        ValueError: as in `read_folder`.
+    """
+    check_options(options, read_table, without=("path", "client_column", "missing", "max_bytes"))
+    path = checked_source("path", path, max_bytes)
+    format_name, files = _format_of(path)
+    if format_name == "tables":
+        found = _of_tables(path, files, missing, max_bytes, **options)
+    elif path.is_dir():
+        found = read_folder(path, missing=missing, max_bytes=max_bytes, **options)
+    elif format_name == "arrays":
+        _check_no_tables(path, **options)
+        found = _of_arrays(path, files, None, missing, max_bytes)
+    else:
+        raise ValueError(f"{path}: wanted a table, an array, or a folder, got an image")
+    return ClientTables([np.concatenate(found.samples)], [path.stem], found.features)
 
 
 def read_arrays(
@@ -147,29 +166,22 @@ def read_arrays(
     path = checked_source("path", path, max_bytes)
     check_texts("names", () if names is None else names)
     masked = _masked(missing)
-    if not path.is_dir():
-        entries = load_numpy(existing(path), names, max_bytes)
-        if len(entries) == 1:
-            ((name, array),) = entries.items()
-            if array.ndim == 3:
-                label = name or path.stem
-                entries = {f"{label}[{i}]": block for i, block in enumerate(array)}
-            elif path.suffix.lower() == ".npy":
-                raise ValueError(
-                    f"{path}: holds one array of shape {array.shape}; for all clients in one "
-                    "file it must be (clients, samples, features)"
-                )
-        arrays = {
-            name: as_samples(array, f"{path}: {name}", masked) for name, array in entries.items()
-        }
-        labels = list(arrays)
-    else:
-        arrays, files = {}, files_in(path, ARRAYS)
-        for file in files:
-            one = "one client with one array, choose it by names=[...]"
-            arrays[file.name] = load_one(file, max_bytes, one, names, masked)
-        labels = stems(files)
-    return ClientTables(_alike(arrays, path, same_features=same_features), labels)
+    if path.is_dir():
+        files = files_in(path, ARRAYS)
+        return _of_arrays(path, files, names, missing, max_bytes, same_features=same_features)
+    entries = load_numpy(existing(path), names, max_bytes)
+    if len(entries) == 1:
+        ((name, array),) = entries.items()
+        if array.ndim == 3:
+            label = name or path.stem
+            entries = {f"{label}[{i}]": block for i, block in enumerate(array)}
+        elif path.suffix.lower() == ".npy":
+            raise ValueError(
+                f"{path}: holds one array of shape {array.shape}; for all clients in one "
+                "file it must be (clients, samples, features)"
+            )
+    arrays = {name: as_samples(array, f"{path}: {name}", masked) for name, array in entries.items()}
+    return ClientTables(_alike(arrays, path, same_features=same_features), list(arrays))
 
 
 def read_table(
@@ -223,10 +235,10 @@ def read_table(
     """
     path, masked = checked_source("path", path, max_bytes), _masked(missing)
     dialect = Dialect(sep, decimal, comment, header, columns, drop, id_column)
-    dialect.check()
     files = files_of(path, TABLES)
-    if len({file.suffix.lower() for file in files}) > 1:
-        raise ValueError(f"{path}: holds .csv and .parquet files; keep one format a folder")
+    if client_column is None and path.is_dir():
+        return _of_tables(path, files, missing, max_bytes, **dialect._asdict())
+    dialect.check()
     if client_column is not None:
         if len(files) > 1:
             raise ValueError(
@@ -234,21 +246,7 @@ def read_table(
                 f"but the folder holds {len(files)}"
             )
         return _by_client(files[0], client_column, max_bytes, masked, dialect)
-    if not path.is_dir():
-        raise ValueError(f"{path}: one table holds all clients, name their client_column")
-    load = partial(load_table, max_bytes=max_bytes, missing=masked, dialect=dialect)
-    tables = {file.name: (file, *load(file)) for file in files}
-    first, known, _ = next(iter(tables.values()))
-    arrays = {}
-    # Different numbers of columns are found below, with the numbers in the message.
-    for name, (file, other, cells) in tables.items():
-        if len(other) == len(known) and other != known:
-            raise ValueError(
-                f"{path}: {first.name} and {name} have different columns, "
-                f"{listing(known)} against {listing(other)}"
-            )
-        arrays[name] = as_samples(as_numbers(cells, other, file, masked), str(file), masked)
-    return ClientTables(_alike(arrays, path), stems(files), _named(known))
+    raise ValueError(f"{path}: one table holds all clients, name their client_column")
 
 
 def read_images(
@@ -316,6 +314,72 @@ def read_idx(path: StrPath, *, max_bytes: int = MAX_BYTES) -> Shaped[np.ndarray,
             f"got {len(stored)}"
         )
     return np.frombuffer(stored, dtype, offset=start).reshape(shape).astype(dtype.newbyteorder("="))
+
+
+def _format_of(path: Path) -> tuple[str, list[Path]]:
+    """The only format in a folder, or of a file, and its files."""
+    files = files_of(path)
+    formats = {"arrays": ARRAYS, ".csv": (".csv",), ".parquet": (".parquet",), "images": PICTURES}
+    present = {
+        name: found
+        for name, suffixes in formats.items()
+        if (found := [file for file in files if file.suffix.lower() in suffixes])
+    }
+    if not present:
+        raise ValueError(
+            f"{path}: no file with a recognised suffix "
+            f"({', '.join((*ARRAYS, *TABLES, *PICTURES))}); found {listing(files)}"
+        )
+    if len(present) > 1:
+        examples = " and ".join(found[0].name for found in present.values())
+        raise ValueError(f"{path}: formats are mixed, e.g. {examples}; keep one format a folder")
+    ((name, found),) = present.items()
+    return "tables" if name in TABLES else name, found
+
+
+def _check_no_tables(path: Path, **options: Any) -> None:
+    """Refuse options of tables for what is none."""
+    for name, given in options.items():
+        if given is not None and given != () and given != []:
+            raise ValueError(f"{path}: {name}={given!r} is for tables")
+
+
+def _of_arrays(
+    path: Path,
+    files: Sequence[Path],
+    names: Sequence[str] | None,
+    missing: Missing,
+    max_bytes: int,
+    *,
+    same_features: bool = True,
+) -> ClientTables:
+    """Read clients from files with one array each."""
+    masked, one = _masked(missing), "one client with one array, choose it by names=[...]"
+    arrays = {file.name: load_one(file, max_bytes, one, names, masked) for file in files}
+    return ClientTables(_alike(arrays, path, same_features=same_features), stems(list(files)))
+
+
+def _of_tables(
+    path: Path, files: Sequence[Path], missing: Missing, max_bytes: int, **options: Any
+) -> ClientTables:
+    """Read clients from one table each; the options are those of `Dialect`."""
+    masked, dialect = _masked(missing), Dialect(**options)
+    dialect.check()
+    if len({file.suffix.lower() for file in files}) > 1:
+        raise ValueError(f"{path}: holds .csv and .parquet files; keep one format a folder")
+    load = partial(load_table, max_bytes=max_bytes, missing=masked, dialect=dialect)
+    tables = {file.name: (file, *load(file)) for file in files}
+    first, known, _ = next(iter(tables.values()))
+    arrays = {}
+    # Different numbers of columns are found below, with the numbers in the message.
+    for name, (file, other, cells) in tables.items():
+        if len(other) == len(known) and other != known:
+            raise ValueError(
+                f"{path}: {first.name} and {name} have different columns, "
+                f"{listing(known)} against {listing(other)}"
+            )
+        arrays[name] = as_samples(as_numbers(cells, other, file, masked), str(file), masked)
+    return ClientTables(_alike(arrays, path), stems(list(files)), _named(known))
 
 
 def _alike(

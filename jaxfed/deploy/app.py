@@ -45,10 +45,6 @@ out = {out}
 APP = '''\
 """{kind} on separate machines."""
 
-from pathlib import Path
-
-import numpy as np
-
 import jaxfed as jf
 
 
@@ -59,9 +55,8 @@ def make_algorithm(config):
 
 def make_data(config):
     """This machine's own client: `data` in its node configuration, a file or a folder of them."""
-    path = Path(config["data"])
-    tables = jf.data.read_folder(path).samples if path.is_dir() else [np.load(path)]
-    return {holder}([np.concatenate(tables){convert}])
+    read = jf.data.read_client(config["data"])
+    return {holder}([read.samples[0]{convert}], features={features})
 
 
 channel = {channel}
@@ -161,6 +156,7 @@ def write_app(
         # Networks would train several times as slowly in double precision.
         precision="single" if family == "generative" else "double",
         convert="" if family == "generative" else ".astype(float)",
+        features="read.features and [read.features]" if family == "gcca" else "read.features",
         holder="jf.gcca.Views.from_arrays" if family == "gcca" else "jf.Clients.from_samples",
     )
     project = PROJECT.format(

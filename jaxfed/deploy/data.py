@@ -15,6 +15,7 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from jaxfed._checks import check_count, refuse
 from jaxfed.core.clients.clients import Clients
+from jaxfed.core.clients.names import Texts, check_same_names, checked_names
 from jaxfed.core.clients.samples import IncompleteSamples, Ragged, SampleRows, Samples
 from jaxfed.core.common.printing import in_bytes
 from jaxfed.core.contract.calls import alike
@@ -117,6 +118,26 @@ def common(by_client: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
                 f"{_shown(by_client[first])}, got {_shown(by_client[client])}"
             )
     return describe(whole)
+
+
+def features_with(known: Texts | None, hello: Mapping[str, Any]) -> Texts | None:
+    """The names of a run's features, once one more client has said its own.
+
+    Args:
+        known: the names that earlier clients have given; None if they gave none.
+        hello: the client's description of itself.
+
+    Raises:
+        RefusedError: if its features are others, or in another order; names it.
+        ValueError: if they are no names of its data's features.
+    """
+    width = jax.tree.leaves(shapes_from(hello["data"]))[0].shape[-1]
+    own = checked_names("features", hello["features"], width, "feature")
+    try:
+        check_same_names(f"features of client {hello['id']}", known, own)
+    except ValueError as error:
+        raise RefusedError(str(error)) from None
+    return known if own is None else own
 
 
 def check_pads(data: PyTree, words: Mapping[str, Any]) -> None:

@@ -79,6 +79,7 @@ class Node:
         warn_of_units(algorithm, clients)
         self.id, self.algorithm, self.wire = client_id, algorithm, wire
         self.data, self.weights = jax.tree.map(lambda x: x[0], clients.data), clients.weights
+        self.names = clients.names
         self.warm_start, self.folder = warm_start, folder
         self.weighting: Weights = weights
         self._home = folder / f"client-{client_id}"
@@ -114,6 +115,7 @@ class Node:
                 "kind": "hello",
                 "id": self.id,
                 "data": data,
+                "features": None if self.names.of_views else self.names.features,
                 "samples": _number_of_samples(self.data),
                 "weights": self.weights.dtype.name,
                 "run": self.description,
@@ -338,7 +340,9 @@ class _NodeRun:
         result = Personalized(None, jax.tree.map(lambda x: x[None], model))
         rounds = asked.words["rounds"]
         name, ids = repr(self.node.algorithm), np.asarray([self.node.id])
-        saved = Saved(result, {}, rounds, "round_limit", name, 1, versions(), ids=ids)
+        saved = Saved(
+            result, {}, rounds, "round_limit", name, 1, versions(), ids=ids, names=self.node.names
+        )
         write(self.folder / "result.npz", saved, private=True)
         discard(self.folder / "masks")
         return Packet({"kind": "finish", "id": self.node.id})

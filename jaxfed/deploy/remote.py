@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, PyTree
 
 from jaxfed._checks import check_flag
+from jaxfed.core.clients.names import Texts
 from jaxfed.core.round import server
 from jaxfed.core.round.messages import ClientMessage, is_not_finite
 from jaxfed.core.round.problem import ClientState, State, zeros_of
@@ -50,6 +51,7 @@ class Remote(Engine):
         payloads: broadcasts that some member has not received, by round.
         digests: of all broadcasts.
         present: ids of the participants, by round.
+        features: their names, if some client has given them.
     """
 
     def __init__(self, settings: Settings, exchange: Exchange):
@@ -59,6 +61,7 @@ class Remote(Engine):
         self.payloads: dict[int, bytes] = {}
         self.digests: list[str] = []
         self.present: list[list[int]] = []
+        self.features: Texts | None = None
 
     def use(self, federation: Federation, members: list[RegisteredClient]) -> None:
         """Continue with these members."""

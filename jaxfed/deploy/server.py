@@ -9,6 +9,7 @@ import numpy as np
 
 from jaxfed._checks import check_count, checked_dtype, refuse, shown
 from jaxfed._versions import versions
+from jaxfed.core.clients.names import Names
 from jaxfed.core.contract.algorithm import Personalized
 from jaxfed.core.round.problem import Costs, State
 from jaxfed.core.run import host_loop
@@ -25,7 +26,7 @@ from jaxfed.core.store.identity import (
     text_and_digest,
 )
 from jaxfed.core.store.saved import Saved, write
-from jaxfed.deploy.data import common, shapes_from
+from jaxfed.deploy.data import common, features_with, shapes_from
 from jaxfed.deploy.exchange import Exchange, RefusedError
 from jaxfed.deploy.federation import Federation, RegisteredClient, Settings
 from jaxfed.deploy.remote import Remote
@@ -74,6 +75,7 @@ class RunServer:
             clients=len(self.remote.members),
             versions=versions(),
             remarks=solution.advice(),
+            names=Names(features=self.remote.features),
         )
         write(self.settings.out / "solution.npz", saved, private=True)
         LOG.info(f"the run ended: {Status[solution.status]}")
@@ -112,12 +114,14 @@ class RunServer:
                     f"data: client {client} has other data, or another folder, than those with "
                     "which it began this run; give it those, or start a new run in another folder"
                 )
+        features = features_with(self.remote.features, hello)
         for name, number in versions().items():
             if hello["versions"].get(name) != number:
                 words = f"client {client} has {name} {shown(hello['versions'].get(name))}"
                 LOG.warning(
                     f"{words}, the server {number}: numbers may differ in their last digits"
                 )
+        self.remote.features = features  # last, since nothing above may refuse the client any more
 
     def _start(self) -> HostLoop:
         """The loop before its first round, once all clients are connected.
@@ -152,6 +156,7 @@ class RunServer:
         found = Snapshot.load(self.store, self._state_shapes)
         if found is None:
             return None
+        remote.features = found.features
         # A finished run has no rounds in which a client's other data would be seen.
         members = {member.id for member in remote.members}
         waiting = self.settings.patience
@@ -245,6 +250,7 @@ class _ToStore(Saver):
             digests=remote.digests,
             history=dict(history),
             present=remote.present,
+            features=remote.features,
         )
         program = {"program": ["", remote.federation.program]}
         saved.save(self._server.store, {**self._server._identity(), **program})

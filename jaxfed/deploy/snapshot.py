@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
+from jaxfed.core.clients.names import Texts
 from jaxfed.core.round.problem import Costs, State
 from jaxfed.core.store.arrays import Content, named, rebuilt
 from jaxfed.core.store.identity import Identity
@@ -30,6 +31,7 @@ class Snapshot(NamedTuple):
     digests: list[str]  # of all broadcasts
     history: dict[str, np.ndarray]  # of the rounds that have run
     present: list[list[int]]  # ids, by round
+    features: Texts | None  # their names
 
     def save(self, store: Series, identity: Identity) -> None:
         """Save it, and remove what was saved before the previous round.
@@ -46,6 +48,7 @@ class Snapshot(NamedTuple):
             "costs": {k: int(v) if k in _COUNTED else v for k, v in vars(self.costs).items()},
             "present": self.present,
             "digests": self.digests,
+            "features": self.features,
         }
         payloads = {k: np.frombuffer(payload, np.uint8) for k, payload in self.payloads.items()}
         arrays = named("state", self.state)
@@ -88,6 +91,7 @@ class Snapshot(NamedTuple):
             digests=header["digests"],
             history=_after(_HISTORY, arrays),
             present=header["present"],
+            features=header["features"] and tuple(header["features"]),
         )
 
 

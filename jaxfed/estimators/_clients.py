@@ -13,6 +13,7 @@ from jaxfed import aggregation
 from jaxfed._checks import refuse
 from jaxfed._numbers import precision_of
 from jaxfed.core.clients.clients import Clients
+from jaxfed.core.clients.units import exceed_single_precision
 from jaxfed.core.contract.algorithm import Algorithm
 from jaxfed.core.run.fit import fit
 from jaxfed.core.run.solution import Solution
@@ -231,14 +232,21 @@ class ClientPCA(Scores):
 
     def _run(self, clients: Clients, before: Solution | None = None) -> Solution:
         """Learn components, starting from those of an earlier solution if there is one."""
-        options: dict[str, Any] = {"rounds": int(self.rounds), "key": self._key(), "tol": self.tol}
-        if self.tol is None and self.stops_at_rounding:
-            options["tol"] = 16 * float(np.finfo(self._precision).eps)
+        options: dict[str, Any] = {"rounds": int(self.rounds), "key": self._key()}
+
+        def tol(algorithm: Any) -> float | None:
+            if self.tol is not None or not self.stops_at_rounding:
+                return self.tol
+            # Of the precision in which `fit` computes, which that of the table may not allow.
+            double = exceed_single_precision(algorithm, clients)
+            return 16 * float(np.finfo(np.float64 if double else self._precision).eps)
+
         if before is not None:
-            return update(before, clients, **options)
+            return update(before, clients, tol=tol(before.algorithm), **options)
 
         def run(algorithm: Algorithm, **more: Any) -> Solution:
-            return fit(self._aggregated(algorithm, len(clients)), clients, **(options | more))
+            aggregated = self._aggregated(algorithm, len(clients))
+            return fit(aggregated, clients, **({"tol": tol(aggregated)} | options | more))
 
         return self._solved(run, clients)
 

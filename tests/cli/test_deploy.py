@@ -95,8 +95,13 @@ def test_sites_are_files_or_folders_of_files(tmp_path):
     for site in deploy._sites(tmp_path):
         clients = names["make_data"]({"data": str(site)})
         np.testing.assert_array_equal(clients.data.values, rows[None])
-    np.save(tmp_path / "one.npy", rows)
-    assert [path.name for path in deploy._sites(tmp_path)] == ["one.npy"]
+    np.save(tmp_path / "site1.npy", rows)
+    (tmp_path / "site3.csv").write_text("age,weight\n1,2\n")
+    assert [path.name for path in deploy._sites(tmp_path)] == ["site1.npy", "site3.csv"]
+    assert names["make_data"]({"data": str(tmp_path / "site3.csv")}).names.features == (
+        "age",
+        "weight",
+    )
 
 
 def test_a_trial_shows_the_objective_and_the_time_that_is_left(tmp_path, capsys, monkeypatch):
@@ -165,7 +170,7 @@ def app(tmp_path, capsys, monkeypatch):
             "jf.channel.no_such()",
             "AttributeError: module 'jaxfed.channel' has no attribute 'no_such'",
         ),
-        ("federation/app.py", "import numpy", "import nowhere", "No module named 'nowhere'"),
+        ("federation/app.py", "import jaxfed", "import nowhere", "No module named 'nowhere'"),
         ("federation/app.py", "server =", "service =", "no attribute 'server'"),
         ("federation/app.py", "client =", "patron =", "no attribute 'client'"),
         ("federation/app.py", "def ", "deaf ", "SyntaxError: invalid syntax"),

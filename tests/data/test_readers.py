@@ -15,6 +15,7 @@ from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
 from jaxfed.data import (
     ParquetGroups,
     read_arrays,
+    read_client,
     read_folder,
     read_idx,
     read_images,
@@ -403,6 +404,39 @@ def test_damaged_parquet_is_refused(tmp_path):
     (tmp_path / "bad.parquet").write_text("no table")
     with pytest.raises(ValueError, match=r"bad.parquet: not a Parquet file"):
         read_table(tmp_path)
+
+
+# One client -------------------------------------------------------------------------------------
+
+
+def test_one_client_is_a_file_or_a_folder(tmp_path):
+    (tmp_path / "site_a.csv").write_text("age;weight\n1,5;2\n3;4\n")
+    found = read_client(tmp_path / "site_a.csv")
+    assert (found.names, found.features) == (["site_a"], ["age", "weight"])
+    np.testing.assert_array_equal(found.samples, [[[1.5, 2], [3, 4]]])
+    assert read_client(tmp_path / "site_a.csv", columns=["weight"]).features == ["weight"]
+    np.save(tmp_path / "site.npy", A)
+    np.testing.assert_array_equal(read_client(tmp_path / "site.npy").samples, [A])
+    with pytest.raises(ValueError, match=r"sep=';' is for tables"):
+        read_client(tmp_path / "site.npy", sep=";")
+    with pytest.raises(ValueError, match="formats are mixed"):
+        read_client(tmp_path)
+    # The parts of a folder follow each other; a file with another header is refused.
+    (tmp_path / "site.npy").unlink()
+    (tmp_path / "site_b.csv").write_text("age;weight\n5;6\n")
+    found = read_client(tmp_path)
+    assert (found.names, found.features) == ([tmp_path.stem], ["age", "weight"])
+    np.testing.assert_array_equal(found.samples, [[[1.5, 2], [3, 4], [5, 6]]])
+    (tmp_path / "site_b.csv").write_text("weight;age\n5;6\n")
+    with pytest.raises(ValueError, match=r"site_a.csv and site_b.csv have different columns"):
+        read_client(tmp_path)
+
+
+def test_an_image_is_no_client(tmp_path):
+    Image.fromarray(np.zeros((4, 3), np.uint8)).save(tmp_path / "a.png")
+    assert read_client(tmp_path).samples[0].shape == (4, 3)
+    with pytest.raises(ValueError, match="wanted a table, an array, or a folder, got an image"):
+        read_client(tmp_path / "a.png")
 
 
 # Any format -------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import jaxfed as jf
 from tests.examples import draw_samples
 
 pytest.importorskip("flwr")
+from jaxfed.core.clients.names import like
 from jaxfed.deploy import exchange, flower
 from jaxfed.deploy import node as nodes
 from jaxfed.deploy.exchange import RefusedError
@@ -132,6 +133,57 @@ def test_a_site_that_cannot_take_part_stays_out(tmp_path, clients, caplog):
     assert "node 306: wanted a partition-id of its own, got 2, which is that of node 102" in (
         caplog.text
     )
+
+
+def test_sites_agree_on_features(tmp_path, clients, caplog):
+    names = [f"gene{i}" for i in range(clients.features)]
+    of_sites = {2: None} | dict.fromkeys((0, 1, 3, 4), names)
+
+    def data(config):
+        rows = np.asarray(alone(clients, config["partition-id"]).data.values[0])
+        return jf.Clients.from_samples([rows], features=of_sites[config["partition-id"]])
+
+    federation = Federation(tmp_path, PERPCA, clients)
+    site = app(tmp_path / "nodes", data)
+    nodes = {100 + i: (site, {"partition-id": i}) for i in range(len(clients))}
+    federation.grid.nodes = nodes
+    saved = federation.run(2)
+    check_equal(federation, saved, federation.fit(2))  # site 2 goes by position
+    wanted = {i: known and tuple(known) for i, known in of_sites.items()}
+    assert saved.names.features == wanted[0]
+    for i, known in wanted.items():
+        assert jf.load(federation.local(i)).names.features == known
+    turned = jf.Clients.from_samples([clients.data.values[0][:, ::-1]], features=names[::-1])
+    in_order = like(turned, saved)
+    assert in_order.names.features == wanted[0]
+    np.testing.assert_array_equal(in_order.data.values[0], clients.data.values[0])
+
+    federation.grid.nodes = {}  # the server itself remembers them
+    again = federation.run(2, clients=len(nodes), patience=0.01)
+    assert again.names.features == wanted[0]
+    for own, words in (
+        (names[::-1], f"wanted the order gene0, .*, got {names[-1]}, "),
+        (["age", *names[1:]], r"wanted gene0, .*, got age, .*\(without gene0, with age besides\)"),
+    ):
+        # The grid brings answers last first: site 4 is the first.
+        of_sites[3] = own
+        federation.grid.nodes = nodes
+        federation.grid.run_id += 1  # nodes read their data once a run
+        with pytest.raises(RefusedError, match=f"features of client 3: {words}"):
+            federation.run(2, out=own[0])
+    # Names of another number of features are none of a site of ours.
+    of_sites[3] = names
+    federation.grid.run_id += 1
+
+    def trouble(node, message, answer):
+        said = packet_of(answer)
+        if said.words["kind"] != "hello" or node != 103:
+            return [answer]
+        return [reply_of(said._replace(words=said.words | {"features": names[1:]}), message)]
+
+    federation.grid.trouble = trouble
+    with pytest.raises(RefusedError, match=r"node 103: .* \(ValueError: 'features: wanted"):
+        federation.run(2, out="lies")
 
 
 def test_two_sites_with_one_id_are_named(tmp_path, clients):

@@ -486,6 +486,20 @@ def test_federated_pca_of_raw_units_equals_that_of_scikit_learn(name):
     assert found.mean_ == pytest.approx(wanted.mean_, rel=1e-12)
 
 
+@pytest.mark.parametrize("unit", [1e3, 1e6])
+def test_a_table_in_single_precision_and_unlike_units_is_solved_to_its_rounding(unit):
+    rng = np.random.default_rng(1)
+    axes = np.linalg.qr(rng.normal(size=(7, 7)))[0]
+    X = rng.normal(size=(320, 7)) * [4, 3.9, 1, 0.2, 0.2, 0.2, 0.2] @ axes.T
+    X[:, 1] *= unit
+    X = X.astype(np.float32)
+    wanted = PCA(2, svd_solver="full").fit(X.astype(float)).components_
+    model = estimators.FederatedPCA(2, random_state=0).fit(X, groups=np.arange(320) % 4)
+    assert np.linalg.norm(wanted - wanted @ model.components_.T @ model.components_, 2) < 1e-3
+    model.partial_fit(X, groups=np.arange(320) % 4)
+    assert np.linalg.norm(wanted - wanted @ model.components_.T @ model.components_, 2) < 1e-3
+
+
 @pytest.mark.parametrize(
     "estimator",
     [estimators.FederatedPCA(2, random_state=0), estimators.PersonalizedPCA(1, 1, random_state=0)],

@@ -161,6 +161,17 @@ def order_of(wanted: Sequence[str], got: Sequence[str], argument: str = "feature
     return np.asarray([places[name] for name in wanted], int)
 
 
+def check_same_names(argument: str, wanted: Any, got: Any) -> None:
+    """Check that two lists of names, where both are known, are one.
+
+    Raises:
+        ValueError: if names are missing, there are others, or their order is another.
+    """
+    if wanted is not None and got is not None and wanted != got:
+        order_of(wanted, got, argument)
+        raise ValueError(f"{argument}: wanted the order {listing(wanted)}, got {listing(got)}")
+
+
 def columns_of(table: Any) -> Texts | None:
     """The names of a data frame's columns; None of other tables, and where they only count."""
     if not isinstance(table, DataFrame):
@@ -222,10 +233,7 @@ def together(names: Sequence[Names], argument: str) -> Names:
         if not (first.of_views or own.of_views):
             pairs.append(("features", first.features, own.features))
         for kind, wanted, got in pairs:
-            if wanted != got and wanted is not None and got is not None:
-                where = f"{argument}: {kind} of process {place}"
-                order_of(wanted, got, where)
-                raise ValueError(f"{where}: wanted the order {listing(wanted)}, got {listing(got)}")
+            check_same_names(f"{argument}: {kind} of process {place}", wanted, got)
 
     def joined(parts: list[Any]) -> Any:
         return None if None in parts else tuple(name for part in parts for name in part)
@@ -356,9 +364,7 @@ def _check_views(known: Names, names: Names) -> None:
             for name, own in zip(names.clients, names.features or (), strict=True)
         ]
     for argument, wanted, got in pairs:
-        if wanted is not None and got is not None and wanted != got:
-            order_of(wanted, got, argument)
-            raise ValueError(f"{argument}: wanted the order {listing(wanted)}, got {listing(got)}")
+        check_same_names(argument, wanted, got)
 
 
 def _in_order(clients: Any, names: Names) -> Any:
