@@ -198,7 +198,7 @@ NEW = [
 ]
 TRY = [
     option("--app", Path, "the app folder; default: the current one", None),
-    option("--data", Path, "folder with a file (.npy, .csv, .parquet) or a folder of tables for each node"),
+    option("--data", Path, "folder with a table or a .npy file, or a folder of tables, a node"),
     NODES,
     option("--out", Path, "folder for the results; default: out in the app folder", None),
     option("--timeout", float, "seconds after which to give up the run", 1800.0),

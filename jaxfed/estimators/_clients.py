@@ -246,7 +246,8 @@ class ClientPCA(Scores):
 
         def run(algorithm: Algorithm, **more: Any) -> Solution:
             aggregated = self._aggregated(algorithm, len(clients))
-            return fit(aggregated, clients, **({"tol": tol(aggregated)} | options | more))
+            own: dict[str, Any] = {"tol": tol(aggregated)}
+            return fit(aggregated, clients, **(own | options | more))
 
         return self._solved(run, clients)
 
