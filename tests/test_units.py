@@ -231,6 +231,30 @@ def test_estimators_of_single_tables_keep_the_units_of_features():
     np.testing.assert_allclose(*(y @ y.T for y in found), atol=5e-3)
 
 
+@pytest.mark.parametrize("form", ["array", "tables", "one"])
+def test_units_change_nothing_that_is_computed_of_samples(form):
+    x = np.float32(bench.samples(3e4, 0))
+    result = jf.fit(jf.pca.PerPCA(2, 1), jf.Clients.from_samples(x), rounds=20, key=KEY).result
+    assert result.shared.dtype == np.float32
+    own = [np.linalg.qr(np.c_[result.shared, one].astype(float))[0] for one in result.local]
+    rest = np.stack([y - y @ u @ u.T for y, u in zip(x.astype(float), own, strict=True)])
+    given = {"array": x, "tables": list(x), "one": x[0]}[form]
+    options = {"client": 0} if form == "one" else {}
+    chosen = slice(0, 1) if form == "one" else slice(None)
+    far = np.reshape(jf.pca.anomaly_score(result, given, **options), (-1, x.shape[1]))
+    assert far.dtype == np.float32
+    np.testing.assert_allclose(far, np.sum(rest**2, axis=2)[chosen], rtol=1e-3)
+    gaps = np.where(np.random.default_rng(0).random(x.shape) < 0.1, np.nan, x)
+    given = {"array": gaps, "tables": list(gaps), "one": gaps[0]}[form]
+    found = np.reshape(jf.pca.complete(result, given, **options), (-1, *x.shape[1:]))
+    for y, u, filled in zip(gaps[chosen], own[chosen], found, strict=True):
+        for row, got in zip(y, filled, strict=True):
+            seen = ~np.isnan(row)
+            wanted = u @ np.linalg.lstsq(u[seen], row[seen], rcond=None)[0]
+            # Components in single precision determine a missing large feature to so many digits.
+            np.testing.assert_allclose(got[~seen], wanted[~seen], rtol=1e-3, atol=1e-3)
+
+
 def test_units_change_no_joint_rank():
     def estimate(views):
         clients = jf.gcca.Views.from_arrays(views, center=True)
@@ -396,7 +420,7 @@ def test_one_strong_direction_costs_no_digits(algorithm):
     assert not exceed_single_precision(jf.pca.Pooled(3), exact)
 
 
-@pytest.mark.parametrize("size", [1e5, 1e8])
+@pytest.mark.parametrize("size", [1e4, 1e8])
 @pytest.mark.parametrize("kind", ["mean", "direction", "moments"])
 def test_what_double_precision_loses_warns(kind, size, x64):
     x = bench.samples(1, 0) + size * (np.arange(10) == 1)
@@ -407,7 +431,7 @@ def test_what_double_precision_loses_warns(kind, size, x64):
         warnings.simplefilter("always")
         jf.fit(jf.pca.Pooled(2), clients, rounds=1, key=KEY)
     words = "clients: wanted features that double precision tells apart"
-    assert any(str(each.message).startswith(words) for each in found) == (size > 1e6)
+    assert any(str(each.message).startswith(words) for each in found) == (size > 1e5)
 
 
 @pytest.mark.parametrize(

@@ -57,8 +57,8 @@ def align(
         The alignment, which does not depend on the order of clients and rows.
 
     Raises:
-        ValueError: if ids are not all whole numbers or all strings, a list repeats an id, or an
-            id is not in the order.
+        ValueError: if ids are not all whole numbers or all strings, a list repeats an id, an id is
+            not in the order, or a client shares no entity with others.
     """
     check_list("ids", ids, "lists of ids, one per client")
     lists: list[np.ndarray] = []
@@ -71,9 +71,25 @@ def align(
         everybody = _checked(order, "order", lists[0])
         _check_once(everybody, "order")
     places = tuple(_positions(everybody, own, f"ids[{j}]") for j, own in enumerate(lists))
+    _check_overlap(lists, places, len(everybody))
     # With a given order, there may be other clients.
     complete = order is None and all(len(own) == len(everybody) for own in places)
     return Alignment(everybody, places, complete)
+
+
+def _check_overlap(lists: list[np.ndarray], places: tuple[np.ndarray, ...], number: int) -> None:
+    """Refuse a client whose entities nobody else has seen: its view then agrees with any other."""
+    if len(lists) < 2:
+        return
+    seen = np.bincount(np.concatenate(places), minlength=number)
+    for j, own in enumerate(places):
+        if seen[own].max() < 2:
+            other = lists[0 if j else 1]
+            raise ValueError(
+                f"ids[{j}]: wanted some entity that another client has seen, got "
+                f"{lists[j][0].item()!r} and others, where another client has "
+                f"{other[0].item()!r}"
+            )
 
 
 def _checked(ids: object, name: str, like: np.ndarray | None = None) -> np.ndarray:

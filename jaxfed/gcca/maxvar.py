@@ -11,11 +11,13 @@ canonical correlation analysis, IEEE Transactions on Signal Processing. The modu
 
 import dataclasses
 import warnings
+from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from jaxfed._names import caller
@@ -30,7 +32,9 @@ from jaxfed.contract import (
     without_batches,
 )
 from jaxfed.core.clients.units import ratio_of_features
+from jaxfed.core.common.printing import is_known
 from jaxfed.core.common.shuffle import shuffled
+from jaxfed.gcca._chance import chance_agreement
 from jaxfed.gcca._memory import Memory, within_span
 from jaxfed.gcca.factors import Factors, factorize
 from jaxfed.gcca.shares import Root, divided, root_of, seen_rows
@@ -390,6 +394,29 @@ class MaxVar(Algorithm):
             ValueError: if steps use random batches.
         """
         return dataclasses.replace(without_batches(self, self.batch_size), memory=0)
+
+    def remarks(self, result: Personalized, history: Mapping[str, np.ndarray]) -> tuple[str, ...]:
+        """Warn if views that have nothing in common would agree as much."""
+        shared, maps = result
+        agreed = 1 - 2 * np.asarray(history.get("objective", ()), float)[-1:] / self.rank
+        if not agreed.size or maps is None or not all(map(is_known, (shared, maps, self.ridge))):
+            return ()
+        shared, maps = np.asarray(shared, float), np.asarray(maps)
+        # A ridge fits noise less. Without it, a representation of entities that all views have seen
+        # is orthonormal, and features that a view does not have are zero.
+        complete = shared.ndim == 2 and np.allclose(shared.T @ shared, np.eye(self.rank), atol=1e-3)
+        if not complete or self.ridge > 0 or len(maps) < 2:
+            return ()
+        features, entities = np.any(maps, axis=2).sum(axis=1), len(shared)
+        chance = chance_agreement(features, entities)
+        if not agreed[0] <= chance:  # also if it is not known
+            return ()
+        many = features.sum() / len(features)
+        return (
+            f"{len(features)} views of noise, of {many:.4g} features on average for {entities:,} "
+            f"entities, agree as much as these ({chance:.2g} of 1): the representation may have "
+            "nothing that the views have in common; set ridge=, or use fewer features.",
+        )
 
     def bases(self, server: MaxVarServer, local: Map) -> Bases:
         """Return the representation, the maps and the scores, which all rotate together."""

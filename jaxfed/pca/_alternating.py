@@ -38,8 +38,9 @@ def scores_of(
     pairs = (components[:, None] * components).reshape(rank * rank, -1)
     gram = data_matmul(observed.astype(values.dtype), pairs.T).reshape(-1, rank, rank)
     # Keeps scores finite that too few observed entries determine. Components have unit length, so
-    # it does not depend on the scale of the samples.
-    ridge = jnp.finfo(values.dtype).eps ** 0.75 * jnp.eye(rank, dtype=values.dtype)
+    # it does not depend on the scale of the samples. A larger one would shrink scores of samples
+    # whose feature in the largest unit is missing.
+    ridge = 64 * jnp.finfo(values.dtype).eps * jnp.eye(rank, dtype=values.dtype)
     right = data_matmul(values, components.T)
     return jnp.linalg.solve(gram + ridge, right[..., None])[..., 0]
 

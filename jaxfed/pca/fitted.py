@@ -28,6 +28,7 @@ from jaxfed.contract import Personalized, check_count, refuse
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.names import DataFrame, like
 from jaxfed.core.clients.samples import Samples
+from jaxfed.core.clients.units import has_unlike_features, widened
 from jaxfed.core.run.result import Fitted, in_learned_order, place_of
 from jaxfed.linalg import Moment, matmul
 from jaxfed.metrics.components import side_by_side
@@ -298,7 +299,8 @@ def _mapped(
     """Apply a function to each client's table and basis, and check the tables first.
 
     The basis has as many entries along `axis` as tables have columns. With `gaps`, tables may hold
-    NaN.
+    NaN. Features in unlike units are taken in double precision: rounding errors of components, times
+    the largest feature, would exceed the others.
     """
     shared, local = side_by_side(fitted)
     if axis == 0:  # tables of features
@@ -308,12 +310,24 @@ def _mapped(
         parts = [shared, None if local is None else local[i]]
         return jnp.concatenate([part for part in parts if part is not None], axis=1)
 
+    def run(mapped: Callable[[Any, Array], Array], array: Array) -> Array:
+        known = not any(isinstance(part, Tracer) for part in (shared, local, array))
+        each = array if array.ndim == 3 else [array]
+        single = known and axis == 0 and basis(0).dtype == array.dtype == np.float32
+        if not single or not any(map(has_unlike_features, each)):
+            return mapped(function, array)
+        with jax.enable_x64(True):
+            array = array.astype(np.float64)
+            found = mapped(lambda x, frame: function(x, widened(frame)), array)
+            return found.astype(np.float32)
+
     width = basis(0).shape[axis]
     if client is not None or (local is None and getattr(tables, "ndim", 3) == 2):
         if client is not None and local is None:
             raise refuse("client", "None where nothing is local", client)
         place = 0 if local is None else place_of(fitted, client, len(local))
-        return function(_checked(argument, tables, f"rows {width}", gaps), basis(place))
+        array = _checked(argument, tables, f"rows {width}", gaps)
+        return run(lambda one, x: one(x, basis(place)), array)
     if is_list(tables):
         owners = len(tables) if local is None else len(local)
         if len(tables) != owners:
@@ -321,14 +335,15 @@ def _mapped(
         checked = [
             _checked(f"{argument}[{i}]", x, f"rows {width}", gaps) for i, x in enumerate(tables)
         ]
-        return [function(x, basis(i)) for i, x in enumerate(checked)]
+        return [run(lambda one, x, i=i: one(x, basis(i)), x) for i, x in enumerate(checked)]
     if isinstance(tables, np.ndarray | jax.Array) and tables.ndim == 2:
         raise refuse("client", "the client whose these are", client)
     shape = f"{'m' if local is None else len(local)} n {width}"
     array = _checked(argument, tables, shape, gaps)
     if local is None:
-        return jax.vmap(function, (0, None))(array, basis(0))
-    return jax.vmap(lambda x, i: function(x, basis(i)))(array, jnp.arange(len(local)))
+        return run(lambda one, x: jax.vmap(one, (0, None))(x, basis(0)), array)
+    clients = jnp.arange(len(local))
+    return run(lambda one, x: jax.vmap(lambda x, i: one(x, basis(i)))(x, clients), array)
 
 
 def _checked(argument: str, table: Any, axes: str, gaps: bool) -> Array:

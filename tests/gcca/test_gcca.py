@@ -13,10 +13,11 @@ import scipy.sparse
 from jax.experimental.sparse import BCOO
 
 import jaxfed as jf
+from jaxfed.gcca._chance import chance_agreement
 from jaxfed.gcca.factors import factored
 from jaxfed.gcca.maxvar import _largest_eigenvalue
 from papers.synthetic import gcca_synthetic
-from tests.helpers import solve
+from tests.helpers import fit, solve
 from tests.references import gcca as reference
 
 RANK, ROUNDS = 2, 50
@@ -501,6 +502,40 @@ def test_a_ridge_makes_wide_views_informative(x64):
     values = np.linalg.eigvalsh(sum(smoothers))[::-1]
     np.testing.assert_allclose(best.eigenvalues[:10], values, atol=1e-12)
     np.testing.assert_allclose(best.cost, (3 * RANK - values[:RANK].sum()) / 2, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("features", "entities"), [((60, 60, 60), 200), ((300, 20), 1000), ((10, 40, 70), 400)]
+)
+def test_chance_agreement_is_that_of_random_projections(features, entities):
+    rng = np.random.default_rng(0)
+    bases = [np.linalg.qr(rng.normal(size=(entities, d)))[0] for d in features]
+    top = np.linalg.svd(np.concatenate(bases, axis=1), compute_uv=False)[0] ** 2 / len(features)
+    assert top == pytest.approx(chance_agreement(features, entities), rel=0.02)
+    share = features[0] / entities
+    if len(set(features)) == 1:
+        closed = ((2 * share) ** 0.5 + (1 - share) ** 0.5) ** 2 / 3
+        assert chance_agreement(features, entities) == pytest.approx(closed, rel=1e-9)
+
+
+def test_views_that_fit_anything_agree_by_chance():
+    assert chance_agreement([50, 60], 100) == 1 == chance_agreement([200], 100)
+
+
+@pytest.mark.parametrize(
+    ("strength", "width", "ridge", "chance"),
+    [(0, 40, 0, True), (0, 100, 0, True), (0, 40, 1, False), (1, 40, 0, False)],
+)
+def test_a_remark_says_that_noise_agrees_as_much(strength, width, ridge, chance):
+    rng = np.random.default_rng(0)
+    common = strength * rng.normal(size=(100, 2))
+    tables = [common @ rng.normal(size=(2, width)) + rng.normal(size=(100, width)) for _ in "abc"]
+    views = jf.gcca.Views.from_arrays(tables)
+    found = fit(jf.gcca.MaxVar(2, ridge=ridge), views, rounds=30)
+    said = [each for each in found.remarks() if "3 views of noise" in each]
+    assert len(said) == chance
+    if chance:
+        assert f"of {width} features on average for 100 entities" in said[0]
 
 
 def test_plotting_the_agreement_of_views():

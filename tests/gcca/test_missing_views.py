@@ -404,6 +404,12 @@ def test_ids_are_numbers_or_strings_of_any_order():
             lambda: jf.gcca.align([[1], [7]], order=[1, 2]),
             r"ids\[1\]: wanted ids of the 2 .* got 7",
         ),
+        (
+            lambda: jf.gcca.align([["p1", "p2"], ["P1", "P2"]]),
+            r"ids\[0\]: wanted some entity that another client has seen, got 'p1' and others, "
+            "where another client has 'P1'",
+        ),
+        (lambda: jf.gcca.align([[1, 2], [2], [3]]), r"ids\[2\]: .* got 3 .* has 1"),
         (lambda: jf.gcca.align([["a"]]).positions(["b"]), "ids: wanted ids of the 1 .* got 'b'"),
     ],
 )

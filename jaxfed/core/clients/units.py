@@ -28,8 +28,9 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 RATIO = 30.0
 # Beyond this one along principal axes, a second moment in single precision has lost too much.
 LOST = 100.0
-# Beyond this one, rounding errors of double precision exceed 1e-3 of the squares that matter.
-RATIO_OF_DOUBLES = 3e6
+# Beyond this one, rounding errors of double precision exceed 2e-6 of the squares that matter, and
+# those of components, along which an objective is flat at its optimum, the root of that.
+RATIO_OF_DOUBLES = 1e5
 # Below these ratios along principal axes, there are rounding errors alone, of samples or a moment.
 RANKS = {np.dtype(np.float32): 1e-6, np.dtype(np.float64): 1e-13}
 RANKS_OF_MOMENTS = {np.dtype(np.float32): 3e-4, np.dtype(np.float64): 1e-7}
@@ -325,6 +326,25 @@ def ratio_of_features(clients: ClientsLike) -> float:
         least = np.min(variances, axis=1, where=variances > 0, initial=np.inf)
         most = max(most, float(np.sqrt(np.max(squares.max(axis=1) / least, initial=1))))
     return most
+
+
+def has_unlike_features(table: Any) -> bool:
+    """Whether a feature of a table, in which NaN is missing, is far larger than another varies.
+
+    It is false if the table is traced.
+    """
+    if isinstance(table, Tracer):
+        return False
+    step = max(-(-len(table) // SOME_ROWS), 1)
+    some = np.asarray(table)[::step].astype(np.float64)
+    seen = np.isfinite(some)
+    some = np.where(seen, some, 0)
+    some /= np.abs(some).max(initial=0) or 1
+    count = np.maximum(seen.sum(axis=0), 1)
+    squares, mean = np.sum(some**2, axis=0) / count, some.sum(axis=0) / count
+    variances = np.sum(np.where(seen, some - mean, 0) ** 2, axis=0) / count
+    least = np.min(variances, where=variances > 0, initial=np.inf)
+    return bool(np.any(squares > RATIO**2 * least))
 
 
 def _is_steep(part: Any, eigenvectors: int, most: float) -> bool:
