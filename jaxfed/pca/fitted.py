@@ -299,8 +299,8 @@ def _mapped(
     """Apply a function to each client's table and basis, and check the tables first.
 
     The basis has as many entries along `axis` as tables have columns. With `gaps`, tables may hold
-    NaN. Features in unlike units are taken in double precision: rounding errors of components, times
-    the largest feature, would exceed the others.
+    NaN. Features in unlike units are taken in double precision: rounding errors of components,
+    times the largest feature, would exceed the others.
     """
     shared, local = side_by_side(fitted)
     if axis == 0:  # tables of features
