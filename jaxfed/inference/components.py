@@ -31,6 +31,9 @@ UNDETERMINED = np.pi / 4
 MOST_LINES = 10
 # Runs count as unfinished if more rounds would gain more than this share of their gain.
 UNFINISHED = 0.01
+# The tail index from which fourth moments exist, and the share and least number of the largest
+# scores that tell it.
+HEAVY, TAIL, LEAST_TAIL = 4, 0.02, 10
 
 
 class Components(NamedTuple):
@@ -184,7 +187,7 @@ def confidence(
     check_complete_samples(clients, "confidence")
     statistic = jax.tree_util.Partial(_components, solution.result.shared)
     found = bootstrap(solution, clients, statistic, key=key, **options)
-    return _confidence(found, level)
+    return _confidence(found, level, _tail_index(clients, np.asarray(shared)))
 
 
 def _components(
@@ -211,7 +214,7 @@ def _components(
     )
 
 
-def _confidence(found: Bootstrap, level: float) -> Confidence:
+def _confidence(found: Bootstrap, level: float, tail: float) -> Confidence:
     angle = float(np.quantile(found.replicates.angles.max(axis=1), level))
     groups = _groups(found, level)
     axes, turned = _turned(found, groups)
@@ -235,7 +238,7 @@ def _confidence(found: Bootstrap, level: float) -> Confidence:
         local_energy=Interval(*(part["local"] for part in shares)),
         distance=distance,
         replicates=turned,
-        remarks=_remarks(found, angle),
+        remarks=_remarks(found, angle, tail),
     )
 
 
@@ -285,13 +288,42 @@ def _largest_angles(axes: Float[Array, "d g"], others: Float[Array, "d g"]) -> F
     return jnp.max(grassmann.principal_angles(axes, others))
 
 
-def _remarks(found: Bootstrap, angle: float) -> tuple[str, ...]:
+def _tail_index(clients: Clients, axes: Float[np.ndarray, "d r1"]) -> float:
+    """How fast large scores become rare, plus a standard error: P(score > x) falls as 1 / x^index.
+
+    Scores are pooled over clients and axes, each in units of its median. Variances of squares, on
+    which intervals of variances rest, exist from an index of 4 on.
+
+    Source: Hill (1975), A simple general approach to inference about the tail of a distribution,
+    Annals of Statistics.
+    """
+    pooled = []
+    for part in clients.parts:
+        scores = np.abs(np.asarray(part.values, np.float64) @ axes)
+        for own, count in zip(scores, np.asarray(part.count, int), strict=True):
+            unit = np.median(own[:count], axis=0)
+            pooled.append((own[:count] / np.where(unit > 0, unit, np.inf)).ravel())
+    sizes = np.sort(np.concatenate(pooled))[::-1]
+    number = max(LEAST_TAIL, int(TAIL * len(sizes)))
+    if number >= len(sizes) or sizes[number] == 0:
+        return np.inf
+    excess = np.mean(np.log(sizes[:number] / sizes[number]))
+    return float((1 + 1 / number**0.5) / excess) if excess > 0 else np.inf
+
+
+def _remarks(found: Bootstrap, angle: float, tail: float) -> tuple[str, ...]:
     remarks = ()
     few = FEW[found.of]
     if found.drawn < few:
         remarks += (
             f"With fewer than {few} {found.of}, intervals contain the truth less often than they "
             f"should; there are {found.drawn}.",
+        )
+    if tail < HEAVY:
+        remarks += (
+            "Some samples are so much larger than others that intervals of variances and shares "
+            f"contain the truth less often than they should: scores have a tail index of {tail:.2g}"
+            f", wanted {HEAVY} or more. Transform the features.",
         )
     if found.unfinished > UNFINISHED:
         remarks += (

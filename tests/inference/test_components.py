@@ -8,6 +8,7 @@ import pytest
 
 import jaxfed as jf
 from jaxfed.inference import Confidence, Interval
+from jaxfed.inference.components import _tail_index
 
 KEY = jax.random.key(0)
 OPTIONS = {"resamples": 100, "runs_at_once": 50}
@@ -53,6 +54,33 @@ def test_axes_with_equal_variances_are_one_group(x64):
     assert sure.groups == ((0,), (1, 2))
     # As a group they are as sure as others; alone they would be anywhere.
     assert sure.group_angles[1] < 0.3
+
+
+@pytest.mark.parametrize(("degrees", "samples"), [(3, 600), (3, 20_000), (20, 600), (20, 20_000)])
+def test_the_tail_index_tells_heavy_tails(degrees, samples):
+    """A t distribution has as many finite moments as degrees of freedom."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_t(degrees, size=(4, samples, 3)) * [[[1e-6]], [[1]], [[2]], [[1e6]]]
+    clients = jf.Clients.from_samples([x[0, : samples // 2], *x[1:]])
+    index = _tail_index(clients, np.eye(3)[:, :2])
+    assert (index < 4) == (degrees == 3)
+    if samples > 1000 and degrees == 3:
+        assert index == pytest.approx(3, rel=0.1)
+
+
+@pytest.mark.slow
+def test_heavy_tails_are_said(x64):
+    x = np.random.default_rng(0).standard_t(2.5, size=(6, 200, 6)) * [3, 2, 1, 1, 1, 1]
+    clients = jf.Clients.from_samples(x)
+    solution = jf.fit(jf.pca.PerPCA(1, 1), clients, rounds=40, key=KEY)
+    heavy = jf.inference.confidence(solution, clients, key=KEY, **FEW)
+    assert any("scores have a tail index of" in remark for remark in heavy.remarks)
+
+
+def test_a_tail_that_is_not_known_is_none():
+    for rows in (np.zeros((8, 3)), np.ones((400, 3)), np.eye(3)):
+        index = _tail_index(jf.Clients.from_samples([rows, rows]), np.eye(3)[:, :1])
+        assert index == np.inf
 
 
 def test_scores_vary_with_the_axes(x64):
