@@ -19,7 +19,7 @@ EARLIER_RESULT = option(
 FORCE = option("--force", bool, "replace earlier results", False)
 OUTPUT = [option("--out", Path, "folder for the results"), FORCE]
 SAMPLES = (
-    "folder with one file for each client (.npy, .csv, .parquet, or images whose rows are "
+    "folder with one file for each client (.npy, .csv, .parquet, .h5ad, or images whose rows are "
     "samples), or one file with the samples of all clients"
 )
 COLUMN = option("--client-column", str, "column of one table that names the client", None)

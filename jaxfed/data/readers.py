@@ -37,6 +37,7 @@ from jaxfed.data._pictures import PICTURES, read_pictures
 from jaxfed.data._tables import TABLES, as_numbers, load_table
 
 Missing = Literal["refuse", "mask"]
+CELLS = (".h5ad",)
 
 
 class ClientTables(NamedTuple):
@@ -64,14 +65,16 @@ def read_folder(
     """Read the clients of a folder or a file in any supported format.
 
     The suffix decides: `.npy` and `.npz` are read by `read_arrays`, `.csv` and `.parquet` by
-    `read_table`; in a folder of images, each image is one client with its rows as samples. Files
-    with other suffixes are ignored. Formats must not be mixed.
+    `read_table`, `.h5ad` by `read_anndata`; in a folder of images, each image is one client with
+    its rows as samples. Files with other suffixes are ignored. Formats must not be mixed.
 
     Args:
         path: a folder with one file per client, or one file that holds all clients.
-        client_column: the column of a single table that names each row's client.
+        client_column: the column of a single table that names each row's client, or each cell's
+            in all `.h5ad` files.
         missing: `"mask"` keeps NaN, empty cells, `NA` and the like as NaN, which
-            `jaxfed.Clients.from_samples` accepts as missing entries; `"refuse"` refuses them.
+            `jaxfed.Clients.from_samples` accepts as missing entries, and so are genes that some
+            `.h5ad` files lack; `"refuse"` refuses missing entries, and leaves out such genes.
         max_bytes: memory limit of a compressed file or an image after decompression; never less
             than the file's own size.
         options: how tables are written and which columns are features, as for `read_table`.
@@ -89,6 +92,10 @@ def read_folder(
     if format_name == "tables":
         common: dict[str, Any] = {"client_column": client_column, "missing": missing}
         return read_table(path, max_bytes=max_bytes, **common, **options)
+    if format_name == "cells":
+        if client_column is None and not path.is_dir():
+            raise ValueError(f"{path}: one file holds all clients, name their client_column")
+        return _of_cells(path, files, client_column, missing, **options)
     _check_no_tables(path, client_column=client_column, **options)
     if format_name == "arrays":
         return read_arrays(path, missing=missing, max_bytes=max_bytes)
@@ -106,8 +113,8 @@ def read_client(
     """Read the samples of one client, as a machine of a deployment holds them.
 
     Args:
-        path: a file with the client's samples, `.csv`, `.parquet`, `.npy` or `.npz`; or a folder of
-            such files or of images, whose samples follow each other.
+        path: a file with the client's samples, `.csv`, `.parquet`, `.npy`, `.npz` or `.h5ad`; or a
+            folder of such files or of images, whose samples follow each other.
         missing: as in `read_folder`.
         max_bytes: as in `read_folder`.
         options: how tables are written and which columns are features, as for `read_table`.
@@ -124,6 +131,8 @@ def read_client(
     format_name, files = _format_of(path)
     if format_name == "tables":
         found = _of_tables(path, files, missing, max_bytes, **options)
+    elif format_name == "cells":
+        found = _of_cells(path, files, None, missing, **options)
     elif path.is_dir():
         found = read_folder(path, missing=missing, max_bytes=max_bytes, **options)
     elif format_name == "arrays":
@@ -319,7 +328,13 @@ def read_idx(path: StrPath, *, max_bytes: int = MAX_BYTES) -> Shaped[np.ndarray,
 def _format_of(path: Path) -> tuple[str, list[Path]]:
     """The only format in a folder, or of a file, and its files."""
     files = files_of(path)
-    formats = {"arrays": ARRAYS, ".csv": (".csv",), ".parquet": (".parquet",), "images": PICTURES}
+    formats = {
+        "arrays": ARRAYS,
+        ".csv": (".csv",),
+        ".parquet": (".parquet",),
+        "cells": CELLS,
+        "images": PICTURES,
+    }
     present = {
         name: found
         for name, suffixes in formats.items()
@@ -328,7 +343,7 @@ def _format_of(path: Path) -> tuple[str, list[Path]]:
     if not present:
         raise ValueError(
             f"{path}: no file with a recognised suffix "
-            f"({', '.join((*ARRAYS, *TABLES, *PICTURES))}); found {listing(files)}"
+            f"({', '.join((*ARRAYS, *TABLES, *CELLS, *PICTURES))}); found {listing(files)}"
         )
     if len(present) > 1:
         examples = " and ".join(found[0].name for found in present.values())
@@ -342,6 +357,17 @@ def _check_no_tables(path: Path, **options: Any) -> None:
     for name, given in options.items():
         if given is not None and given != () and given != []:
             raise ValueError(f"{path}: {name}={given!r} is for tables")
+
+
+def _of_cells(
+    path: Path, files: Sequence[Path], client_column: str | None, missing: Missing, **options: Any
+) -> ClientTables:
+    """Read clients from files of single cells, by a column or one each."""
+    from jaxfed.data.single_cell import read_anndata  # which imports this module
+
+    _check_no_tables(path, **options)
+    genes = "all" if _masked(missing) else "common"
+    return read_anndata(list(files), client_column, genes=genes)
 
 
 def _of_arrays(

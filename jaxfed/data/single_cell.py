@@ -16,7 +16,7 @@ from jaxfed.data.readers import ClientTables
 
 def read_anndata(
     source: Any,
-    batch_key: str,
+    batch_key: str | None = None,
     *,
     layer: str | None = None,
     genes: Literal["common", "all"] = "common",
@@ -28,7 +28,8 @@ def read_anndata(
     Args:
         source: an `anndata.AnnData`, the path of an `.h5ad` file, or a list of these, whose genes
             are matched by name and cells of one batch put together.
-        batch_key: the column of `obs` that names each cell's client.
+        batch_key: the column of `obs` that names each cell's client; None if each source is one
+            client, named after its file.
         layer: the layer to read; `X` by default.
         genes: of several sources: `"common"` reads those that all have; `"all"` those that any
             has, with NaN, for missing entries, where a source lacks one. `anndata.concat` with
@@ -45,7 +46,8 @@ def read_anndata(
             values are not finite, or several sources name genes twice or have none in common.
     """
     require("anndata", extra="anndata")
-    check_text("batch_key", batch_key)
+    if batch_key is not None:
+        check_text("batch_key", batch_key)
     check_name("genes", genes, ("common", "all"))
     if not is_list(source):
         return _read_one(source, "source", batch_key, layer)
@@ -80,23 +82,26 @@ def _together(genes: Sequence[list[str]], which: str) -> list[str]:
     return [gene for gene in genes[0] if gene in common]
 
 
-def _read_one(source: Any, where: str, batch_key: str, layer: str | None) -> ClientTables:
+def _read_one(source: Any, where: str, batch_key: str | None, layer: str | None) -> ClientTables:
     """Read one AnnData or file."""
     anndata = require("anndata", extra="anndata")
-    cells = source
+    cells, whole = source, where
     if not isinstance(source, anndata.AnnData):
         path = existing(checked_path(where, source))
-        where = str(path)
+        where, whole = str(path), path.stem
         with reading(path, "not an AnnData file"):
             cells = anndata.read_h5ad(path)
-    check_name("batch_key", batch_key, list(cells.obs))
+    if batch_key is not None:
+        check_name("batch_key", batch_key, list(cells.obs))
     if layer is not None:
         check_name("layer", layer, list(cells.layers))
-    batches = cells.obs[batch_key]
-    if batches.isna().any():
+    if batch_key is None:
+        of_cells = np.full(cells.n_obs, whole)
+    elif cells.obs[batch_key].isna().any():
         raise refuse("batch_key", "a column without missing values", batch_key)
-    table = cells.X if layer is None else cells.layers[layer]
-    of_cells, arrays = batches.astype(str).to_numpy(), {}
+    else:
+        of_cells = cells.obs[batch_key].astype(str).to_numpy()
+    table, arrays = cells.X if layer is None else cells.layers[layer], {}
     for name in sorted(set(of_cells), key=natural):
         rows = table[of_cells == name]
         dense = rows.toarray() if scipy.sparse.issparse(rows) else np.asarray(rows)

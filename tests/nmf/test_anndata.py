@@ -97,6 +97,25 @@ def test_loadings_are_written_to_their_genes_and_factors_to_their_donors():
         jf.nmf.annotate(run.result, cells, "donor")
 
 
+def test_folders_and_files_of_cells_are_read_as_others(tmp_path):
+    one, other = drawn(("a", "b"), 4), drawn(("b", "c"), 5, seed=1)[:, [4, 3, 1, 0]].copy()
+    write(one, tmp_path / "plate1.h5ad")
+    found = jf.data.read_folder(tmp_path / "plate1.h5ad", client_column="donor")
+    assert found.names == ["a", "b"] and found.features == list(one.var_names)
+    np.testing.assert_array_equal(np.concatenate(found.samples), one.X)
+    with pytest.raises(ValueError, match="one file holds all clients, name their client_column"):
+        jf.data.read_folder(tmp_path / "plate1.h5ad")
+    np.testing.assert_array_equal(jf.data.read_client(tmp_path / "plate1.h5ad").samples, [one.X])
+    write(other, tmp_path / "plate2.h5ad")
+    by_donor = jf.data.read_folder(tmp_path, client_column="donor")
+    assert (by_donor.names, by_donor.features) == (["a", "b", "c"], ["gene0", "gene1", "gene3"])
+    by_file = jf.data.read_folder(tmp_path, missing="mask")
+    assert by_file.names == ["plate1", "plate2"] and len(by_file.features or ()) == 5
+    assert np.isnan(by_file.samples[1][:, by_file.features.index("gene2")]).all()
+    with pytest.raises(ValueError, match=r"sep=',' is for tables"):
+        jf.data.read_folder(tmp_path, sep=",")
+
+
 def test_genes_that_a_file_lacks_are_missing_and_not_zero(tmp_path):
     one, other = drawn(("a", "b"), 4), drawn(("b", "c"), 5, seed=1)[:, [4, 3, 1, 0]].copy()
     write(other, tmp_path / "other.h5ad")
