@@ -7,7 +7,7 @@ infinitesimal jackknife; Giordano et al. (2019), A Swiss army infinitesimal jack
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import Literal, NamedTuple
 
 import equinox as eqx
@@ -31,6 +31,7 @@ from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.names import without_names
 from jaxfed.core.clients.units import in_enough_precision
 from jaxfed.core.contract.algorithm import OneExchange
+from jaxfed.core.run.compiling import options_for_linear_algebra
 from jaxfed.core.run.fit import fit
 from jaxfed.core.run.result import check_run, clients_of_run
 from jaxfed.core.run.rollout import rollout
@@ -243,7 +244,8 @@ def bootstrap(
     parts = []
     for number in blocks:
         part = run(number)
-        values = _evaluated(statistic, part.draws, part.results, clients)
+        given = statistic, part.draws, part.results, clients
+        values = _evaluation(**options_for_linear_algebra(given))(*given)
         parts.append(jax.device_get((values, part.unfinished)))
     replicates = jax.tree.map(
         lambda *each: np.concatenate(each)[:resamples], *(part[0] for part in parts)
@@ -329,7 +331,12 @@ def _unfinished(first: float, history: Mapping[str, np.ndarray]) -> float:
     return min(share, 1.0) if np.isfinite(share) else 1.0
 
 
-@eqx.filter_jit
+@cache
+def _evaluation(**options: bool | int) -> Callable[..., PyTree]:
+    """The statistics of a block, compiled with these options."""
+    return eqx.filter_jit(_evaluated, compiler_options=options)
+
+
 def _evaluated(
     statistic: Statistic, draws: Resampled, results: Personalized, clients: Clients
 ) -> PyTree:

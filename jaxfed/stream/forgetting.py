@@ -15,6 +15,7 @@ from jaxfed.core.clients.checks import is_traced
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.names import like
 from jaxfed.core.clients.samples import Samples, other_data
+from jaxfed.core.clients.units import warn_of_units
 from jaxfed.core.common.buckets import in_order, layout_of, parts_of
 from jaxfed.linalg import Moment, matmul
 from jaxfed.linalg.derivatives import zero_with_derivative
@@ -82,6 +83,11 @@ class Forgetting(eqx.Module):
             check_count("rank", rank)
         self.rate, self.rank = hyperparameter(rate), rank
 
+    @property
+    def eigenvectors(self) -> int:
+        """The number of directions that are kept; 0 if all are."""
+        return self.rank or 0
+
     def update(self, clients: Clients | None, newer: Clients) -> Clients:
         """Update clients' moments with new samples.
 
@@ -101,10 +107,15 @@ class Forgetting(eqx.Module):
             ValueError: if clients hold neither samples nor moments, or their data are read block by
                 block or lie in other processes; if features, type or rank differ from before; or if
                 the numbers of traced clients differ.
+
+        Warns:
+            jaxfed.UnitsWarning: with a `rank`, if single precision loses features in small units.
         """
         _check(newer, "newer")
         if self.rank is not None and self.rank > newer.features:
             raise refuse("rank", f"at most the {newer.features} features", self.rank)
+        # Of rows, unlike a matrix, the leading directions alone are kept.
+        warn_of_units(self, newer, "keep matrices, with rank=None")
         if clients is not None:
             _check(clients, "clients")
             newer = like(newer, clients)

@@ -200,6 +200,19 @@ def test_derivatives_are_central_differences(rank, x64):
         np.testing.assert_allclose(slope, (ends[0] - ends[1]) / (2 * step), rtol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("rank", "unit", "warns"), [(3, 1e3, True), (3, 1, False), (None, 1e3, False)]
+)
+def test_rows_of_features_in_unlike_units_warn(rank, unit, warns, recwarn):
+    x = np.random.default_rng(0).normal(size=(2, 30, 5)) * [1, unit, 1, 1, 1]
+    rule = Forgetting(0.2, rank)
+    clients = rule.update(None, jf.Clients.from_samples(x))
+    rule.update(clients, jf.Clients.from_samples(x))
+    found = [str(each.message) for each in recwarn if each.category is jf.UnitsWarning]
+    assert bool(found) == warns
+    assert all("keep matrices, with rank=None" in words for words in found)
+
+
 def test_rates_are_swept_by_vmap():
     batches = [batch(seed=seed) for seed in range(2)]
     rates = jnp.asarray([0.1, 0.5])

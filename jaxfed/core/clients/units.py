@@ -97,8 +97,17 @@ def in_enough_precision(run: Function) -> Function:
     return cast(Function, wrapped)
 
 
-def warn_of_units(algorithm: Any, clients: Clients) -> None:
-    """Warn if the precision in use loses components of the result."""
+INSTEAD = "call jaxfed.fit, which computes in double precision where clients are in memory"
+
+
+def warn_of_units(algorithm: Any, clients: Clients, instead: str = INSTEAD) -> None:
+    """Warn if the precision in use loses components of the result.
+
+    Args:
+        algorithm: as in `exceed_single_precision`.
+        clients: the clients.
+        instead: what else there is to do than to standardize or to enable 64 bits.
+    """
     exceeds = exceed_single_precision(algorithm, clients)
     _warn_of_doubles(algorithm, clients, exceeds)
     if exceeds:
@@ -106,8 +115,7 @@ def warn_of_units(algorithm: Any, clients: Clients) -> None:
             "clients: wanted features of similar and moderate magnitude, got some, or means of "
             f"some, or a direction, more than {RATIO:.0f} times as large as others, or numbers "
             f"below {LEAST:.0e}, whose squares single precision loses; standardize unlike features "
-            "with jaxfed.preprocess.Standardize, set JAX_ENABLE_X64=1, or call jaxfed.fit, which "
-            "computes in double precision where clients are in memory",
+            f"with jaxfed.preprocess.Standardize, set JAX_ENABLE_X64=1, or {instead}",
             UnitsWarning,
             stacklevel=caller(),
         )

@@ -14,6 +14,7 @@ from jaxfed._checks import checked_path
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.common.processes import is_tracing
 from jaxfed.core.contract.algorithm import Algorithm
+from jaxfed.core.contract.wrapper import Wrapper
 
 # Only jaxlib 0.10 has old and new emitters; later versions refuse the option.
 _OLD_EMITTERS = (
@@ -80,6 +81,9 @@ def _unless_given(options: dict[str, bool | int]) -> dict[str, bool | int]:
 
 def _for_processors(algorithm: Algorithm, clients: Clients) -> dict[str, bool | int]:
     options: dict[str, bool | int] = {}
+    # Only a network has many numbers of its own; those of a wrapper are states to go on from.
+    while isinstance(algorithm, Wrapper):
+        algorithm = algorithm.algorithm
     sparse = any(getattr(part, "summed_by_index", False) for part in clients.parts)
     if _numbers(algorithm) <= 10_000 and not sparse:
         few = len(clients) == 1 or _numbers(clients.parts) <= FEW
