@@ -50,7 +50,8 @@ TUCKER = jf.pca.PerTucker((2, 5), (1, 2), (1, 1))
 OF_ANOTHER_KIND = {jf.pca.PerTucker}
 # Their results hold no eigenvectors of second moments.
 WITHOUT = {
-    *(jf.nmf.INMF, jf.gcca.DeepMaxVar, jf.preprocess.Standardize),
+    jf.gcca.DeepMaxVar,
+    jf.preprocess.Standardize,
     *(jf.generative.FedAvg, jf.generative.AdaptiveTraining),
 }
 SOLVED = {type(algorithm): name for name, (algorithm, _) in bench.ALGORITHMS.items()}

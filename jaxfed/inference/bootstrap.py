@@ -8,7 +8,7 @@ infinitesimal jackknife; Giordano et al. (2019), A Swiss army infinitesimal jack
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache, partial
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import equinox as eqx
 import jax
@@ -334,7 +334,8 @@ def _unfinished(first: float, history: Mapping[str, np.ndarray]) -> float:
 @cache
 def _evaluation(**options: bool | int) -> Callable[..., PyTree]:
     """The statistics of a block, compiled with these options."""
-    return eqx.filter_jit(_evaluated, compiler_options=options)
+    given: Any = {"compiler_options": options}
+    return eqx.filter_jit(_evaluated, **given)
 
 
 def _evaluated(

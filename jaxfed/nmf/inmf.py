@@ -265,6 +265,11 @@ class INMF(Algorithm):
         return self.batches > 1
 
     @property
+    def eigenvectors(self) -> int:
+        """The rank: sums of squares lose features in small units as those of eigenvectors do."""
+        return self.rank
+
+    @property
     def quadratic_in_samples(self) -> bool:
         """Whether all samples take part in each round; two equal ones may be in other batches."""
         return self.batches == 1

@@ -104,7 +104,8 @@ class Algorithm(eqx.Module):
     eigenvectors = 0
     """How many leading eigenvectors of clients' second moments, or of views, the result is made of.
 
-    `fit` computes in double precision if single would lose some of them.
+    Or of how many other components that depend on sums of squares. `fit` computes in double
+    precision if single would lose some of them.
     """
 
     stochastic = False
