@@ -1,6 +1,7 @@
 """Data: readers of files, splits over clients, and synthetic clients with known truth."""
 
 from jaxfed import _names
+from jaxfed.data._arrays import ClientTables as ClientTables
 from jaxfed.data.images import LabelledClients as LabelledClients
 from jaxfed.data.images import LabelledImages as LabelledImages
 from jaxfed.data.images import read_cifar10 as read_cifar10
@@ -12,7 +13,6 @@ from jaxfed.data.partition import partition_dirichlet as partition_dirichlet
 from jaxfed.data.partition import partition_iid as partition_iid
 from jaxfed.data.partition import partition_sizes as partition_sizes
 from jaxfed.data.partition import train_test_split as train_test_split
-from jaxfed.data.readers import ClientTables as ClientTables
 from jaxfed.data.readers import read_arrays as read_arrays
 from jaxfed.data.readers import read_client as read_client
 from jaxfed.data.readers import read_folder as read_folder

@@ -3,7 +3,7 @@
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -14,6 +14,20 @@ from jaxfed.data._files import check_archive, existing, listing, reading
 
 ARRAYS = (".npy", ".npz")
 LARGEST_IN_SINGLE = 2**24
+
+
+class ClientTables(NamedTuple):
+    """The samples of several clients.
+
+    Attributes:
+        samples: an array `(n_i, d)` for each client.
+        names: the clients' names.
+        features: the names of the features; None without names.
+    """
+
+    samples: list[Float[np.ndarray, "n_i d"]]
+    names: list[str]
+    features: list[str] | None = None
 
 
 def load_numpy(path: Path, names: Sequence[str] | None, max_bytes: int) -> dict[str, np.ndarray]:

@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Float, Shaped
@@ -20,7 +20,14 @@ from jaxtyping import Float, Shaped
 from jaxfed._checks import check_name, check_options, check_texts
 from jaxfed._names import natural
 from jaxfed._refusals import closest
-from jaxfed.data._arrays import ARRAYS, as_samples, load_numpy, load_one, of_one_type
+from jaxfed.data._arrays import (
+    ARRAYS,
+    ClientTables,
+    as_samples,
+    load_numpy,
+    load_one,
+    of_one_type,
+)
 from jaxfed.data._dialect import Dialect
 from jaxfed.data._files import (
     MAX_BYTES,
@@ -35,23 +42,10 @@ from jaxfed.data._files import (
 )
 from jaxfed.data._pictures import PICTURES, read_pictures
 from jaxfed.data._tables import TABLES, as_numbers, load_table
+from jaxfed.data.single_cell import read_anndata
 
 Missing = Literal["refuse", "mask"]
 CELLS = (".h5ad",)
-
-
-class ClientTables(NamedTuple):
-    """The samples of several clients.
-
-    Attributes:
-        samples: an array `(n_i, d)` for each client.
-        names: the clients' names.
-        features: the names of the features; None without names.
-    """
-
-    samples: list[Float[np.ndarray, "n_i d"]]
-    names: list[str]
-    features: list[str] | None = None
 
 
 def read_folder(
@@ -244,10 +238,10 @@ def read_table(
     """
     path, masked = checked_source("path", path, max_bytes), _masked(missing)
     dialect = Dialect(sep, decimal, comment, header, columns, drop, id_column)
+    dialect.check()
     files = files_of(path, TABLES)
     if client_column is None and path.is_dir():
         return _of_tables(path, files, missing, max_bytes, **dialect._asdict())
-    dialect.check()
     if client_column is not None:
         if len(files) > 1:
             raise ValueError(
@@ -363,8 +357,6 @@ def _of_cells(
     path: Path, files: Sequence[Path], client_column: str | None, missing: Missing, **options: Any
 ) -> ClientTables:
     """Read clients from files of single cells, by a column or one each."""
-    from jaxfed.data.single_cell import read_anndata  # which imports this module
-
     _check_no_tables(path, **options)
     genes = "all" if _masked(missing) else "common"
     return read_anndata(list(files), client_column, genes=genes)

@@ -9,9 +9,8 @@ import scipy.sparse
 from jaxfed._checks import check_list, check_name, check_text, checked_path, is_list, refuse
 from jaxfed._names import natural
 from jaxfed._optional import require
-from jaxfed.data._arrays import as_samples, of_one_type
+from jaxfed.data._arrays import ClientTables, as_samples, of_one_type
 from jaxfed.data._files import existing, reading
-from jaxfed.data.readers import ClientTables
 
 
 def read_anndata(

@@ -11,8 +11,6 @@ from jaxfed.gcca.deep import DeepMaxVar as DeepMaxVar
 from jaxfed.gcca.maxvar import MaxVar as MaxVar
 from jaxfed.gcca.metrics import Optimum as Optimum
 from jaxfed.gcca.metrics import alignment_accuracy as alignment_accuracy
-from jaxfed.gcca.metrics import bits_per_variable as bits_per_variable
-from jaxfed.gcca.metrics import compression_ratio as compression_ratio
 from jaxfed.gcca.metrics import cost as cost
 from jaxfed.gcca.metrics import optimum as optimum
 from jaxfed.gcca.metrics import subspace_distance as subspace_distance

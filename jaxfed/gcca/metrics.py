@@ -1,4 +1,4 @@
-"""Metrics of GCCA: cost and optimum, distances, accuracy, bits, and scores of new entities."""
+"""Metrics of GCCA: cost and optimum, distances, accuracy, and scores of new entities."""
 
 from functools import partial
 from typing import NamedTuple
@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxfed._checks import check_number, checked_array, refuse
-from jaxfed.contract import check_count, check_factor, check_positive
+from jaxfed._checks import checked_array, refuse
+from jaxfed.contract import check_count, check_factor
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.names import like, replace_names
 from jaxfed.core.clients.units import in_enough_precision
@@ -226,59 +226,6 @@ def subspace_distance(
 @jax.jit
 def _sine(shared: Array, other: Array) -> Float[Array, ""]:
     return singular_values(shared - other @ (other.T @ shared))[0]
-
-
-def compression_ratio(
-    rounds: float, full_rounds: float, bits: float, *, start_bits: float = 8
-) -> float:
-    """Compute the share of bits saved on the way to a goal, including the first exchange.
-
-    `1 - (start_bits + (rounds - 1) bits) / (32 full_rounds)`
-
-    Args:
-        rounds: position at which the compressed run reaches the goal, counted from 1 for the start;
-            see `jaxfed.metrics.rounds_to_accuracy`.
-        full_rounds: the same for the run in full precision, all of whose entries have 32 bits.
-        bits: bits per entry of a round's messages.
-        start_bits: bits per entry of the messages before the rounds. The default is what
-            compressors use there; the paper counts the same as in a round, `start_bits=bits`.
-
-    Raises:
-        ValueError: if `full_rounds` or a number of bits is not positive, or `rounds` is below 1.
-
-    Source: Shrestha & Fu (2023), Section V-A3.
-    """
-    check_number("rounds", rounds, "a number of at least 1", lambda x: x >= 1)
-    check_positive("full_rounds", full_rounds, single=True)
-    check_positive("bits", bits, single=True)
-    check_positive("start_bits", start_bits, single=True)
-    return 1 - (start_bits + (rounds - 1) * bits) / (32 * full_rounds)
-
-
-def bits_per_variable(
-    rounds: int, bits: float, entries: int | None = None, *, start_bits: float | None = None
-) -> float:
-    """Compute the bits per variable sent in one direction, `start_bits + rounds * bits`.
-
-    Args:
-        rounds: number of rounds, without the exchange before them.
-        bits: bits per entry of a round's messages.
-        entries: entries of a message, which also has a 32-bit scale. None leaves out the scale, as
-            the paper does; use it for messages in full precision too.
-        start_bits: bits per entry of the messages before the rounds. By default 8 with
-            compressors and 32 in full precision; 32 in the paper.
-
-    Raises:
-        ValueError: if `rounds` is negative, or bits or entries are not positive.
-
-    Source: Shrestha & Fu (2023), Section V-A3.
-    """
-    check_count("rounds", rounds, least=0)
-    check_positive("bits", bits, single=True)
-    check_count("entries", 1 if entries is None else entries)
-    check_positive("start_bits", start_bits, optional=True, single=True)
-    start = start_bits if start_bits is not None else 8 if bits < 32 else 32
-    return start + rounds * bits + (32 / entries * (rounds + 1) if entries else 0)
 
 
 def alignment_accuracy(scores: Float[Array, "views entities rank"]) -> Float[Array, ""]:

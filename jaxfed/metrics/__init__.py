@@ -8,11 +8,8 @@ not count.
 """
 
 from jaxfed import _names
-from jaxfed.metrics.clustering import adjusted_rand_index as adjusted_rand_index
 from jaxfed.metrics.clustering import clustering_accuracy as clustering_accuracy
-from jaxfed.metrics.consensus import floats_to_accuracy as floats_to_accuracy
 from jaxfed.metrics.consensus import relative_singular_value_error as relative_singular_value_error
-from jaxfed.metrics.consensus import rounds_to_accuracy as rounds_to_accuracy
 from jaxfed.metrics.consensus import scaled_kkt_violation as scaled_kkt_violation
 from jaxfed.metrics.expected import expected_reconstruction_error as expected_reconstruction_error
 from jaxfed.metrics.generation import ClientDistribution as ClientDistribution

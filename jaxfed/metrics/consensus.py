@@ -7,9 +7,9 @@ see `jaxfed.metrics.reconstruction`; moments are weighted by their numbers of sa
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, ArrayLike, Bool, Float, Int, Real
+from jaxtyping import Array, ArrayLike, Float, Real
 
-from jaxfed._checks import check_number, check_whole, checked_array
+from jaxfed._checks import checked_array
 from jaxfed.core.run.result import Fitted, result_of
 from jaxfed.linalg import Moment
 from jaxfed.linalg.division import ratio
@@ -81,60 +81,6 @@ def relative_singular_value_error(
     squares = jnp.linalg.eigvalsh(within)[::-1]  # rounding may make zeros negative
     found = jnp.sqrt(jnp.maximum(squares, 0))
     return scaled_norm(found - singular_values) / scaled_norm(singular_values)
-
-
-def rounds_to_accuracy(
-    values: Real[ArrayLike, "*batch rounds"], accuracy: float
-) -> Int[Array, "*batch"]:
-    """The number of rounds until a decreasing metric first reaches an accuracy.
-
-    Args:
-        values: the metric in each round, such as `solution.history[...]`; NaN in rounds in which
-            it was not computed.
-        accuracy: the value to reach.
-
-    Returns:
-        The number of rounds, from 1; -1 if the accuracy is never reached.
-
-    Raises:
-        ValueError: if there are no rounds.
-    """
-    reached = _reached(values, accuracy)
-    return jnp.where(jnp.any(reached, axis=-1), jnp.argmax(reached, axis=-1) + 1, -1)
-
-
-def floats_to_accuracy(
-    values: Real[ArrayLike, "*#batch rounds"],
-    accuracy: float,
-    bits: Real[ArrayLike, "*#batch rounds"],
-    *,
-    precision: int = 32,
-) -> Float[Array, "..."]:
-    """The number of floats sent until a decreasing metric first reaches an accuracy.
-
-    Args:
-        values: the metric in each round; NaN in rounds in which it was not computed.
-        accuracy: the value to reach.
-        bits: one client's cumulative bits by round, such as `solution.history["bits_up"]`.
-        precision: bits per float.
-
-    Returns:
-        The number of floats per client; infinite if the accuracy is never reached.
-
-    Raises:
-        ValueError: if shapes do not match.
-    """
-    reached = _reached(values, accuracy)
-    bits = checked_array("bits", bits, f"... {reached.shape[-1]}")
-    check_whole("precision", precision)
-    # Cumulative bits never decrease, so the smallest number is that of the first round.
-    return jnp.min(jnp.where(reached, bits, jnp.inf), axis=-1) / precision
-
-
-def _reached(values: Real[ArrayLike, "*batch rounds"], accuracy) -> Bool[Array, "..."]:
-    values = checked_array("values", values, "... rounds")
-    check_number("accuracy", accuracy, "a number")
-    return values <= accuracy
 
 
 def _checked(fitted, samples, counts) -> tuple[Moment, Float[Array, "d r"]]:

@@ -21,6 +21,7 @@ from jaxtyping import Array, Float, Key
 
 from jaxfed import Algorithm, Clients, Personalized, metrics
 from jaxfed.pca import FAPS, LocalPower, SubspaceIteration
+from papers.communication import rounds_to
 from papers.intervals import at_least
 from papers.report import Cell, Labels
 from papers.runs import Seeds, runs
@@ -153,7 +154,7 @@ def solved(
     rank = algorithm.rank  # pyright: ignore[reportAttributeAccessIssue]
     kkt, error = _errors(whole, solution.result.shared, values[:rank])
     curve, steps = solution.history["kkt"], solution.history.get("local_steps")
-    first = np.asarray(metrics.rounds_to_accuracy(curve, ACCURATE))
+    first = rounds_to(curve, ACCURATE)
     return Outcomes(
         # The round that tells the objective of Z^(k) is the one after round k.
         rounds=np.asarray(solution.rounds) - 1,

@@ -7,8 +7,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxfed import Algorithm, metrics
+from jaxfed import Algorithm
 from jaxfed.pca import FAPS
+from papers.communication import rounds_to
 from papers.drawing import curves
 from papers.faps import _problems as problems
 from papers.report import Found, Labels, ahead
@@ -65,7 +66,7 @@ def run(
     measured: dict[Labels, Any] = {}
     for (condition, name), curve in found.items():
         for violation in _TO:
-            first = np.asarray(metrics.rounds_to_accuracy(curve, violation))
+            first = rounds_to(curve, violation)
             measured[condition, name, _rounds(violation)] = np.where(first < 0, np.inf, first)
     for condition in conditions:
         ours, theirs = (

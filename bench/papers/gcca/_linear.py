@@ -17,8 +17,8 @@ from jaxtyping import Array, Float, Key
 
 from jaxfed import Personalized, rollout, stack
 from jaxfed import channel as channels
-from jaxfed.gcca import MVLSA, MaxVar, Views, compression_ratio, cost, optimum
-from jaxfed.metrics import rounds_to_accuracy
+from jaxfed.gcca import MVLSA, MaxVar, Views, cost, optimum
+from papers.communication import compression_ratio, rounds_to
 from papers.runs import Seeds, runs
 from papers.synthetic import gcca_synthetic
 
@@ -145,7 +145,7 @@ def wire_of(bits: int | None, contraction: float = 1.0) -> channels.Channel:
 
 def first_at(costs: Float[np.ndarray, " rounds_plus_1"], goal: float) -> float:
     """The position, counted from 1, of the first cost of at most the goal; infinity without one."""
-    position = int(rounds_to_accuracy(costs, goal))
+    position = int(rounds_to(costs, goal))
     return position if position > 0 else np.inf
 
 
@@ -176,7 +176,7 @@ def saved(position: float, full_position: float, bits: float) -> float:
     """
     if not np.isfinite([position, full_position, bits]).all():
         return float("nan")
-    return compression_ratio(position, full_position, bits, start_bits=bits)
+    return compression_ratio(position, full_position, bits)
 
 
 def saved_in_all(bits: float, full_position: float, entries: int) -> float:

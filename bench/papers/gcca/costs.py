@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxfed.gcca import bits_per_variable
+from papers.communication import bits_per_variable
 from papers.drawing import curves
 from papers.gcca import _linear as linear
 from papers.report import Found, Labels

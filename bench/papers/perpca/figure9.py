@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
+from sklearn.metrics import adjusted_rand_score
 
 import papers
 from jaxfed import Personalized, metrics, pca, plot
@@ -67,7 +68,7 @@ def run(seeds: Seeds) -> Found:
             setting = noise, n, name, rounds
             agreement = {
                 "accuracy": metrics.clustering_accuracy,
-                "adjusted Rand index": metrics.adjusted_rand_index,
+                "adjusted Rand index": adjusted_rand_score,
             }
             for quantity, measure in agreement.items():
                 if quantity == "accuracy" or (*setting, quantity) in known:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
+from sklearn.metrics import adjusted_rand_score
 
 import papers
 from jaxfed import Clients, metrics, plot
@@ -92,7 +93,7 @@ def run(seeds: Seeds, *, data: Path | None = None) -> Found:
             shared, local = results["PerPCA"]
             found = jnp.asarray(cluster_clients(local, 10, seed=seed))
             agreement["accuracy"].append(metrics.clustering_accuracy(labels, found))
-            agreement["adjusted Rand index"].append(metrics.adjusted_rand_index(labels, found))
+            agreement["adjusted Rand index"].append(adjusted_rand_score(labels, found))
             if not pictures:
                 pictures = {
                     "points": np.asarray(embed_clients(local)),
