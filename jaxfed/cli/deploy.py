@@ -65,9 +65,8 @@ def run_try(arguments: SimpleNamespace) -> None:
     sites = _sites(arguments.data.absolute())
     if len(sites) < arguments.nodes:
         raise ValueError(
-            f"data: wanted a .npy, .csv or .parquet file, or a folder of tables, for each of "
-            f"{arguments.nodes} nodes, "
-            f"got {len(sites)} in {arguments.data}"
+            "data: wanted a .npy, .csv, .parquet or .h5ad file, or a folder of tables, for each of "
+            f"{arguments.nodes} nodes, got {len(sites)} in {arguments.data}"
         )
     out = (arguments.out or app / "out").absolute()
     if (out / "solution.npz").exists():
@@ -107,7 +106,9 @@ def _sites(folder: Path) -> list[Path]:
     if not folder.is_dir():
         raise refuse("data", "a folder", str(folder))
     folders = [path for path in folder.iterdir() if path.is_dir() and files(path, *TABLES)]
-    return sorted(files(folder, ".npy", *TABLES) or folders, key=lambda path: natural(path.name))
+    return sorted(
+        files(folder, ".npy", ".h5ad", *TABLES) or folders, key=lambda path: natural(path.name)
+    )
 
 
 def _last_clipping(log: Path) -> str | None:

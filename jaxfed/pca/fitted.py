@@ -28,7 +28,7 @@ from jaxfed.contract import Personalized, check_count, refuse
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.names import DataFrame, like
 from jaxfed.core.clients.samples import Samples
-from jaxfed.core.clients.units import has_unlike_features, widened
+from jaxfed.core.clients.units import lose_single_precision, widened
 from jaxfed.core.run.result import Fitted, in_learned_order, place_of
 from jaxfed.linalg import Moment, matmul
 from jaxfed.metrics.components import side_by_side
@@ -311,10 +311,9 @@ def _mapped(
         return jnp.concatenate([part for part in parts if part is not None], axis=1)
 
     def run(mapped: Callable[[Any, Array], Array], array: Array) -> Array:
-        known = not any(isinstance(part, Tracer) for part in (shared, local, array))
-        each = array if array.ndim == 3 else [array]
-        single = known and axis == 0 and basis(0).dtype == array.dtype == np.float32
-        if not single or not any(map(has_unlike_features, each)):
+        known = not any(isinstance(part, Tracer) for part in (shared, local))
+        each = array.reshape(-1, *array.shape[-2:])
+        if axis or not known or not lose_single_precision(each, basis(0).shape[1]):
             return mapped(function, array)
         with jax.enable_x64(True):
             array = array.astype(np.float64)

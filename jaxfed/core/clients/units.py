@@ -336,23 +336,15 @@ def ratio_of_features(clients: ClientsLike) -> float:
     return most
 
 
-def has_unlike_features(table: Any) -> bool:
-    """Whether a feature of a table, in which NaN is missing, is far larger than another varies.
+def lose_single_precision(tables: Float[Array, "m n d"], eigenvectors: int) -> bool:
+    """Whether single precision loses components of these samples, in which NaN is missing.
 
-    It is false if the table is traced.
+    It is false if they are traced.
     """
-    if isinstance(table, Tracer):
+    if isinstance(tables, Tracer):
         return False
-    step = max(-(-len(table) // SOME_ROWS), 1)
-    some = np.asarray(table)[::step].astype(np.float64)
-    seen = np.isfinite(some)
-    some = np.where(seen, some, 0)
-    some /= np.abs(some).max(initial=0) or 1
-    count = np.maximum(seen.sum(axis=0), 1)
-    squares, mean = np.sum(some**2, axis=0) / count, some.sum(axis=0) / count
-    variances = np.sum(np.where(seen, some - mean, 0) ** 2, axis=0) / count
-    least = np.min(variances, where=variances > 0, initial=np.inf)
-    return bool(np.any(squares > RATIO**2 * least))
+    part = Samples(tables, jnp.zeros(len(tables), tables.dtype))
+    return _is_single(part) and _exceed([part], [_magnitudes(part)], eigenvectors, RATIO)
 
 
 def _is_steep(part: Any, eigenvectors: int, most: float) -> bool:
