@@ -245,6 +245,11 @@ def test_units_change_nothing_that_is_computed_of_samples(form):
     far = np.reshape(jf.pca.anomaly_score(result, given, **options), (-1, x.shape[1]))
     assert far.dtype == np.float32
     np.testing.assert_allclose(far, np.sum(rest**2, axis=2)[chosen], rtol=1e-3)
+    closed = jax.jit(lambda: jf.pca.anomaly_score(result, given, **options))()
+    np.testing.assert_allclose(np.reshape(closed, far.shape), far, rtol=1e-6)
+    on_device = jax.tree.map(jnp.asarray, given)
+    closed = jax.jit(lambda: jf.pca.anomaly_score(result, on_device, **options))()
+    np.testing.assert_allclose(np.reshape(closed, far.shape), far, rtol=1e-6)
     gaps = np.where(np.random.default_rng(0).random(x.shape) < 0.1, np.nan, x)
     given = {"array": gaps, "tables": list(gaps), "one": gaps[0]}[form]
     found = np.reshape(jf.pca.complete(result, given, **options), (-1, *x.shape[1:]))

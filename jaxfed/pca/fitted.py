@@ -12,6 +12,7 @@ id, as in `solution.ids`; by its position among those of `result.local` where on
 estimator is given.
 """
 
+import contextlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
@@ -29,6 +30,7 @@ from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.names import DataFrame, like
 from jaxfed.core.clients.samples import Samples
 from jaxfed.core.clients.units import lose_single_precision, widened
+from jaxfed.core.common.printing import is_known
 from jaxfed.core.run.result import Fitted, in_learned_order, place_of
 from jaxfed.linalg import Moment, matmul
 from jaxfed.metrics.components import side_by_side
@@ -311,11 +313,15 @@ def _mapped(
         return jnp.concatenate([part for part in parts if part is not None], axis=1)
 
     def run(mapped: Callable[[Any, Array], Array], array: Array) -> Array:
-        known = not any(isinstance(part, Tracer) for part in (shared, local))
-        each = array.reshape(-1, *array.shape[-2:])
-        if axis or not known or not lose_single_precision(each, basis(0).shape[1]):
+        if axis or not all(part is None or is_known(part) for part in (shared, local, array)):
             return mapped(function, array)
-        with jax.enable_x64(True):
+        # Within `jit`, which closes over all of them, they are computed before it runs.
+        with jax.ensure_compile_time_eval():
+            each = array.reshape(-1, *array.shape[-2:])
+            rank = basis(0).shape[1]
+        if not lose_single_precision(each, rank):
+            return mapped(function, array)
+        with jax.ensure_compile_time_eval(), jax.enable_x64(True):
             array = array.astype(np.float64)
             found = mapped(lambda x, frame: function(x, widened(frame)), array)
             return found.astype(np.float32)
@@ -347,7 +353,10 @@ def _mapped(
 
 def _checked(argument: str, table: Any, axes: str, gaps: bool) -> Array:
     """Check that a table holds finite numbers, or also NaN with `gaps`."""
-    array = checked_rows(argument, table, axes, finite=not gaps)
+    # Within `jit`, a host array that it closes over would be traced, and its units unknown.
+    concrete = isinstance(table, np.ndarray)
+    with jax.ensure_compile_time_eval() if concrete else contextlib.nullcontext():
+        array = checked_rows(argument, table, axes, finite=not gaps)
     if gaps and not isinstance(array, Tracer) and np.isinf(np.asarray(array)).any():
         raise ValueError(f"{argument}: wanted finite numbers or NaN, got infinity")
     return array

@@ -343,7 +343,8 @@ def lose_single_precision(tables: Float[Array, "m n d"], eigenvectors: int) -> b
     """
     if isinstance(tables, Tracer):
         return False
-    part = Samples(tables, jnp.zeros(len(tables), tables.dtype))
+    with jax.ensure_compile_time_eval():  # within `jit`, which closes over the samples, too
+        part = Samples(tables, jnp.zeros(len(tables), tables.dtype))
     return _is_single(part) and _exceed([part], [_magnitudes(part)], eigenvectors, RATIO)
 
 
