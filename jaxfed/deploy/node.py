@@ -18,7 +18,7 @@ from jaxfed._versions import versions
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.samples import SampleRows
 from jaxfed.core.clients.units import warn_of_units
-from jaxfed.core.common.files import replacing
+from jaxfed.core.common.files import locked, replacing
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
 from jaxfed.core.round import client
 from jaxfed.core.round.messages import receive
@@ -91,7 +91,11 @@ class Node:
             NodeError: if the client cannot answer; the message names its id.
         """
         try:
-            with failing_as("question"):
+            with failing_as("failed"):
+                make_private(self.folder, self._home)
+            # One question after another, whichever process gets them: two that arrive together must
+            # not both find a round that nobody has asked for.
+            with locked(self._home, "folder", private=True, wait=True), failing_as("question"):
                 reply = self._reply(asked)
         except NodeError as error:
             raise NodeError(error.code, f"client {self.id}: {error}") from error

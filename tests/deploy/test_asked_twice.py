@@ -1,5 +1,8 @@
 """A server that asks twice learns nothing more: a client answers one conversation."""
 
+import time
+from concurrent.futures import ThreadPoolExecutor
+
 import jax
 import numpy as np
 import pytest
@@ -10,6 +13,7 @@ from tests.examples import draw_samples
 pytest.importorskip("flwr")
 from flwr.app import Context, RecordDict
 
+from jaxfed.core.store.series import Series
 from jaxfed.deploy import exchange
 from jaxfed.deploy.exchange import RefusedError
 from jaxfed.deploy.masked import NodeMasks
@@ -138,6 +142,40 @@ def test_no_round_is_asked_again_from_another_state(tmp_path):
     for number in (2, 1, 2):
         assert ask(number, changed=True).words == ASKED
         assert ask(number, changed=False) == told[number][1]
+
+
+@pytest.mark.slow
+def test_two_questions_at_once_have_one_answer(tmp_path, monkeypatch):
+    told = []
+
+    def trouble(node, message, answer):
+        if node == 101 and packet_of(message).words.get("round") == 2:
+            told.append(message)
+        return [answer]
+
+    federation = Federation(tmp_path, ALGORITHM, draw_samples(), channel=NOISY, trouble=trouble)
+    federation.run(2)
+    app, config = federation.grid.nodes[101]
+    [state] = tmp_path.glob("**/client-1/00000002.npz")
+    state.unlink()  # as if nobody had asked yet
+    packet, save = packet_of(told[0]), Series.save
+    first, last = packet.parts[:-1], np.frombuffer(packet.parts[-1], np.float32)
+    other = packet._replace(parts=[*first, np.flip(last).tobytes()])
+
+    def slowly(*arguments):
+        time.sleep(0.5)
+        return save(*arguments)
+
+    def ask(asked):
+        message = message_of(asked, 0, "round")
+        return packet_of(app(message, Context(1, 0, dict(config), RecordDict(), {})))
+
+    monkeypatch.setattr(Series, "save", slowly)
+    with ThreadPoolExecutor() as threads:
+        answers = list(threads.map(ask, [packet, other, packet]))
+    kinds = [answer.words["kind"] for answer in answers]
+    assert kinds in (["round", "refusal", "round"], ["refusal", "round", "refusal"])
+    assert answers[0] == answers[2]
 
 
 # --- one attempt at a masked round ---------------------------------------------------------------

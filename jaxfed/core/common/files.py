@@ -75,7 +75,9 @@ def reason(error: Exception) -> str:
 
 
 @contextmanager
-def locked(folder: Path, argument: str, *, private: bool = False) -> Iterator[None]:
+def locked(
+    folder: Path, argument: str, *, private: bool = False, wait: bool = False
+) -> Iterator[None]:
     """Lock a folder against all other users.
 
     The operating system holds the lock on the hidden file `.lock` in the folder, and releases it
@@ -85,9 +87,11 @@ def locked(folder: Path, argument: str, *, private: bool = False) -> Iterator[No
         folder: an existing folder.
         argument: the caller's name for it.
         private: whether only its owner may read the hidden file.
+        wait: whether to wait until the lock is free.
 
     Raises:
-        BlockingIOError: if another process, or another call in this one, holds the lock.
+        BlockingIOError: if another process, or another call in this one, holds the lock, and
+            `wait` is false.
         OSError: if the file cannot be written.
     """
     if fcntl is None:
@@ -99,7 +103,7 @@ def locked(folder: Path, argument: str, *, private: bool = False) -> Iterator[No
         return os.open(path, flags | os.O_NOFOLLOW, 0o600 if private else 0o666)
 
     with open(folder / ".lock", "a+", errors="replace", opener=opened) as file:
-        _lock(file, folder, argument)
+        _lock(file, folder, argument, wait)
         try:
             yield
         finally:
@@ -108,7 +112,7 @@ def locked(folder: Path, argument: str, *, private: bool = False) -> Iterator[No
                 fcntl.flock(file, fcntl.LOCK_UN)
 
 
-def _lock(file: TextIO, folder: Path, argument: str) -> None:
+def _lock(file: TextIO, folder: Path, argument: str, wait: bool) -> None:
     assert fcntl is not None
     # The file is open for appending, so reading would start at its end.
     file.seek(0)
@@ -116,7 +120,7 @@ def _lock(file: TextIO, folder: Path, argument: str) -> None:
     is_ours = not holder or holder.startswith("process ")
     named = holder if holder and is_ours else "another process"
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError:
         raise BlockingIOError(
             f"{argument}: {folder} is in use by {named}; wait until it is done, or name another "
