@@ -198,6 +198,13 @@ def test_two_sites_with_one_id_are_named(tmp_path, clients):
         federation.run(1)
 
 
+@pytest.mark.slow
+def test_two_nodes_with_one_folder_are_one_client(tmp_path, clients):
+    """As when a machine is started twice, or returns while its old connection lives."""
+    federation = Federation(tmp_path, PERPCA, clients, order=[0, 1, 2, 2, 3, 4, 1])
+    check_equal(federation, federation.run(2, clients=5), federation.fit(2))
+
+
 @pytest.mark.parametrize(
     "error",
     [OSError(28, SECRET), pytest.param(MemoryError(SECRET), marks=pytest.mark.slow)],
