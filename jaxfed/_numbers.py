@@ -3,6 +3,7 @@
 Means and spreads are computed in double precision before anything is rounded.
 """
 
+import warnings
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -10,9 +11,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, DTypeLike
+from jaxtyping import Array, DTypeLike, Float
 
 from jaxfed._checks import checked_array, host_array
+from jaxfed._names import caller
 
 # Whole numbers up to this one are exact in double precision.
 LARGEST = 2**53
@@ -21,6 +23,10 @@ SHARE = 1e-3
 # Deviations below this share of the mean are rounding errors of double precision.
 NOISE = 1e-13
 MANY = 8  # samples that tell the spread of a feature
+
+
+class UnitsWarning(UserWarning):
+    """Features are in such unlike units, or so far from zero, that components lose digits."""
 
 
 def precision_of(dtype: np.dtype) -> AbstractContextManager[Any]:
@@ -89,7 +95,8 @@ def rounded(array: np.ndarray) -> np.ndarray:
 def check_spread(name: str, tables: Sequence[np.ndarray]) -> None:
     """Refuse features that single precision loses: too large, or far from zero and varying little.
 
-    All tables count together: a feature that varies little in one alone is not lost.
+    All tables count together: what varies little in one alone is not lost for all. It warns, since
+    models of that table alone lose it.
 
     Args:
         name: of the argument.
@@ -102,10 +109,11 @@ def check_spread(name: str, tables: Sequence[np.ndarray]) -> None:
     if not tables or jax.dtypes.canonicalize_dtype(np.float64) != np.float32:
         return
     # Without NaN, which stands for a missing entry. A feature that spreads widely is not lost.
-    low, high = (
-        f.reduce([f.reduce(x, axis=tuple(range(x.ndim - 1))) for x in tables])
+    lows, highs = (
+        np.stack([f.reduce(x, axis=tuple(range(x.ndim - 1))) for x in tables])
         for f in (np.fmin, np.fmax)
     )
+    low, high = np.fmin.reduce(lows), np.fmax.reduce(highs)
     largest = np.maximum(np.abs(low), np.abs(high))
     if (infinite := (largest > np.finfo(np.float32).max) & np.isfinite(largest)).any():
         place = int(np.argmax(infinite))
@@ -126,6 +134,41 @@ def check_spread(name: str, tables: Sequence[np.ndarray]) -> None:
                 "constant from it, or compute in double precision: "
                 "jax.config.update('jax_enable_x64', True)"
             )
+    _warn_of_lost(name, tables, lows, highs)
+
+
+def _warn_of_lost(
+    name: str,
+    tables: Sequence[np.ndarray],
+    lows: Float[np.ndarray, "m d"],
+    highs: Float[np.ndarray, "m d"],
+) -> None:
+    """Warn of features that vary within some tables by less than single precision holds."""
+    largest = np.maximum(np.abs(lows), np.abs(highs))
+    with np.errstate(invalid="ignore", over="ignore"):  # of numbers that the caller refuses
+        spread = highs - lows
+        doubtful = (spread > 0) & (spread < 32 * _least(np.float32) * largest)
+    enough = [x[..., 0].size >= MANY for x in tables]  # a few numbers may be close by chance
+    found = [
+        (table, feature)
+        for table, feature in np.argwhere(doubtful & np.asarray(enough)[:, None])
+        if is_lost(np.nanstd(tables[table][..., feature]), largest[table, feature], np.float32)
+    ]
+    if len(tables) == 1 or not found:
+        return
+    table, feature = found[0]
+    values = tables[table][..., feature]
+    more = len({place for place, _ in found}) - 1
+    others = f" and in {more} more" if more else ""
+    warnings.warn(
+        f"{name}: wanted features whose deviations within a client single precision holds, got "
+        f"feature {feature} (from 0), which varies by {np.nanstd(values):.3g} about "
+        f"{np.nanmean(values):.10g} in {name}[{table}]{others}; models of these clients alone lose "
+        "it: subtract each client's mean, or compute in double precision: "
+        "jax.config.update('jax_enable_x64', True)",
+        UnitsWarning,
+        stacklevel=caller(),
+    )
 
 
 def is_lost(spread: Any, largest: Any, dtype: DTypeLike) -> Any:

@@ -392,8 +392,10 @@ def test_moments_keep_the_units_of_features(kept):
     np.testing.assert_allclose(*in_both_precisions(solve, x), rtol=1e-5)
 
 
-def test_moments_that_have_lost_digits_warn():
-    x = bench.samples(1, 0) + 1000
+@pytest.mark.parametrize("offset", [1e3, 1e4, 1e6])
+def test_moments_that_have_lost_digits_warn(offset):
+    """Also where all directions but one are within rounding errors of it."""
+    x = bench.samples(1, 0) + offset
     moments = np.einsum("mnd,mne->mde", x, x) / x.shape[1]
     for clients in (jf.Clients.from_moments(moments), jf.Clients.from_moments(1e-9 * moments)):
         with pytest.warns(jf.UnitsWarning, match="second moments that keep enough digits"):
@@ -426,7 +428,18 @@ def test_one_strong_direction_costs_no_digits(algorithm):
     assert not exceed_single_precision(jf.pca.Pooled(3), exact)
 
 
-@pytest.mark.parametrize("size", [1e4, 1e8])
+def test_halves_of_unlike_features_are_computed_in_double_precision():
+    x = jnp.asarray(bench.samples(1e4, 0), jnp.bfloat16)
+
+    def solve(x):
+        clients = jf.Clients.from_samples(x)
+        solution = jf.fit(jf.pca.Pooled(3), clients, rounds=2, key=KEY)
+        return solution.history["objective"][-1]
+
+    np.testing.assert_allclose(solve(x), solve(np.asarray(x, np.float32)), rtol=1e-6)
+
+
+@pytest.mark.parametrize("size", [1e4, 1e8, 1e9])
 @pytest.mark.parametrize("kind", ["mean", "direction", "moments"])
 def test_what_double_precision_loses_warns(kind, size, x64):
     x = bench.samples(1, 0) + size * (np.arange(10) == 1)
@@ -540,8 +553,11 @@ def test_whole_numbers_masks_and_data_frames_are_taken():
 def test_a_feature_that_varies_little_at_one_client_is_not_lost():
     rng = np.random.default_rng(0)
     tables = [300 + size * rng.normal(size=(40, 2)) for size in (20, 20, 0.005)]
-    clients = jf.Clients.from_samples(tables)
+    with pytest.warns(jf.UnitsWarning, match=r"by 0\.00\d* about 299.* in arrays\[2\]; models of th"):
+        clients = jf.Clients.from_samples(tables)
     np.testing.assert_allclose(clients.data.values, tables, rtol=1e-7)
+    with pytest.warns(jf.UnitsWarning, match=r" in arrays\[2\] and in 1 more; models of these"):
+        jf.Clients.from_samples([*tables, tables[2]])
     with pytest.raises(ValueError, match=r"got feature 0 .*, which varies by 0\.00"):
         jf.Clients.from_samples(tables[2:])
 

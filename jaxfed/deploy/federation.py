@@ -63,6 +63,7 @@ class Federation:
 
     Attributes:
         run: of this size.
+        clients: the members, with shapes in place of data.
         dtype: of weights.
         problem: with the members' ids and weights; with a deadline, all take part in each round.
         planned: the same with the requested participation.
@@ -93,8 +94,8 @@ class Federation:
         # bits.
         weights = jnp.asarray(raw / raw.sum(), dtype)
         counts = [member.samples for member in members]
-        self._clients = clients_from(run.like, ids, weights, counts)
-        settings.algorithm.check(self._clients, settings.warm_start)
+        self.clients = clients_from(run.like, ids, weights, counts)
+        settings.algorithm.check(self.clients, settings.warm_start)
         self.planned = eqx.tree_at(
             lambda p: (p.clients.ids, p.clients.weights, p.participation),
             problem_of_run(settings.algorithm, settings.wire, self.run, dtype),
@@ -121,7 +122,7 @@ class Federation:
         settings, wire = self._settings, self._settings.wire
         settings.participants.check(self.run.size)
         # Check the original channels, since `planned` has them without their masks.
-        given = replace(self.planned, clients=self._clients, wire=wire)
+        given = replace(self.planned, clients=self.clients, wire=wire)
         check_together(given, settings.warm_start, settings.rounds)
         if wire.up.private and settings.tol is not None:
             raise ValueError(

@@ -42,7 +42,15 @@ from jaxfed.core.wire import calls as wire_calls
 from jaxfed.core.wire.wire import Wire, checked_wire
 from jaxfed.deploy.exchange import Exchange
 from jaxfed.deploy.federation import Settings
-from jaxfed.deploy.messages import NodeError, Packet, failing_as, packet_of, refusal, reply_of
+from jaxfed.deploy.messages import (
+    NodeError,
+    Packet,
+    failing_as,
+    logging_warnings,
+    packet_of,
+    refusal,
+    reply_of,
+)
 from jaxfed.deploy.node import Node
 from jaxfed.deploy.server import RunServer
 from jaxfed.deploy.store import make_private
@@ -137,6 +145,7 @@ def server_app(
 
     @app.main()
     @_computing_in(precision)
+    @logging_warnings()
     def main(grid: Any, context: Any) -> None:
         enable_compilation_cache()
         _show_rounds()
@@ -233,6 +242,7 @@ def client_app(
             return Node(client_id, algorithm, make_data(own), wire, start, states, raw)
 
     @_computing_in(precision)
+    @logging_warnings()
     def answer(asked: Packet, run: int, run_config: Config, node_config: Config) -> Packet:
         # Without the cache, a new process for a message or a run would compile everything again.
         enable_compilation_cache()

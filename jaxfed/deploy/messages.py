@@ -3,6 +3,7 @@
 import hashlib
 import json
 import logging
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import accumulate, pairwise
@@ -27,6 +28,8 @@ REFUSALS = {
     "more; start a new run in another folder",
     "lost": "the state from which it has to go on is lost; give it the folder that it had, or "
     "start a new run in another folder",
+    "bound": "more than a tenth of the numbers in its message exceed the bound of the masks; give "
+    "its data the other clients' units, or start a new run with a larger bound in another folder",
     "failed": "it failed to answer",
 }
 
@@ -92,6 +95,17 @@ class NodeError(ValueError):
         """An error with these words."""
         super().__init__(str(words))
         self.code = code
+
+
+@contextmanager
+def logging_warnings() -> Iterator[None]:
+    """Write Python's warnings into the log, which the people who run the machine read."""
+    with warnings.catch_warnings(record=True) as found:
+        try:
+            yield
+        finally:
+            for warning in found:
+                LOG.warning("%s", warning.message)
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from jaxtyping import PyTree
 
 from jaxfed._versions import versions
 from jaxfed.core.clients.clients import Clients
+from jaxfed.core.clients.energies import energies
 from jaxfed.core.clients.samples import SampleRows
 from jaxfed.core.clients.units import warn_of_units
 from jaxfed.core.common.files import locked, replacing
@@ -49,6 +50,8 @@ from jaxfed.deploy.store import make_private, secret_of, states
 from jaxfed.deploy.transcript import check_roster, digests_after, is_masked, transcript_of
 
 LOG = logging.getLogger("jaxfed.deploy")
+# A client in other units than the rest would clip most of its numbers, and spoil the sum of all.
+MOST_CLIPPED = 0.1  # of the numbers of a message
 
 
 class Node:
@@ -76,13 +79,16 @@ class Node:
         """
         if len(clients) != 1:
             raise ValueError(f"make_data: wanted Clients with one client, got {len(clients)}")
-        warn_of_units(algorithm, clients)
+        warn_of_units(algorithm, clients, 'compute with precision="double"')
         self.id, self.algorithm, self.wire = client_id, algorithm, wire
         self.data, self.weights = jax.tree.map(lambda x: x[0], clients.data), clients.weights
         self.names = clients.names
         self.warm_start, self.folder = warm_start, folder
         self.weighting: Weights = weights
         self._home = folder / f"client-{client_id}"
+        shows = algorithm.energy_weighted and not (wire.up.private or wire.first_up.private)
+        energy = float(energies(clients)[0]) if shows else 0.0
+        self.energy = energy if 0 < energy < np.inf else None
 
     def answer(self, asked: Packet) -> Packet:
         """Return the reply to a message, which names the message.
@@ -121,6 +127,7 @@ class Node:
                 "data": data,
                 "features": None if self.names.of_views else self.names.features,
                 "samples": _number_of_samples(self.data),
+                "energy": self.energy,
                 "weights": self.weights.dtype.name,
                 "run": self.description,
                 "versions": versions(),
@@ -370,13 +377,17 @@ class _NodeRun:
         if not isinstance(way, MaskedChannel):
             return reply
         payload = channel.from_bytes(reply.parts[0], like)
-        # Only this machine's log says so: the server would learn more than the sum.
-        if clipped := way.clipped(payload):
+        # Only this machine's log says how many: the server would learn more than the sum.
+        if (clipped := way.clipped(payload)) and not reply.words["broken"]:
+            numbers = len(way.numbers(payload))
+            if clipped > MOST_CLIPPED * numbers:
+                words = f"masks: {clipped} of {numbers} numbers exceed the channel's bound"
+                raise NodeError("bound", words)
             LOG.warning(
                 "masks: client %d clipped %d of %d numbers of its message to the channel's bound",
                 self.node.id,
                 clipped,
-                len(way.numbers(payload)),
+                numbers,
             )
         roster, weight = asked.words["roster"], float(self.member.weight)
         position = int(self.member.position)

@@ -7,8 +7,9 @@ from typing import Any, final
 
 import numpy as np
 
-from jaxfed._checks import check_count, checked_dtype, refuse, shown
+from jaxfed._checks import check_count, check_number, checked_dtype, refuse, shown
 from jaxfed._versions import versions
+from jaxfed.core.clients.energies import warn_of_large
 from jaxfed.core.clients.names import Names
 from jaxfed.core.contract.algorithm import Personalized
 from jaxfed.core.round.problem import Costs, State
@@ -97,6 +98,8 @@ class RunServer:
         check_file_name("tag", hello["tag"])
         if hello["samples"] is not None:
             check_count("samples", hello["samples"], most=max(getattr(data, "lengths", (0,))))
+        if hello["energy"] is not None:
+            check_number("energy", hello["energy"], "a positive number", lambda x: x > 0)
         for name, (text, digest) in description(
             settings.algorithm, settings.wire, settings.warm_start, settings.weights
         ).items():
@@ -140,6 +143,9 @@ class RunServer:
         members = remote.new_members(clients, late=False)
         remote.use(Federation(settings, run, hello[clients[0]]["weights"], members), members)
         remote.federation.check()
+        found = [hello[client]["energy"] for client in clients]
+        if None not in found:
+            warn_of_large(np.asarray(found), remote.federation.clients)
         runner = Stepwise(remote.federation.problem, remote)
         state, costs = runner.prepare(settings.warm_start, settings.rounds)
         if int(state.failure.round):

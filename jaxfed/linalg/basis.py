@@ -141,7 +141,9 @@ def _by_householder(w: Float[Array, "d r"]) -> Factorization:
     sign = jnp.where(jnp.diagonal(r) < 0, -1, 1).astype(w.dtype)
     q, r = q * sign, r * sign[:, None]
     pivots = jnp.diagonal(r)
-    kept = pivots > jnp.finfo(w.dtype).eps * len(r) * jnp.max(pivots)
+    # A column depends on those before if it loses its own length: others may be in larger units.
+    lengths = jnp.max(jnp.abs(r), axis=0)
+    kept = pivots > jnp.finfo(w.dtype).eps * len(r) * lengths
     both = kept[:, None] & kept
     eye = jnp.eye(len(r), dtype=w.dtype)
     # Dependent columns become those of the identity, so that no pivot is zero.

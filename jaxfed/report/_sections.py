@@ -207,7 +207,7 @@ def _convergence(given: Given, picture: Any) -> Section | None:
     if len(known) < 2:
         text = "The algorithm exchanges messages only once, so there is no convergence to show."
         return Section("Convergence", [paragraph(text)])
-    change = abs(known[-1] - known[-2]) / max(abs(known[-2]), 1e-30)
+    change = abs(known[-1] - known[-2]) / (abs(known[-2]) or 1)
     text = (
         f"The objective went from {known[0]:.6g} to {known[-1]:.6g} in {given.record.rounds}"
         f" rounds, with a relative change of {change:.1e} in the last round. It is evaluated at "

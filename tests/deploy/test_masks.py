@@ -16,6 +16,7 @@ from flwr.app import Context, RecordDict
 
 from jaxfed.deploy import exchange, masked, masks, remote
 from jaxfed.deploy import federation as federations
+from jaxfed.deploy.exchange import RefusedError
 from jaxfed.deploy.messages import Packet, message_of, packet_of
 from tests.deploy.federation import Federation, check_equal
 
@@ -117,22 +118,51 @@ def test_the_server_sees_sums_alone(tmp_path, unmasked, caplog):
 
 @pytest.mark.slow
 def test_a_client_says_on_its_own_machine_that_its_message_is_clipped(tmp_path, caplog):
-    clients = draw_samples()
-    wire = jf.Wire(jf.channel.secure_sum(5, bits=BITS, bound=1e-6), jf.channel.lossless())
-    federation = Federation(tmp_path / "low", ALGORITHM, clients, channel=wire)
+    samples = np.asarray(draw_samples().data.values).copy()
+    samples[4] *= 1e-3  # its messages are small
+    plain = Federation(tmp_path / "plain", ALGORITHM, jf.Clients.from_samples(samples))
+    messages = []
+
+    def trouble(node, message, answer):
+        packet = packet_of(answer)
+        if packet.words["kind"] == "round":
+            messages.append(np.abs(np.frombuffer(packet.parts[0], np.float32)))
+        return [answer]
+
+    plain.grid.trouble = trouble
+    plain.run(1)
+    # One number of one client is beyond the bound.
+    bound = float(np.mean(np.sort(np.ravel(messages))[-2:]))
+    wire = jf.Wire(jf.channel.secure_sum(5, bits=BITS, bound=bound), jf.channel.lossless())
+    federation = Federation(tmp_path / "low", ALGORITHM, plain.clients, channel=wire)
     answers = []
     federation.grid.trouble = lambda node, message, answer: answers.append(answer) or [answer]
     federation.run(1)
-    warned = [line for line in caplog.messages if "clipped" in line]
-    assert sorted(warned) == [
-        f"masks: client {i} clipped 12 of 12 numbers of its message to the channel's bound"
-        for i in range(5)
-    ]
+    [warned] = [line for line in caplog.messages if "clipped" in line]
+    assert "clipped 1 of 12 numbers of its message to the channel's bound" in warned
     said = [packet_of(answer).words for answer in answers]
     assert all(words.keys() <= {"kind", "id", "broken", "question"} for words in said[-5:])
     caplog.clear()
-    Federation(tmp_path / "high", ALGORITHM, clients, channel=HIDDEN).run(1)
+    Federation(tmp_path / "high", ALGORITHM, plain.clients, channel=HIDDEN).run(1)
     assert "clipped" not in caplog.text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("deadline", [None, 0.01])
+def test_a_client_in_other_units_is_left_out(tmp_path, caplog, deadline):
+    """It would clip its numbers, and turn the shared part without a word to anybody else."""
+    samples = np.asarray(draw_samples().data.values).copy()
+    samples[3] *= 1e3
+    clients = jf.Clients.from_samples(samples)
+    federation = Federation(tmp_path, ALGORITHM, clients, channel=HIDDEN)
+    if deadline is None:
+        with pytest.raises(RefusedError, match="client 3 refuses: more than a tenth of the numb"):
+            federation.run(2)
+    else:
+        saved = federation.run(2, deadline=deadline, patience=1.0)
+        assert saved.history["present"].tolist() == 2 * [[True, True, True, False, True]]
+    # How many is for its own log.
+    assert "of 12 numbers exceed the channel's bound" in caplog.text
 
 
 class Infinite(jf.pca.SubspaceIteration):

@@ -11,7 +11,7 @@ pytest.importorskip("flwr")
 from jaxfed.core.clients.names import like
 from jaxfed.deploy import exchange, flower
 from jaxfed.deploy import node as nodes
-from jaxfed.deploy.exchange import RefusedError
+from jaxfed.deploy.exchange import HELLO, RefusedError
 from jaxfed.deploy.messages import packet_of, reply_of
 from tests.deploy.federation import Federation, alone, check_equal
 from tests.deploy.test_troubles import HURRIED, PERPCA, absent, number_of
@@ -330,9 +330,28 @@ def test_a_run_begins_in_spite_of_a_site_that_does_not_fit(tmp_path, clients, ca
         federation.run(2, clients=5, out="other", patience=0.1)
 
 
-def test_a_node_warns_of_features_in_unlike_units(tmp_path):
-    samples = np.asarray(draw_samples().data.values[:1]).copy()
-    samples[..., 0] *= 1e4
-    wire = jf.Wire(*[jf.channel.lossless()] * 4)
-    with pytest.warns(jf.UnitsWarning, match="similar and moderate magnitude"):
-        nodes.Node(0, PERPCA, jf.Clients.from_samples(samples), wire, None, tmp_path)
+def test_unlike_units_are_in_the_logs(tmp_path, caplog):
+    samples = np.asarray(draw_samples().data.values).copy()
+    samples[2, :, 0] *= 1e4
+    federation = Federation(tmp_path, PERPCA, jf.Clients.from_samples(samples))
+    federation.run(1)
+    [feature, client] = [line for line in caplog.messages if line.startswith("clients: wanted")]
+    assert "similar and moderate magnitude" in feature and 'precision="double"' in feature
+    # The server compares clients.
+    assert "mean squared norms, by client id, 2 (" in client
+    caplog.clear()
+
+
+@pytest.mark.parametrize(
+    "channel", [jf.channel.gaussian(1e-3, 1e3), jf.channel.secure_sum(5, bits=24, bound=10.0)]
+)
+def test_energies_do_not_tell_what_is_hidden(tmp_path, clients, channel):
+    def energy(wire):
+        node = nodes.Node(0, PERPCA, alone(clients, 0), wire, None, tmp_path)
+        return node.answer(HELLO).words["energy"]
+
+    lossless = jf.channel.lossless()
+    assert energy(jf.Wire(channel, *[lossless] * 3)) is None
+    values = np.asarray(clients.data.values[0], np.float64)
+    shown = energy(jf.Wire(*[lossless] * 4))
+    np.testing.assert_allclose(shown, np.sum(values**2) / int(clients.data.count[0]), rtol=1e-6)

@@ -44,6 +44,11 @@ def question(node, kind="first", **run):
     return Packet(own | {"run": words | run})
 
 
+def written(folder):
+    """All files below it."""
+    return [str(x.relative_to(folder)) for x in folder.rglob("*") if not x.is_dir()]
+
+
 def test_an_honest_question_is_answered(node):
     assert node.answer(question(node)).words["id"] == 0
     assert len(node.answer(question(node, "keys")).parts) == 2
@@ -55,7 +60,7 @@ def test_a_server_does_not_choose_where_a_node_writes(node, tmp_path, kind, name
     name = name.format(tmp_path) if isinstance(name, str) else name
     with pytest.raises(ValueError, match=r"client 0: run: wanted .* hexadecimal"):
         node.answer(question(node, kind, name=name))
-    assert not list(tmp_path.iterdir())
+    assert written(tmp_path) == ["nodes/client-0/.lock"]
 
 
 def test_a_link_out_of_the_folder_is_not_followed(node, tmp_path):
@@ -117,7 +122,7 @@ def arrays(**others):
 def test_shapes_that_are_not_those_of_the_data_are_refused(node, tmp_path, like):
     with pytest.raises(ValueError, match=r"client 0: (run|data|length): wanted"):
         node.answer(question(node, like=describe(node.data) | like))
-    assert not list(tmp_path.iterdir())
+    assert written(tmp_path) == ["nodes/client-0/.lock"]
 
 
 @pytest.mark.parametrize(
@@ -140,7 +145,7 @@ def test_shapes_that_are_not_those_of_the_data_are_refused(node, tmp_path, like)
 def test_a_run_that_is_none_is_refused(node, tmp_path, run):
     with pytest.raises(ValueError, match=r"client 0: (run|rounds|size|key): wanted"):
         node.answer(question(node, **run))
-    assert not list(tmp_path.iterdir())
+    assert written(tmp_path) == ["nodes/client-0/.lock"]
 
 
 @pytest.mark.parametrize("words", [None, 7, [], {}, {"name": "ab"}], ids=str)

@@ -145,6 +145,18 @@ def test_derivatives_equal_finite_differences(method, x64):
     chex.assert_trees_all_close(second, slope, rtol=1e-6)
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_derivatives_do_not_depend_on_the_units_of_columns(method, x64):
+    w, u = np.random.default_rng(3).normal(size=(2, 7, 3))
+
+    @jax.jit
+    def slope(units):
+        return jax.jvp(partial(orthonormalize, method=method), (w * units,), (u * units,))[1]
+
+    for units in ([1, 1e15, 1e-15], [1e15, 1, 1e7]):
+        np.testing.assert_allclose(slope(np.asarray(units)), slope(np.ones(3)), atol=1e-12)
+
+
 @pytest.mark.parametrize(
     "w", [jnp.ones(3), jnp.ones((2, 3)), jnp.ones((3, 2), jnp.int32)], ids=["1d", "wide", "integer"]
 )

@@ -3,7 +3,7 @@
 import functools
 import inspect
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, TypeVar, cast
 
 import equinox as eqx
@@ -11,9 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, DTypeLike, Float, PyTree
 
 from jaxfed._names import caller
+from jaxfed._numbers import UnitsWarning as UnitsWarning
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.samples import Ragged, SampleRows, Samples, at_least_single
 from jaxfed.core.clients.source import SOME_ROWS, FromSource
@@ -31,19 +32,16 @@ LOST = 100.0
 # Beyond this one, rounding errors of double precision exceed 2e-6 of the squares that matter, and
 # those of components, along which an objective is flat at its optimum, the root of that.
 RATIO_OF_DOUBLES = 1e5
-# Below these ratios along principal axes, there are rounding errors alone, of samples or a moment.
+# Below these ratios along principal axes, there are rounding errors of samples alone. In a moment,
+# nothing tells them from directions that it has lost.
 RANKS = {np.dtype(np.float32): 1e-6, np.dtype(np.float64): 1e-13}
-RANKS_OF_MOMENTS = {np.dtype(np.float32): 3e-4, np.dtype(np.float64): 1e-7}
 # Whose principal axes are looked at, and of a moment, in how many features.
 SOME_CLIENTS, FEW_ROWS, FEW_FEATURES = 8, 32, 128
 # Columns are orthonormal up to rounding if their products differ by less from the identity.
 ROUNDING = 1e-5
+SINGLE, DOUBLE = (jnp.float32, jnp.bfloat16), (jnp.float64,)  # bfloat16 is read as single
 # Squares of smaller numbers vanish. Those of large ones overflow, which the run notices.
 LEAST = 1e-12
-
-
-class UnitsWarning(UserWarning):
-    """Features are in such unlike units that single precision loses components."""
 
 
 def in_enough_precision(run: Function) -> Function:
@@ -86,13 +84,13 @@ def in_enough_precision(run: Function) -> Function:
                 stacklevel=caller(),
             )
         with jax.enable_x64(True):
-            others, clients = widened(others), _converted(clients, np.float32, np.float64)
+            others, clients = widened(others), _converted(clients, SINGLE, np.float64)
             data = jax.tree.map(_with_exact_trace, clients.data, is_leaf=_is_dense)
             clients = eqx.tree_at(lambda c: c.data, clients, data)
             total = clients.weights.sum(axis=-1, keepdims=True)
             clients = eqx.tree_at(lambda c: c.weights, clients, clients.weights / total)
             bound.arguments.update(others | {second: clients})
-            return _converted(run(*bound.args, **bound.kwargs), np.float64, np.float32)
+            return _converted(run(*bound.args, **bound.kwargs), DOUBLE, np.float32)
 
     return cast(Function, wrapped)
 
@@ -252,12 +250,11 @@ def _widened(x: Array) -> Array:
     return x
 
 
-def _converted(tree: PyTree, old: type[np.floating], new: type[np.floating]) -> PyTree:
-    return jax.tree.map(lambda x: x.astype(new) if _has_type(x, old) else x, tree)
+def _converted(tree: PyTree, old: Collection[DTypeLike], new: type[np.floating]) -> PyTree:
+    def one(x: Any) -> Any:
+        return x.astype(new) if isinstance(x, jax.Array) and x.dtype in old else x
 
-
-def _has_type(leaf: Any, dtype: type[np.floating]) -> bool:
-    return isinstance(leaf, jax.Array) and leaf.dtype == dtype
+    return jax.tree.map(one, tree)
 
 
 def _is_known(part: Any) -> bool:
@@ -268,7 +265,7 @@ def _is_known(part: Any) -> bool:
 
 def _is_single(part: Any) -> bool:
     return all(
-        x.dtype == np.float32 and "tpu" not in {d.platform for d in x.devices()}
+        x.dtype.itemsize <= 4 and "tpu" not in {d.platform for d in x.devices()}
         for x in jax.tree.leaves(part)
         if jnp.issubdtype(x.dtype, jnp.floating)
     )
@@ -364,7 +361,7 @@ def _ratio_of_axes(part: Any, eigenvectors: int, *, scaled: bool) -> float:
             sizes = np.sqrt(np.abs(np.diagonal(gram, axis1=1, axis2=2)))
             sizes[sizes == 0] = 1
             gram = gram / sizes[:, :, None] / sizes[:, None, :]
-        number, rank = min(eigenvectors, gram.shape[-1]), RANKS_OF_MOMENTS[part.dense.dtype]
+        number, rank = min(eigenvectors, gram.shape[-1]), 0.0
         sizes = _sizes(gram)
     else:
         step = slice(None, None, -(-len(part.values) // SOME_CLIENTS))
