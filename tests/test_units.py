@@ -553,7 +553,9 @@ def test_whole_numbers_masks_and_data_frames_are_taken():
 def test_a_feature_that_varies_little_at_one_client_is_not_lost():
     rng = np.random.default_rng(0)
     tables = [300 + size * rng.normal(size=(40, 2)) for size in (20, 20, 0.005)]
-    with pytest.warns(jf.UnitsWarning, match=r"by 0\.00\d* about 299.* in arrays\[2\]; models of th"):
+    with pytest.warns(
+        jf.UnitsWarning, match=r"by 0\.00\d* about 299.* in arrays\[2\]; models of th"
+    ):
         clients = jf.Clients.from_samples(tables)
     np.testing.assert_allclose(clients.data.values, tables, rtol=1e-7)
     with pytest.warns(jf.UnitsWarning, match=r" in arrays\[2\] and in 1 more; models of these"):
