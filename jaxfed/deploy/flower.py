@@ -53,8 +53,9 @@ from jaxfed.deploy.messages import (
 )
 from jaxfed.deploy.node import Node
 from jaxfed.deploy.server import RunServer
-from jaxfed.deploy.store import make_private
+from jaxfed.deploy.store import home_of, make_private
 from jaxfed.linalg.precision import precise
+from jaxfed.privacy.ledger import Ledger
 
 Config = Mapping[str, Any]  # Flower's run or node configuration: strings and numbers by name
 Precision = Literal["single", "double"]
@@ -199,7 +200,8 @@ def client_app(
             server's.
         make_data: returns `Clients` with this client alone, given Flower's node configuration;
             called anew in each run. Its `partition-id` is the client's id, a unique non-negative
-            integer.
+            integer. With `epsilon` and `delta` there, a `jaxfed.privacy.Ledger` in the client's
+            folder counts its noisy messages of all runs, and the client gives none beyond that.
         channel: channels of the messages; the same as the server's.
         warm_start: returns a result to start from, given the node configuration, with this client's
             local part without an axis of clients.
@@ -238,8 +240,12 @@ def client_app(
             algorithm = _algorithm(make_algorithm, json.loads(run_config))
             start = None if warm_start is None else warm_start(own)
         with failing_as("data"):
-            states = place or Path(own.get("folder", Path.home() / ".jaxfed"))
-            return Node(client_id, algorithm, make_data(own), wire, start, states, raw)
+            data = make_data(own)
+        states = place or Path(own.get("folder", Path.home() / ".jaxfed"))
+        with failing_as("configuration"):
+            ledger = _ledger(own, home_of(states, client_id))
+        with failing_as("data"):
+            return Node(client_id, algorithm, data, wire, start, states, raw, ledger)
 
     @_computing_in(precision)
     @logging_warnings()
@@ -296,6 +302,16 @@ def _partition(config: Config) -> int:
         wanted = "partition-id=NUMBER, a whole number from 0"
         raise NodeError("configuration", f"node configuration: wanted {wanted}, got {given!r}")
     return int(given)
+
+
+def _ledger(config: Config, home: Path) -> Ledger | None:
+    """What counts a client's messages, if the node configuration limits them."""
+    if "epsilon" not in config:
+        return None
+    if "delta" not in config:
+        raise ValueError("node configuration: wanted delta=NUMBER beside epsilon, got none")
+    limits = {"epsilon": config["epsilon"], "delta": config["delta"]}
+    return Ledger(home / "ledger.jsonl", **limits)
 
 
 def _checked_weights(weights: Any, clients: int) -> Any:

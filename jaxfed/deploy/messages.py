@@ -30,6 +30,7 @@ REFUSALS = {
     "start a new run in another folder",
     "bound": "more than a tenth of the numbers in its message exceed the bound of the masks; give "
     "its data the other clients' units, or start a new run with a larger bound in another folder",
+    "limit": "its message would exceed the epsilon that the site allows, or has no noise",
     "failed": "it failed to answer",
 }
 

@@ -46,8 +46,9 @@ from jaxfed.deploy.run import (
     programs_for,
 )
 from jaxfed.deploy.shapes import run_shapes
-from jaxfed.deploy.store import make_private, secret_of, states
+from jaxfed.deploy.store import home_of, make_private, secret_of, states
 from jaxfed.deploy.transcript import check_roster, digests_after, is_masked, transcript_of
+from jaxfed.privacy.ledger import Ledger
 
 LOG = logging.getLogger("jaxfed.deploy")
 # A client in other units than the rest would clip most of its numbers, and spoil the sum of all.
@@ -71,8 +72,9 @@ class Node:
         warm_start: Personalized | None,
         folder: Path,
         weights: Weights = "equal",
+        ledger: Ledger | None = None,
     ):
-        """Set up the only client of `clients`.
+        """Set up the only client of `clients`, which gives no message beyond a ledger's budget.
 
         Raises:
             ValueError: if `clients` holds more than one.
@@ -85,7 +87,8 @@ class Node:
         self.names = clients.names
         self.warm_start, self.folder = warm_start, folder
         self.weighting: Weights = weights
-        self._home = folder / f"client-{client_id}"
+        self.ledger = ledger
+        self._home = home_of(folder, client_id)
         shows = algorithm.energy_weighted and not (wire.up.private or wire.first_up.private)
         energy = float(energies(clients)[0]) if shows else 0.0
         self.energy = energy if 0 < energy < np.inf else None
@@ -166,6 +169,21 @@ class Node:
         """
         local = self.warm_start and self.warm_start.local
         return self.keyed("tag", describe(self.data), digest_of((self.data, local))).hexdigest()
+
+    def spend(self, way: channel.Channel) -> None:
+        """Count a message through a channel, before it is computed.
+
+        Raises:
+            NodeError: if the site's limit does not allow it.
+        """
+        if self.ledger is None:
+            return
+        if (noise := way.noise()) is None:
+            raise NodeError("limit", f"channel: wanted noise for a limited epsilon, got {way}")
+        # Of noise that clients share, a single message has a part; under masks it is never seen.
+        share = 1.0 if isinstance(way, MaskedChannel) else wire_calls.sharers(way) ** 0.5
+        with failing_as("limit"):
+            self.ledger.spend_message(noise / share / 2, repr(way))
 
     def keyed(self, purpose: str, *words: Any) -> Any:
         """Hash words with this machine's secret, differently for each purpose."""
@@ -281,6 +299,8 @@ class _NodeRun:
         way, store, question = self.node.wire.first_up, states(self.folder / "first"), _core(asked)
         saved = self._answered(way, store, 0, question.digest)
         if saved is None:
+            if jax.tree.leaves(self.shapes.firsts[0].payload):
+                self.node.spend(way)
             problem = self._noisy(self.problem.wire.first_up, question.digest)
             broadcast = self._broadcast(problem, 0)
             first, known = self.programs(client.exchange)(problem, broadcast, self.member)
@@ -300,6 +320,7 @@ class _NodeRun:
             # Noise is derived from everything that the message depends on: the same noise on two
             # different messages would reveal their difference.
             history = _digest(history, question.digest)
+            self.node.spend(way)
             problem = self._noisy(self.problem.wire.up, history)
             broadcast = self._broadcast(problem, number, downlink)
             member = self.member._replace(state=state)

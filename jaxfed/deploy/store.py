@@ -8,6 +8,11 @@ from jaxfed.core.store.series import Series
 from jaxfed.deploy.masks import KEY
 
 
+def home_of(folder: Path, client: int) -> Path:
+    """The folder of one client, below that of a machine's states."""
+    return folder / f"client-{client}"
+
+
 def states(folder: Path) -> Series:
     """The states in a folder, by round, which only their owner may read."""
     return Series(folder, "jaxfed.deploy.state", private=True)

@@ -3,7 +3,7 @@
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -37,7 +37,8 @@ class Ledger:
     r"""The privacy budget of one data set, in a file beside it: one line for each release.
 
     `jaxfed.privacy.release_moments(..., ledger=ledger)` writes a line before it computes anything,
-    or raises if all releases together would exceed the budget. Releases of Gaussian noise compose
+    or raises if all releases together would exceed the budget. So does a client of a deployment for
+    each message, if its node configuration has an `epsilon`. Releases of Gaussian noise compose
     exactly, also where later ones depend on earlier ones: \(1/\sigma^2\) adds up.
 
     The file has one JSON object a line. The first is the budget. Each other line is a release: its
@@ -124,9 +125,33 @@ class Ledger:
             "bound": guarantee.bound,
             "released": f"second moments of {clients.features} features, {len(clients)} clients",
             "data": digest_of(clients.data),
-            "time": datetime.now(UTC).isoformat(timespec="seconds"),
         }
-        new = _Spent(guarantee.noise_multiplier, guarantee.neighbours, guarantee.unit)
+        self._write(_Spent(guarantee.noise_multiplier, guarantee.neighbours, guarantee.unit), known)
+
+    def spend_message(self, noise_multiplier: float, channel: str) -> None:
+        r"""Write one message of a client, which a deployed client calls before it answers.
+
+        Args:
+            noise_multiplier: \(\sigma\) of the noise, relative to how far a message moves if all
+                data of the client are replaced, which is twice its largest norm.
+            channel: the channel of the message.
+
+        Raises:
+            ValueError: as for `spend`.
+            OSError: if the line cannot be written.
+        """
+        check_positive("noise_multiplier", noise_multiplier, single=True)
+        known = {
+            "noise_multiplier": float(noise_multiplier),
+            "neighbours": "replace",
+            "unit": "client",
+            "released": f"a message through {channel}",
+        }
+        self._write(_Spent(float(noise_multiplier), "replace", "client"), known)
+
+    def _write(self, new: _Spent, known: Mapping[str, object]) -> None:
+        """Write a release into the file, if the budget suffices."""
+        line = {**known, "time": datetime.now(UTC).isoformat(timespec="seconds")}
         with self._locked(os.O_CREAT) as file:
             earlier = self._read(file)
             units = {each.unit for each in earlier if each} - {new.unit}
@@ -145,7 +170,7 @@ class Ledger:
             if not os.fstat(file).st_size:
                 _append(file, json.dumps({"budget": self._budget}))
                 _sync_folder(self.path.parent)
-            _append(file, json.dumps(known))
+            _append(file, json.dumps(line))
 
     def __repr__(self) -> str:
         return (
@@ -210,7 +235,7 @@ def _cost(line: str) -> _Spent | None:
         multiplier = float(found[1])
     except ValueError:
         return None
-    known = found[2] in NEIGHBOURS and found[3] in ("row", "person")
+    known = found[2] in NEIGHBOURS and found[3] in ("row", "person", "client")
     if not known or not 0 < multiplier < float("inf"):
         return None
     return _Spent(multiplier, found[2], found[3])  # type: ignore[arg-type]
