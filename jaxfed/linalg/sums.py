@@ -1,5 +1,7 @@
 """Sums over many rows, and squares of numbers of any magnitude, without loss of digits."""
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -61,6 +63,11 @@ def unit_of(*arrays: ArrayLike) -> Float[Array, ""]:
     exponent = jnp.clip(exponent, limits.minexp + 1, limits.maxexp - 2)
     unit = jnp.ldexp(jnp.ones((), largest.dtype), exponent)
     return jnp.where((largest > 0) & jnp.isfinite(largest), unit, 1)
+
+
+def norm_of(arrays: Sequence[Float[Array, "..."]]) -> Float[Array, ""]:
+    """The Euclidean norm of all entries of some arrays, of any magnitude; 0 of none."""
+    return scaled_norm(jnp.stack([scaled_norm(x) for x in arrays])) if arrays else jnp.zeros(())
 
 
 def scaled_norm(x: Float[Array, "..."], axis: int | tuple[int, ...] | None = None) -> Array:

@@ -34,6 +34,7 @@ from jaxfed.core.run.solution import Solution
 from jaxfed.core.wire import channel
 from jaxfed.core.wire.wire import Wire
 from jaxfed.linalg.derivatives import DECOMPOSITION, with_rule
+from jaxfed.linalg.sums import norm_of, scaled_norm
 
 LOSSLESS = channel.lossless()
 MOVES = (
@@ -230,8 +231,9 @@ def _check_turning(
     """Refuse a cotangent that depends on rotations of bases; pass on the fraction that does."""
     (states, _), (of_states, of_turning) = value, cotangent
     known, seen = jax.lax.stop_gradient((states, of_states))
-    size = optax.tree.norm(seen)
-    share = optax.tree.norm(vertical_part(select, known)(seen)) / jnp.where(size > 0, size, 1)
+    size = norm_of(jax.tree.leaves(seen))
+    turned = norm_of(jax.tree.leaves(vertical_part(select, known)(seen)))
+    share = turned / jnp.where(size > 0, size, 1)
     of_states = nan_where(of_states, share > settings.turning_tol, settings.throw, TURNS)
     return of_states, of_turning + share.astype(of_turning.dtype)
 
@@ -319,8 +321,8 @@ def _largest_ratio(tree: PyTree, other: PyTree) -> Float[Array, ""]:
     """The largest norm of an array relative to that of its counterpart."""
 
     def ratio(x, y):
-        size = optax.tree.norm(y)
-        return optax.tree.norm(x) / jnp.where(size > 0, size, 1)
+        size = scaled_norm(y)
+        return scaled_norm(x) / jnp.where(size > 0, size, 1)
 
     ratios = jax.tree.leaves(jax.tree.map(ratio, tree, other))
     return jnp.max(jnp.stack([jnp.zeros(()), *ratios]))

@@ -12,6 +12,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from jaxfed._optional import require
+from jaxfed.linalg.sums import unit_of
 
 LOG = logging.getLogger("jaxfed.adjoint")
 UNSOLVED = (
@@ -43,12 +44,17 @@ class Solved(NamedTuple):
 def solved(product: Callable[[PyTree], PyTree], right: PyTree, settings: SolverSettings) -> Solved:
     """Solve `product(x) = right` by factorizing the matrix if it is small enough, or by GMRES."""
     tol = or_precision(settings.tol, right, 1e-5, 1e-10)
+    # In a unit of its own, since squares of a small loss's derivatives vanish, and GMRES has
+    # absolute thresholds.
+    unit = unit_of(*jax.tree.leaves(right))
+    right = jax.tree.map(lambda x: x / unit.astype(x.dtype), right)
     unknowns = sum(x.size for x in jax.tree.leaves(right))
     solve = _by_matrix if unknowns <= settings.direct else _by_products
     found = solve(product, right, tol, settings)
     # Negate, so that NaN counts as wrong.
     wrong = ~(found.residual <= 100 * tol)
-    return found._replace(solution=nan_where(found.solution, wrong, settings.throw, UNSOLVED))
+    solution = jax.tree.map(lambda x: x * unit.astype(x.dtype), found.solution)
+    return found._replace(solution=nan_where(solution, wrong, settings.throw, UNSOLVED))
 
 
 def _by_matrix(

@@ -10,7 +10,7 @@ from jaxtyping import Array, PyTree
 from jaxfed._checks import check_count, check_positive
 from jaxfed.core.contract.reduction import is_summed
 from jaxfed.core.wire.channel import Channel
-from jaxfed.linalg.sums import scaled_norm
+from jaxfed.linalg.sums import norm_of
 
 
 class _Gaussian(Channel):
@@ -60,7 +60,7 @@ class _Gaussian(Channel):
         leaves, structure = jax.tree.flatten(message)
         # The norm is that of all arrays together, since accounts are of whole messages.
         wide = [x.astype(jnp.promote_types(x.dtype, jnp.float32)) for x in leaves]
-        norm = scaled_norm(jnp.stack([scaled_norm(x) for x in wide])) if wide else jnp.float32(0)
+        norm = norm_of(wide)
         # A message of zeros stays zero.
         long = norm > self.clip
         factor = jnp.where(long, self.clip / jnp.where(long, norm, 1), 1)

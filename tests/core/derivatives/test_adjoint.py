@@ -215,6 +215,35 @@ def test_a_factorized_system_has_the_same_solution():
 
 
 @pytest.mark.slow
+def test_a_loss_has_a_derivative_in_any_unit():
+    samples, moved = np.random.default_rng(0).normal(size=(2, 3, 12, 5)).astype(np.float32)
+    samples = samples * np.float32([3, 2, 1, 0.5, 0.3])
+
+    @jax.jit
+    def slope(unit, turning):
+        def loss(step, report):
+            solution = jf.rollout(
+                jf.pca.SubspaceIteration(2),
+                jf.Clients.from_samples(samples + step * moved),
+                rounds=150,
+                key=jax.random.key(0),
+                adjoint=jf.adjoint.implicit(report=report, throw=False),
+            )
+            shared = solution.result.shared
+            return unit * (jnp.sum((shared @ shared.T)[0] ** 2) + turning * jnp.sum(shared[0]))
+
+        found, report = jax.grad(loss, argnums=(0, 1))(0.0, jf.adjoint.Report())
+        return found / unit, report.residual
+
+    right, _ = slope(1.0, 0.0)
+    for unit in (1e-30, 1e-15, 1e15, 1e30):
+        found, residual = slope(unit, 0.0)
+        np.testing.assert_allclose(found, right, rtol=1e-4)
+        assert 0 < residual < 1e-4
+        assert np.isnan(slope(unit, 1.0)[0])  # the loss has none, however small it is
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("throw", [True, False])
 def test_an_unsolved_system_is_refused(throw):
     values, _, _ = drawn(0)
