@@ -63,7 +63,7 @@ def _run(arguments: SimpleNamespace, precision: ExitStack) -> None:
                 "samples": len(table),
                 "known": "no" if is_new else "yes",
                 "missing entries": missing,
-                "residual (% of their energy)": 100 * anomalies[-1].sum() / max(energy, 1e-30),
+                "residual (% of their energy)": 100 * anomalies[-1].sum() / (energy or 1),
             }
         )
     folder.begin()

@@ -52,7 +52,7 @@ def _log_delta(epsilon: float, sigma: float) -> float:
     # With logarithms, because exp(epsilon) overflows and both probabilities underflow.
     near = float(log_ndtr(0.5 / sigma - epsilon * sigma))
     far = epsilon + float(log_ndtr(-0.5 / sigma - epsilon * sigma))
-    share = -math.expm1(far - near)
+    share = -math.expm1(min(far - near, 0))
     return near + math.log(share) if share > 0 else -math.inf
 
 

@@ -129,7 +129,7 @@ class Ledger:
         self._write(_Spent(guarantee.noise_multiplier, guarantee.neighbours, guarantee.unit), known)
 
     def spend_message(self, noise_multiplier: float, channel: str) -> None:
-        r"""Write one message of a client into the ledger; deployed clients do so before they answer.
+        r"""Write one message of a client into the ledger, before a deployed client answers.
 
         Args:
             noise_multiplier: \(\sigma\) of the noise, relative to how far a message moves if all

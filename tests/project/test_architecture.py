@@ -78,6 +78,30 @@ def private_imports(path):
     return found
 
 
+# Of these, none is compared with what has the unit of users' data: a bound of bits, a tolerance of
+# a root, a threshold that is out of reach, and a guard of eigenvalues of unit trace.
+TINY = {
+    "core/derivatives/linear_system.py": 1,
+    "privacy/_gaussian.py": 1,
+    "privacy/expected.py": 1,
+    "testing/_run_checks.py": 1,
+}
+
+
+def test_no_number_is_too_small_but_for_its_unit():
+    """A constant of 1e-30 is huge beside squares of samples of size 1e-20."""
+    found = {}
+    for path in (ROOT / "jaxfed").rglob("*.py"):
+        numbers = [
+            node.value
+            for node in ast.walk(ast.parse(path.read_text("utf8")))
+            if isinstance(node, ast.Constant) and isinstance(node.value, float)
+        ]
+        if many := sum(0 < number < 2e-15 for number in numbers):
+            found[path.relative_to(ROOT / "jaxfed").as_posix()] = many
+    assert found == TINY
+
+
 def test_private_modules_are_imported_within_their_package_alone():
     paths = list((ROOT / "jaxfed").rglob("*.py"))
     assert len(paths) > 300

@@ -113,14 +113,14 @@ def _evaluated(solution: Solution, *, split: Split, penalty: float) -> _run.Find
         """Return the error on some entries, in percent."""
         if not chosen.any():
             return None
-        energy = max(float(np.sum(observed[chosen] ** 2)), 1e-30)
+        energy = float(np.sum(observed[chosen] ** 2)) or 1.0
         return 100 * float(np.sum((found - observed)[chosen] ** 2)) / energy
 
     quantities = {
         "objective (mean over clients)": float(solution.history["objective"][-1]),
         "error on training entries (% of their energy)": error(seen),
         "error on held-out entries (% of their energy)": error(unseen),
-        "in clients' own parts (% of the fitted energy)": 100 * own / max(np.sum(found**2), 1e-30),
+        "in clients' own parts (% of the fitted energy)": 100 * own / (np.sum(found**2) or 1),
     }
     arrays = {
         "client": np.repeat(np.arange(len(split.names)), list(map(len, split.all))),

@@ -199,7 +199,7 @@ def checked_moments(matrices: Any) -> Array:
         )
     if not is_traced(values):
         symmetric = np.asarray(values)
-        slack = 1e-4 * np.abs(symmetric).max(initial=1e-30)
+        slack = 1e-4 * np.abs(symmetric).max(initial=0)
         if np.abs(symmetric - symmetric.swapaxes(1, 2)).max() > slack:
             raise ValueError("matrices: a second moment is symmetric, these are not")
     return values
