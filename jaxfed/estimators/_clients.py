@@ -31,6 +31,7 @@ from jaxfed.estimators._normal import (
 from jaxfed.estimators._saved import on_device, on_host
 from jaxfed.estimators._scores import ArrayOrFrame, Scores, Table
 from jaxfed.estimators._stream import check_forgetting, summary_of, taken_in
+from jaxfed.privacy.ledger import Ledger
 
 Basis = Float[np.ndarray, "d _r"]
 
@@ -62,6 +63,7 @@ class ClientPCA(Scores):
     robust: bool = False
     epsilon: float | None = None
     delta: float = 1e-5
+    ledger: Ledger | None = None
     center: bool
     forgetting: float | None
     impute: tuple[int, int] | Literal["auto"] | None

@@ -17,6 +17,7 @@ from jaxfed.linalg import Moment
 from jaxfed.multi_start import ROUNDS, TIE
 from jaxfed.pca.likelihood import joint_moment, precision
 from jaxfed.pca.one_shot import FirstShared
+from jaxfed.privacy.ledger import Ledger
 
 
 class PersonalizedPCA(ClientPCA):
@@ -46,6 +47,7 @@ class PersonalizedPCA(ClientPCA):
         bootstrap: int = 0,
         epsilon: float | None = None,
         delta: float = 1e-5,
+        ledger: Ledger | None = None,
         random_state: Any = None,
     ):
         """Set up the estimator.
@@ -80,6 +82,8 @@ class PersonalizedPCA(ClientPCA):
                 `partial_fit`. Each `fit` is another release, in a search too, and guarantees add
                 up.
             delta: probability that the guarantee fails, with `epsilon`.
+            ledger: the budget that each release counts against, with `epsilon`; a release beyond it
+                is refused before anything is computed.
             random_state: a seed or a `numpy.random.RandomState`. With `epsilon`, whoever knows it
                 can draw the noise again and subtract it: set it in simulations alone, where the
                 noise is that of `release_moments` with the key
@@ -90,7 +94,7 @@ class PersonalizedPCA(ClientPCA):
         self.n_init, self.shrinkage, self.robust = n_init, shrinkage, robust
         self.center, self.forgetting, self.impute = center, forgetting, impute
         self.bootstrap, self.epsilon, self.delta = bootstrap, epsilon, delta
-        self.random_state = random_state
+        self.ledger, self.random_state = ledger, random_state
 
     def _sizes(self):
         check_count("n_init", self.n_init)
@@ -161,6 +165,7 @@ class FederatedPCA(ClientPCA):
         impute: tuple[int, int] | Literal["auto"] | None = None,
         epsilon: float | None = None,
         delta: float = 1e-5,
+        ledger: Ledger | None = None,
         random_state: Any = None,
     ):
         """Set up the estimator.
@@ -184,6 +189,8 @@ class FederatedPCA(ClientPCA):
                 rows first, `forgetting`, `impute` and `partial_fit`. Each `fit` is another release,
                 in a search too, and guarantees add up.
             delta: probability that the guarantee fails, with `epsilon`.
+            ledger: the budget that each release counts against, with `epsilon`; a release beyond it
+                is refused before anything is computed.
             random_state: a seed or a `numpy.random.RandomState`. With `epsilon`, whoever knows it
                 can draw the noise again and subtract it: set it in simulations alone, where the
                 noise is that of `release_moments` with the key
@@ -192,7 +199,8 @@ class FederatedPCA(ClientPCA):
         """
         self.n_components, self.rounds, self.tol = n_components, rounds, tol
         self.center, self.forgetting, self.impute = center, forgetting, impute
-        self.epsilon, self.delta, self.random_state = epsilon, delta, random_state
+        self.epsilon, self.delta = epsilon, delta
+        self.ledger, self.random_state = ledger, random_state
 
     def _sizes(self):
         return self.n_components, self.n_components

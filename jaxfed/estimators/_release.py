@@ -5,10 +5,11 @@ from typing import Any
 import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
-from jaxfed._checks import refuse
+from jaxfed._checks import check_instance, refuse
 from jaxfed.core.clients.clients import Clients
 from jaxfed.estimators._arrays import client_labels
 from jaxfed.estimators._normal import axes, moment_of_matrix, pooled
+from jaxfed.privacy.ledger import Ledger
 from jaxfed.privacy.moments import guarantee_of, release_moments
 
 # Parameters whose messages the guarantee does not cover, and their values without such messages.
@@ -33,9 +34,13 @@ def check(estimator: Any, person: object) -> None:
     """
     epsilon = estimator.epsilon
     guarantee_of(1.0 if epsilon is None else epsilon, estimator.delta, several=person is not None)
+    if estimator.ledger is not None:
+        wanted = "a jaxfed.privacy.Ledger or None"
+        check_instance("ledger", estimator.ledger, Ledger, wanted)
     if epsilon is None:
-        if person is not None:
-            raise refuse("person", "None without epsilon", person)
+        for name, given in (("person", person), ("ledger", estimator.ledger)):
+            if given is not None:
+                raise refuse(name, "None without epsilon", given)
         return
     for name, kept in UNCOVERED.items():
         given = getattr(estimator, name, kept)
@@ -54,7 +59,7 @@ def released(
     """Release the clients' moments.
 
     Args:
-        estimator: has `epsilon` and `delta`.
+        estimator: has `epsilon`, `delta` and `ledger`.
         clients: with samples.
         places: the client of each row of the table.
         person: whose row each row of the table is; None if each is another person's.
@@ -65,7 +70,12 @@ def released(
         labels = client_labels(person, places, "person")
         owners = [labels[places == i] for i in range(len(clients))]
     return release_moments(
-        clients, epsilon=estimator.epsilon, delta=estimator.delta, person=owners, key=key
+        clients,
+        epsilon=estimator.epsilon,
+        delta=estimator.delta,
+        person=owners,
+        key=key,
+        ledger=estimator.ledger,
     )
 
 

@@ -115,6 +115,24 @@ def test_what_is_not_covered_is_refused_before_anything_is_released(options, mes
     assert not spent
 
 
+def test_a_ledger_counts_releases_and_refuses_those_beyond_its_budget(tmp_path):
+    ledger = privacy.Ledger(tmp_path / "ledger", epsilon=7.5, delta=1e-5)
+    model = estimators.FederatedPCA(2, ledger=ledger, **OPTIONS)
+    X = np.concatenate(sampled())
+    for fitted in (model, clone(model)):
+        if fitted is model:
+            fitted.fit(X, groups=NAMES)
+            assert ledger.spent() == pytest.approx(5.0)
+            continue
+        with pytest.raises(ValueError, match=r"^epsilon: wanted at most 7\.5 for all releases"):
+            fitted.fit(X, groups=NAMES)
+    assert ledger.spent() == pytest.approx(5.0)
+    with pytest.raises(ValueError, match=r"^ledger: wanted None without epsilon"):
+        model.set_params(epsilon=None).fit(X, groups=NAMES)
+    with pytest.raises(ValueError, match=r"^ledger: wanted a jaxfed\.privacy\.Ledger or None"):
+        model.set_params(epsilon=5.0, ledger="file").fit(X, groups=NAMES)
+
+
 def test_moments_without_noise_are_not_kept():
     with pytest.raises(ValueError, match=r"^epsilon: wanted None in partial_fit, .* got 5.0"):
         Personalized().partial_fit(np.concatenate(sampled()), groups=NAMES)

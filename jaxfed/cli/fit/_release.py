@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import jax
@@ -12,6 +13,7 @@ from jaxfed._checks import check_number, check_positive
 from jaxfed.cli._options import option
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.run.solution import Solution
+from jaxfed.privacy.ledger import Ledger
 
 DELTA = option("--delta", float, "probability that the guarantee fails, with --epsilon", 1e-5)
 OPTIONS = [
@@ -30,7 +32,16 @@ OPTIONS = [
         "is another person's",
         None,
     ),
+    option(
+        "--ledger",
+        Path,
+        "file that counts all releases from these data, with --epsilon; needs --budget",
+        None,
+        metavar="FILE",
+    ),
+    option("--budget", float, "epsilon of all releases in the --ledger together", None),
 ]
+NAMES = ("person", "ledger", "budget")
 
 
 def check(arguments: SimpleNamespace) -> None:
@@ -40,13 +51,16 @@ def check(arguments: SimpleNamespace) -> None:
         ValueError: names the option.
     """
     if getattr(arguments, "epsilon", None) is None:
-        if getattr(arguments, "person", None) is not None:
-            raise ValueError("--person: is for --epsilon, which is not given")
+        for name in NAMES:
+            if getattr(arguments, name, None) is not None:
+                raise ValueError(f"--{name}: is for --epsilon, which is not given")
         return
     check_positive("--epsilon", arguments.epsilon)
     check_number(
         "--delta", arguments.delta, "a number between 0 and 1", lambda x: (x > 0) & (x < 1)
     )
+    if (arguments.ledger is None) != (arguments.budget is None):
+        raise ValueError("--ledger: wanted both --ledger and --budget, or neither, got one")
     for name, kept in (("center", ("none", "local")), ("scale", ("none",))):
         given = getattr(arguments, name)
         if given not in kept:
@@ -59,6 +73,18 @@ def check(arguments: SimpleNamespace) -> None:
             raise ValueError(f"--{name}: is not for --epsilon, which does not cover it")
     if jax.process_count() > 1:
         raise ValueError("--epsilon: wanted one process, got several")
+
+
+def ledger_of(arguments: SimpleNamespace) -> Ledger | None:
+    """What counts the releases, if the command names a file for it.
+
+    Raises:
+        ValueError: if the file is no ledger with this budget.
+        OSError: if it cannot be read.
+    """
+    if arguments.ledger is None:
+        return None
+    return Ledger(arguments.ledger, epsilon=arguments.budget, delta=arguments.delta)
 
 
 def persons_of(

@@ -198,7 +198,11 @@ def prepare(arguments: SimpleNamespace, precision: ExitStack, *, entry: Entry) -
     if protected:
         # With noise that nobody can draw again, whatever the seed.
         fitted = privacy.release_moments(
-            clients, epsilon=arguments.epsilon, delta=arguments.delta, person=split.persons
+            clients,
+            epsilon=arguments.epsilon,
+            delta=arguments.delta,
+            person=split.persons,
+            ledger=_release.ledger_of(arguments),
         )
     confidence = partial(_confidence.computed, arguments, key=jax.random.fold_in(key, 1))
     return _run.FitInputs(
