@@ -100,7 +100,8 @@ def check_spread(name: str, tables: Sequence[np.ndarray]) -> None:
 
     Args:
         name: of the argument.
-        tables: arrays before they are rounded, whose last axis holds the same features.
+        tables: arrays before they are rounded, whose last axis holds the same features; the first
+            of three axes counts clients.
 
     Raises:
         ValueError: names the feature, by number.
@@ -108,6 +109,8 @@ def check_spread(name: str, tables: Sequence[np.ndarray]) -> None:
     tables = [x for x in tables if x.dtype == np.float64 and x.ndim > 1 and x.size]
     if not tables or jax.dtypes.canonicalize_dtype(np.float64) != np.float32:
         return
+    # An array of all clients' samples is a table for each.
+    tables = [table for x in tables for table in (x if x.ndim == 3 else [x])]
     # Without NaN, which stands for a missing entry. A feature that spreads widely is not lost.
     lows, highs = (
         np.stack([f.reduce(x, axis=tuple(range(x.ndim - 1))) for x in tables])

@@ -560,6 +560,8 @@ def test_a_feature_that_varies_little_at_one_client_is_not_lost():
     np.testing.assert_allclose(clients.data.values, tables, rtol=1e-7)
     with pytest.warns(jf.UnitsWarning, match=r" in arrays\[2\] and in 1 more; models of these"):
         jf.Clients.from_samples([*tables, tables[2]])
+    with pytest.warns(jf.UnitsWarning, match=r" in arrays\[2\]; models of these clients"):
+        jf.Clients.from_samples(np.stack(tables))
     with pytest.raises(ValueError, match=r"got feature 0 .*, which varies by 0\.00"):
         jf.Clients.from_samples(tables[2:])
 
