@@ -4,14 +4,14 @@ Means and spreads are computed in double precision before anything is rounded.
 """
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, DTypeLike, Float
+from jaxtyping import Array, DTypeLike, Int
 
 from jaxfed._checks import checked_array, host_array
 from jaxfed._names import caller
@@ -92,7 +92,7 @@ def rounded(array: np.ndarray) -> np.ndarray:
         return array.astype(jax.dtypes.canonicalize_dtype(np.float64))
 
 
-def check_spread(name: str, tables: Sequence[np.ndarray]) -> None:
+def check_spread(name: str, tables: Sequence[Any], places: Sequence[int] | None = None) -> None:
     """Refuse features that single precision loses: too large, or far from zero and varying little.
 
     All tables count together: what varies little in one alone is not lost for all. It warns, since
@@ -101,22 +101,35 @@ def check_spread(name: str, tables: Sequence[np.ndarray]) -> None:
     Args:
         name: of the argument.
         tables: arrays before they are rounded, whose last axis holds the same features; the first
-            of three axes counts clients.
+            of three axes counts clients. What is not on the host has been rounded, and is skipped.
+        places: the client of each table, for the message; in order by default.
 
     Raises:
         ValueError: names the feature, by number.
     """
-    tables = [x for x in tables if x.dtype == np.float64 and x.ndim > 1 and x.size]
-    if not tables or jax.dtypes.canonicalize_dtype(np.float64) != np.float32:
+    if jax.dtypes.canonicalize_dtype(np.float64) != np.float32:
         return
     # An array of all clients' samples is a table for each.
     tables = [table for x in tables for table in (x if x.ndim == 3 else [x])]
-    # Without NaN, which stands for a missing entry. A feature that spreads widely is not lost.
-    lows, highs = (
-        np.stack([f.reduce(x, axis=tuple(range(x.ndim - 1))) for x in tables])
-        for f in (np.fmin, np.fmax)
-    )
-    low, high = np.fmin.reduce(lows), np.fmax.reduce(highs)
+    known = {
+        place: x
+        for place, x in zip(range(len(tables)) if places is None else places, tables, strict=True)
+        if isinstance(x, np.ndarray) and x.dtype == np.float64 and x.ndim > 1 and x.size
+    }
+    if not known:
+        return
+    low, high, own = np.inf, -np.inf, {}
+    for place, x in known.items():
+        # Without NaN, which stands for a missing entry. A feature that spreads widely is not lost.
+        least, most = (f.reduce(x, axis=tuple(range(x.ndim - 1))) for f in (np.fmin, np.fmax))
+        low, high = np.fmin(low, least), np.fmax(high, most)
+        # A few numbers may be close by chance, and deviations are at most half of the spread.
+        size = np.maximum(np.abs(least), np.abs(most))
+        with np.errstate(invalid="ignore", over="ignore"):  # of numbers that the caller refuses
+            spread = most - least
+            near = (2 * NOISE * size < spread) & (spread < 32 * _least(np.float32) * size)
+        if near.any() and x[..., 0].size >= MANY:
+            own[place] = np.flatnonzero(near)
     largest = np.maximum(np.abs(low), np.abs(high))
     if (infinite := (largest > np.finfo(np.float32).max) & np.isfinite(largest)).any():
         place = int(np.argmax(infinite))
@@ -128,7 +141,7 @@ def check_spread(name: str, tables: Sequence[np.ndarray]) -> None:
     with np.errstate(invalid="ignore", over="ignore"):  # of numbers that the caller refuses
         doubtful = np.flatnonzero(high - low < 32 * _least(np.float32) * largest)
     for place in doubtful[np.isfinite(largest[doubtful])]:
-        values = np.concatenate([x[..., place].ravel() for x in tables])
+        values = np.concatenate([x[..., place].ravel() for x in known.values()])
         spread = float(np.nanstd(values))
         if is_lost(spread, largest[place], np.float32):
             raise ValueError(
@@ -137,32 +150,33 @@ def check_spread(name: str, tables: Sequence[np.ndarray]) -> None:
                 "constant from it, or compute in double precision: "
                 "jax.config.update('jax_enable_x64', True)"
             )
-    _warn_of_lost(name, tables, lows, highs)
+    if len(tables) > 1:
+        _warn_of_lost(name, known, own)
 
 
 def _warn_of_lost(
     name: str,
-    tables: Sequence[np.ndarray],
-    lows: Float[np.ndarray, "m d"],
-    highs: Float[np.ndarray, "m d"],
+    tables: Mapping[int, np.ndarray],
+    doubtful: Mapping[int, Int[np.ndarray, " features"]],
 ) -> None:
-    """Warn of features that vary within some tables by less than single precision holds."""
-    largest = np.maximum(np.abs(lows), np.abs(highs))
-    with np.errstate(invalid="ignore", over="ignore"):  # of numbers that the caller refuses
-        spread = highs - lows
-        doubtful = (spread > 0) & (spread < 32 * _least(np.float32) * largest)
-    enough = [x[..., 0].size >= MANY for x in tables]  # a few numbers may be close by chance
-    found = [
-        (table, feature)
-        for table, feature in np.argwhere(doubtful & np.asarray(enough)[:, None])
-        if is_lost(np.nanstd(tables[table][..., feature]), largest[table, feature], np.float32)
-    ]
-    if len(tables) == 1 or not found:
+    """Warn of features that vary within some tables by less than single precision holds.
+
+    Args:
+        name: of the argument.
+        tables: by client.
+        doubtful: the features that may do so, by client.
+    """
+    found = {}
+    for place, features in doubtful.items():
+        values = tables[place].reshape(-1, tables[place].shape[-1])[:, features]
+        lost = is_lost(np.nanstd(values, axis=0), np.nanmax(np.abs(values), axis=0), np.float32)
+        if lost.any():
+            found[place] = features[np.argmax(lost)]
+    if not found:
         return
-    table, feature = found[0]
+    table, feature = next(iter(found.items()))
     values = tables[table][..., feature]
-    more = len({place for place, _ in found}) - 1
-    others = f" and in {more} more" if more else ""
+    others = f" and in {len(found) - 1} more" if len(found) > 1 else ""
     warnings.warn(
         f"{name}: wanted features whose deviations within a client single precision holds, got "
         f"feature {feature} (from 0), which varies by {np.nanstd(values):.3g} about "

@@ -402,6 +402,13 @@ def test_moments_that_have_lost_digits_warn(offset):
             jf.fit(jf.pca.Pooled(3), clients, rounds=1, key=KEY)
 
 
+@pytest.mark.filterwarnings("error")
+def test_moments_of_few_samples_have_lost_nothing():
+    few = jf.Clients.from_samples(np.random.default_rng(0).normal(size=(4, 2, 6)))
+    moments = jf.stream.Forgetting(None).update(None, few)
+    assert not exceed_single_precision(jf.pca.PerPCA(2, 1), moments)
+
+
 def trend(strength, rows=60):
     """Three clients with one direction that much stronger than a second, and no feature so."""
     rng = np.random.default_rng(1)
@@ -562,6 +569,9 @@ def test_a_feature_that_varies_little_at_one_client_is_not_lost():
         jf.Clients.from_samples([*tables, tables[2]])
     with pytest.warns(jf.UnitsWarning, match=r" in arrays\[2\]; models of these clients"):
         jf.Clients.from_samples(np.stack(tables))
+    # Earlier clients that are rounded already do not change the name of a later one.
+    with pytest.warns(jf.UnitsWarning, match=r" in arrays\[3\]; models of these clients"):
+        jf.Clients.from_samples([np.float32(tables[0]), *tables])
     with pytest.raises(ValueError, match=r"got feature 0 .*, which varies by 0\.00"):
         jf.Clients.from_samples(tables[2:])
 

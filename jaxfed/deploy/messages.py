@@ -101,12 +101,13 @@ class NodeError(ValueError):
 @contextmanager
 def logging_warnings() -> Iterator[None]:
     """Write Python's warnings into the log, which the people who run the machine read."""
-    with warnings.catch_warnings(record=True) as found:
-        try:
-            yield
-        finally:
-            for warning in found:
-                LOG.warning("%s", warning.message)
+
+    def show(message: Warning | str, *_: Any, **__: Any) -> None:
+        LOG.warning("%s", message)
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show  # at once: a server's run may take days
+        yield
 
 
 @contextmanager

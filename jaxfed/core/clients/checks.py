@@ -182,7 +182,7 @@ def checked_samples(arrays: Sequence[Any], name: str, missing: bool) -> list[Arr
         for array, place in zip(arrays, places, strict=True)
     ]
     check_tables(name, tables, "client", 0, "samples", "features", empty=True)
-    check_spread(name, [table for table in tables if isinstance(table, np.ndarray)])
+    check_spread(name, tables)
     return tables
 
 

@@ -67,7 +67,7 @@ class Reader:
         self.some_rows = np.array(one[:: -(-len(one) // SOME_ROWS)], self.dtype)
         if native != self.dtype:  # what some clients show; reading all would take too long
             some = sorted({0, len(sizes) // 2, len(sizes) - 1})
-            check_spread("source", [np.asarray(self._table(place)) for place in some])
+            check_spread("source", [np.asarray(self._table(place)) for place in some], some)
         # Whether the digest may read single samples of a client: cheap in a memory map, and needed
         # where samples are computed, since then the file does not tell.
         self._samples_tell = isinstance(memory_of(one).owner, mmap.mmap) or _is_computed(source)

@@ -378,6 +378,10 @@ def _ratio_of_axes(part: Any, eigenvectors: int, *, scaled: bool) -> float:
             # Squares do not hold such ratios; for all samples, this would take too long.
             sizes = np.linalg.svd(rows, compute_uv=False)
     matter = sizes[:, :number]
+    if _is_dense(part):  # a few samples have no more directions; one is the count of moments alone
+        counts = np.maximum(on_host(part.count)[step], 1)
+        few = (counts > 1)[:, None] & (np.arange(number) >= counts[:, None])
+        matter = np.where(few, 0, matter)
     least = np.min(matter, axis=1, where=matter > rank * sizes[:, :1], initial=np.inf)
     return float(np.max(sizes[:, 0] / least, initial=1))
 
