@@ -2,12 +2,13 @@
 
 import warnings
 from numbers import Real
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Int
 from sklearn.utils import check_consistent_length, validation
 
+from jaxfed._checks import refuse
 from jaxfed._numbers import unmasked
 from jaxfed.core.clients.checks import on_device, zeros_to_lend
 from jaxfed.core.clients.clients import Clients
@@ -28,20 +29,48 @@ def checked_samples(estimator: Any, given: Any, incomplete: bool, **wanted: Any)
     return check(estimator, unmasked(given), dtype=types, ensure_all_finite=finite, **wanted)
 
 
+class Rows(NamedTuple):
+    """Rows of a table, and how often each counts."""
+
+    X: np.ndarray
+    labels: np.ndarray  # of their clients
+    weights: np.ndarray | None  # positive; None if each counts once
+
+
+def weighted(X: np.ndarray, labels: np.ndarray, sample_weight: Any) -> Rows:
+    """Return the rows of positive weight.
+
+    Raises:
+        ValueError: if weights are of another number, negative, not finite, or fewer than two are
+            positive.
+    """
+    check: Any = validation._check_sample_weight
+    weights = check(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
+    kept = weights > 0
+    if kept.sum() < 2:
+        raise refuse("sample_weight", "two positive weights or more", int(kept.sum()))
+    return Rows(X[kept], labels[kept], weights[kept])
+
+
 def mean_of(X: np.ndarray) -> np.ndarray:
     """Return the mean row, without the errors that many rows in single precision add up to."""
     return X.mean(axis=0, dtype=np.float64).astype(X.dtype)
 
 
-def median_of_means(X: np.ndarray, places: Int[np.ndarray, " n"]) -> np.ndarray:
+def median_of_means(
+    X: np.ndarray, places: Int[np.ndarray, " n"], weights: np.ndarray | None = None
+) -> np.ndarray:
     """Return the median, per feature, of the clients' mean rows, from the entries that are not NaN.
 
     Source: Nemirovsky & Yudin (1983), as `jaxfed.preprocess.Standardize` with `robust`.
     """
+    clients = [places == i for i in range(places.max() + 1)]
     with warnings.catch_warnings():  # of a client without an entry of some feature
         warnings.simplefilter("ignore", RuntimeWarning)
-        clients = range(places.max() + 1)
-        means = [np.nanmean(X[places == i], axis=0, dtype=np.float64) for i in clients]
+        if weights is None:
+            means = [np.nanmean(X[own], axis=0, dtype=np.float64) for own in clients]
+        else:
+            means = [np.average(X[own], axis=0, weights=weights[own]) for own in clients]
     return np.nanmedian(means, axis=0).astype(X.dtype)
 
 

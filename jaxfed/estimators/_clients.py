@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Key
 from sklearn.utils import check_random_state
 
 from jaxfed import aggregation
-from jaxfed._checks import refuse
+from jaxfed._checks import is_whole, refuse
 from jaxfed._numbers import precision_of
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.units import exceed_single_precision
@@ -42,12 +42,14 @@ class ClientPCA(Scores):
     Attributes after `fit` or `partial_fit`:
 
     - `groups_`: the clients' labels, sorted, `(m,)`; other attributes have the same order.
+    - `n_components_`, or `shared_rank_` and `local_rank_`: the numbers of components.
     - `components_`: the shared components, or the centre of the prior, as rows, `(r1, d)`.
     - `local_components_`: the clients' local components as rows, `(m, r2, d)`; r2 may be 0.
     - `mean_`: what is subtracted from samples, `(d,)`: their mean; with `robust=True`, the median
       of the clients' means.
     - `explained_variance_ratio_`: for each column of `transform`, the sum of its squares over all
       samples, divided by that of the samples minus `mean_`: as of scikit-learn's `PCA`.
+    - `explained_variance_`: the mean of the same squares, before `whiten`.
     - `noise_variance_`: variance of all samples in a direction outside their client's components.
     - `n_iter_`, `summary_`, `saved_`: rounds; the run in words, and as `jaxfed.load` returns it.
     - `far_groups_`: with `robust=True`, the labels of clients that were far from the others.
@@ -76,6 +78,10 @@ class ClientPCA(Scores):
         """Return the number of scores and the least number of features, for checked parameters."""
 
     @abc.abstractmethod
+    def _numbers(self, clients: Clients, *given: float) -> Sequence[int]:
+        """Return numbers of components where some are given as shares of the variance."""
+
+    @abc.abstractmethod
     def _solved(self, run: Callable[..., Solution], clients: Clients) -> Solution:
         """Learn components by calling `run(algorithm)`."""
 
@@ -92,6 +98,7 @@ class ClientPCA(Scores):
         y: object = None,
         groups: ArrayOrFrame | None = None,
         person: ArrayOrFrame | None = None,
+        sample_weight: ArrayOrFrame | None = None,
     ) -> Self:
         """Learn components, in the precision of the table: double, but for `float32`.
 
@@ -102,20 +109,26 @@ class ClientPCA(Scores):
                 rows belong to one client, with a warning; give all rows one label to avoid it.
             person: with `epsilon`, the person whose row each is, `(n,)`, all numbers or all names;
                 by default, each row is another person's.
+            sample_weight: how often each row counts, `(n,)`, not negative: rows of weight two count
+                as if they were there twice. `fit` then learns from the clients' second moments,
+                `(d + 1, d + 1)` each, which excludes `epsilon`, `impute` and `bootstrap`. Where
+                clients count equally, a client's weights matter only relative to each other.
 
         Returns:
             The estimator.
 
         Raises:
-            ValueError: if parameters, samples, groups or persons are invalid, or `epsilon` does not
-                cover what was asked. This is said before anything is released.
+            ValueError: if parameters, samples, groups, persons or weights are invalid, or `epsilon`
+                does not cover what was asked. This is said before anything is released.
         """
         _release.check(self, person)
         X, labels = self._checked(X, groups, first=True, method="fit")
         self._seen, self._solution, self._completion, self._precision = None, None, None, X.dtype
+        X, labels, weights = self._weighted(X, labels, sample_weight)
         with precision_of(self._precision):
-            if self.impute is not None:  # from moments: imputed samples vary less than true ones
-                self._go_on(X, labels)
+            # From moments: imputed samples vary less than true ones.
+            if self.impute is not None or weights is not None:
+                self._go_on(X, labels, weights)
                 self._seen = self._solution = None
                 return self
             self.groups_, places = np.unique(labels, return_inverse=True)
@@ -135,7 +148,11 @@ class ClientPCA(Scores):
 
     @final
     def partial_fit(
-        self, X: ArrayOrFrame, y: object = None, groups: ArrayOrFrame | None = None
+        self,
+        X: ArrayOrFrame,
+        y: object = None,
+        groups: ArrayOrFrame | None = None,
+        sample_weight: ArrayOrFrame | None = None,
     ) -> Self:
         """Learn components from new samples and the moments of samples from earlier calls.
 
@@ -149,12 +166,13 @@ class ClientPCA(Scores):
             X: new samples as rows, `(n, d)`.
             y: ignored.
             groups: the client of each row, `(n,)`, as in `fit`.
+            sample_weight: how often each row counts, `(n,)`, as in `fit`.
 
         Returns:
             The estimator.
 
         Raises:
-            ValueError: if parameters, samples or groups are invalid.
+            ValueError: if parameters, samples, groups or weights are invalid.
         """
         if self.epsilon is not None:
             wanted = "None in partial_fit, which keeps moments without noise"
@@ -166,8 +184,9 @@ class ClientPCA(Scores):
         if seen is None:
             self._seen = self._solution = self._completion = None
         self._precision = np.dtype(float)
+        X, labels, weights = self._weighted(X.astype(float), labels, sample_weight)
         with precision_of(self._precision):
-            self._go_on(X.astype(float), labels)
+            self._go_on(X, labels, weights)
         return self
 
     @final
@@ -177,9 +196,10 @@ class ClientPCA(Scores):
         y: object = None,
         groups: ArrayOrFrame | None = None,
         person: ArrayOrFrame | None = None,
+        sample_weight: ArrayOrFrame | None = None,
     ) -> Table:
         """Call `fit`, and return the scores of the same samples."""
-        return self.fit(X, y, groups, person).transform(X, groups)
+        return self.fit(X, y, groups, person, sample_weight).transform(X, groups)
 
     # --- internals -----------------------------------------------------------------------------
 
@@ -187,9 +207,11 @@ class ClientPCA(Scores):
         self, X: ArrayOrFrame, groups: ArrayOrFrame | None, *, first: bool, method: str
     ) -> tuple[Table, np.ndarray]:
         """Check parameters, samples and groups; return the samples and their labels."""
-        _groups.check_parameters(self, ("rounds", *self._ranks()))
+        _groups.check_parameters(self, self._ranks())
         check_forgetting(self.forgetting)
         impute = impute_of(self.impute)
+        if first:
+            self._set_ranks([given if is_whole(given) else 1 for given in self._given_ranks()])
         self._n_features_out, least = self._sizes()
         # The number of features of later samples is compared with that of the first ones.
         if impute is not None:
@@ -203,7 +225,16 @@ class ClientPCA(Scores):
         _arrays.check_energies(X, labels)
         return X, labels
 
-    def _go_on(self, X: Table, labels: np.ndarray) -> None:
+    def _weighted(self, X: Table, labels: np.ndarray, sample_weight: Any) -> _arrays.Rows:
+        """Return the rows that count, and how much."""
+        if sample_weight is None:
+            return _arrays.Rows(X, labels, None)
+        for name, kept in (("epsilon", None), ("impute", None), ("bootstrap", 0)):
+            if (given := getattr(self, name, kept)) != kept:
+                raise refuse(name, f"{kept} with sample_weight", given)
+        return _arrays.weighted(X, labels, sample_weight)
+
+    def _go_on(self, X: Table, labels: np.ndarray, weights: np.ndarray | None = None) -> None:
         """Learn components from moments of new and earlier samples."""
         impute = impute_of(self.impute)
         if self._seen is None and impute is not None:
@@ -219,6 +250,7 @@ class ClientPCA(Scores):
             self.center,
             self.robust,
             self._completion,
+            weights,
         )
         now = summary_of(seen, self.center, self.robust)
         solution = self._run(now.clients, on_device(self._solution))
@@ -245,6 +277,9 @@ class ClientPCA(Scores):
 
         if before is not None:
             return update(before, clients, tol=tol(before.algorithm), **options)
+        if not all(map(is_whole, self._given_ranks())):
+            self._set_ranks(self._numbers(clients, *self._given_ranks()))
+            self._n_features_out, _ = self._sizes()
 
         def run(algorithm: Algorithm, **more: Any) -> Solution:
             aggregated = self._aggregated(algorithm, len(clients))
@@ -287,10 +322,20 @@ class ClientPCA(Scores):
         self.local_components_ = found.local.swapaxes(1, 2)
         self._record(solution)
         self.noise_variance_ = found.noise_variance
+        self.explained_variance_ = found.variance
         self.explained_variance_ratio_ = found.variance_ratio
 
     def _ranks(self) -> list[str]:
-        return [name for name in self.get_params(deep=False) if "rank" in name or "n_comp" in name]
+        """Name the parameters that are numbers of components, shared ones first."""
+        names = self.get_params(deep=False)
+        return sorted((x for x in names if "rank" in x or "n_comp" in x), reverse=True)
+
+    def _given_ranks(self) -> list[Any]:
+        return [getattr(self, name) for name in self._ranks()]
+
+    def _set_ranks(self, ranks: Sequence[int]) -> None:
+        for name, rank in zip(self._ranks(), ranks, strict=True):
+            setattr(self, f"{name}_", int(rank))
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from jaxfed import aggregation
-from jaxfed._checks import check_flag, check_whole
+from jaxfed._checks import check_flag, check_number, check_whole, refuse
 from jaxfed._names import caller
 from jaxfed.core.contract.algorithm import Algorithm
 from jaxfed.estimators._arrays import client_labels
@@ -24,15 +24,27 @@ def robust(algorithm: Algorithm, clients: int) -> Algorithm:
     return aggregation.Robust(algorithm, groups=clients)
 
 
-def check_parameters(estimator: Any, counts: Sequence[str]) -> None:
-    """Refuse parameters that are not whole numbers, or not flags.
+def check_parameters(estimator: Any, ranks: Sequence[str]) -> None:
+    """Refuse parameters of wrong types.
+
+    Args:
+        estimator: has them.
+        ranks: the parameters that are numbers of components, or shares of the variance.
 
     Raises:
-        ValueError: for such parameters.
+        ValueError: names the parameter.
     """
-    for name in counts:
-        check_whole(name, getattr(estimator, name))
-    for name in ("center", "robust"):
+    check_whole("rounds", estimator.rounds)
+    for name in ranks:
+        given = getattr(estimator, name)
+        if not isinstance(given, float | np.floating):
+            check_whole(name, given)
+        elif estimator.epsilon is not None:
+            raise refuse(name, "a whole number with epsilon, which covers no shares", given)
+        else:
+            wanted = "a number of components, or a share of the variance in (0, 1)"
+            check_number(name, given, wanted, lambda x: 0 < x < 1)
+    for name in ("center", "robust", "whiten"):
         check_flag(name, getattr(estimator, name))
 
 

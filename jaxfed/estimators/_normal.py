@@ -79,6 +79,7 @@ class Description(NamedTuple):
     laws: list[Normal]  # of the clients
     law: Normal  # of samples whose client is not known
     noise_variance: float
+    variance: Float[np.ndarray, " r"]  # the mean square of each score
     variance_ratio: Float[np.ndarray, " r"]  # the share of each score's variance in that of samples
 
 
@@ -124,7 +125,7 @@ def described(
         law = Normal.fitted(shared, whole, _noise_outside(whole, len(shared)))
     along = np.diagonal(together.scores)
     ratio = along / energy if energy > 0 else 0 * along
-    return Description(shared, local, laws, law, noise, ratio)
+    return Description(shared, local, laws, law, noise, along, ratio)
 
 
 def beside(

@@ -32,16 +32,20 @@ class PersonalizedPCA(ClientPCA):
     Source: Shi & Kontar (2024), Personalized PCA: decoupling shared and unique features, JMLR.
     """
 
+    shared_rank_: int
+    local_rank_: int
+
     def __init__(
         self,
-        shared_rank: int = 1,
-        local_rank: int = 1,
+        shared_rank: float = 1,
+        local_rank: float = 1,
         *,
         rounds: int = 100,
         n_init: int = 6,
         shrinkage: bool = False,
         robust: bool = False,
         center: bool = True,
+        whiten: bool = False,
         forgetting: float | None = None,
         impute: tuple[int, int] | Literal["auto"] | None = None,
         bootstrap: int = 0,
@@ -53,8 +57,10 @@ class PersonalizedPCA(ClientPCA):
         """Set up the estimator.
 
         Args:
-            shared_rank: number of shared components.
-            local_rank: number of each client's local components.
+            shared_rank: number of shared components; or a share in (0, 1) of all variance, and
+                `fit` uses as many as `jaxfed.pca.ranks_for_variance` finds.
+            local_rank: number of each client's local components; or the share of the variance that
+                shared and local components are to explain together, with at least one local one.
             rounds: number of rounds.
             n_init: number of starts: what the clients' top components have in common, then random
                 ones. With more than one, thirty rounds of each come before `rounds` of the best
@@ -66,6 +72,7 @@ class PersonalizedPCA(ClientPCA):
                 its own, so that a few faulty clients do little harm. This needs at least three
                 clients. The mean of all samples remains a plain mean.
             center: whether to subtract the mean of all samples.
+            whiten: whether `transform` divides scores by the root of their mean square.
             forgetting: the share, in (0, 1], of the new samples in each `partial_fit`; None forgets
                 nothing, so that all samples count equally.
             impute: numbers of shared and local components of the model that imputes missing entries
@@ -92,7 +99,7 @@ class PersonalizedPCA(ClientPCA):
         """
         self.shared_rank, self.local_rank, self.rounds = shared_rank, local_rank, rounds
         self.n_init, self.shrinkage, self.robust = n_init, shrinkage, robust
-        self.center, self.forgetting, self.impute = center, forgetting, impute
+        self.center, self.whiten, self.forgetting, self.impute = center, whiten, forgetting, impute
         self.bootstrap, self.epsilon, self.delta = bootstrap, epsilon, delta
         self.ledger, self.random_state = ledger, random_state
 
@@ -101,8 +108,12 @@ class PersonalizedPCA(ClientPCA):
         check_count("bootstrap", self.bootstrap, least=0)
         if self.bootstrap and self.impute is not None:
             raise refuse("bootstrap", "0 with impute", self.bootstrap)
-        scores = self.shared_rank + self.local_rank
+        scores = self.shared_rank_ + self.local_rank_
         return scores, scores
+
+    def _numbers(self, clients, *given):
+        found = pca.ranks_for_variance(clients, *given)
+        return found.shared, max(found.local, 1)
 
     def _solved(self, run, clients):
         if self.bootstrap and not isinstance(clients.data, Samples):
@@ -112,7 +123,7 @@ class PersonalizedPCA(ClientPCA):
                 f"groups: wanted {FEWEST} samples of each client or more with bootstrap, got "
                 f"{int(np.min(clients.counts))}"
             )
-        ranks = int(self.shared_rank), int(self.local_rank)
+        ranks = self.shared_rank_, self.local_rank_
         model = pca.PerPCA(*ranks, shrinkage=self.shrinkage)
         if self.n_init == 1:
             return run(model)
@@ -140,7 +151,7 @@ class PersonalizedPCA(ClientPCA):
 
     def _new_components(self, tables):
         known = Personalized(jnp.asarray(self.components_.T), None)
-        return _host(pca.fit_local(known, list(tables), int(self.local_rank)).local)
+        return _host(pca.fit_local(known, list(tables), self.local_rank_).local)
 
 
 class FederatedPCA(ClientPCA):
@@ -153,14 +164,16 @@ class FederatedPCA(ClientPCA):
     """
 
     stops_at_rounding = True
+    n_components_: int
 
     def __init__(
         self,
-        n_components: int = 1,
+        n_components: float = 1,
         *,
         rounds: int = 50,
         tol: float | None = None,
         center: bool = True,
+        whiten: bool = False,
         forgetting: float | None = None,
         impute: tuple[int, int] | Literal["auto"] | None = None,
         epsilon: float | None = None,
@@ -171,12 +184,14 @@ class FederatedPCA(ClientPCA):
         """Set up the estimator.
 
         Args:
-            n_components: number of components.
+            n_components: number of components; or a share in (0, 1) of all variance, and `fit` uses
+                the fewest that explain it.
             rounds: maximum number of rounds.
             tol: stop once the captured variance changes by at most this fraction, and the violation
                 of the optimality condition is at most this share of all variance; None stops once
                 only rounding errors would change.
             center: whether to subtract the mean of all samples.
+            whiten: whether `transform` divides scores by the root of their mean square.
             forgetting: the share, in (0, 1], of the new samples in each `partial_fit`; None forgets
                 nothing, so that all samples count equally.
             impute: numbers of shared and local components of the model that imputes missing entries
@@ -198,17 +213,20 @@ class FederatedPCA(ClientPCA):
                 noise is from the system's randomness.
         """
         self.n_components, self.rounds, self.tol = n_components, rounds, tol
-        self.center, self.forgetting, self.impute = center, forgetting, impute
+        self.center, self.whiten, self.forgetting, self.impute = center, whiten, forgetting, impute
         self.epsilon, self.delta = epsilon, delta
         self.ledger, self.random_state = ledger, random_state
 
     def _sizes(self):
-        return self.n_components, self.n_components
+        return self.n_components_, self.n_components_
+
+    def _numbers(self, clients, *given):
+        return [pca.ranks_for_variance(clients, *given, total=None).shared]
 
     def _solved(self, run, clients):
         if self.epsilon is not None:
-            return run(pca.Pooled(int(self.n_components)), rounds=1, tol=None)
-        return run(pca.BlockLanczos(int(self.n_components)))
+            return run(pca.Pooled(self.n_components_), rounds=1, tol=None)
+        return run(pca.BlockLanczos(self.n_components_))
 
     def _learned(self, solution, clients):
         shared = _host(solution.result.shared)
@@ -228,15 +246,18 @@ class HierarchicalBayesPCA(ClientPCA):
     Source: Ozkara, Huang & Diggavi (2023); Ozkara, Huang, Zhou & Diggavi, ADEPT.
     """
 
+    n_components_: int
+
     def __init__(
         self,
-        n_components: int = 1,
+        n_components: float = 1,
         *,
         noise_variance: float | None = None,
         prior_variance: float | None = None,
         rounds: int = 30,
         robust: bool = False,
         center: bool = True,
+        whiten: bool = False,
         forgetting: float | None = None,
         impute: tuple[int, int] | Literal["auto"] | None = None,
         random_state: Any = None,
@@ -244,7 +265,9 @@ class HierarchicalBayesPCA(ClientPCA):
         """Set up the estimator.
 
         Args:
-            n_components: number of each client's components, less than the number of features.
+            n_components: number of each client's components, less than the number of features; or
+                the share in (0, 1) of the variance that as many principal components of each client
+                explain.
             noise_variance: noise variance of each feature, if scores have variance one; None to
                 estimate both, which needs a client with more samples than components.
             prior_variance: variance of clients' components around the shared ones; None to learn
@@ -254,6 +277,7 @@ class HierarchicalBayesPCA(ClientPCA):
                 its own, so that a few faulty clients do little harm. This needs at least three
                 clients. The mean of all samples remains a plain mean.
             center: whether to subtract the mean of all samples.
+            whiten: whether `transform` divides scores by the root of their mean square.
             forgetting: the share, in (0, 1], of the new samples in each `partial_fit`; None forgets
                 nothing, so that all samples count equally.
             impute: numbers of shared and local components of the model that imputes missing entries
@@ -264,15 +288,18 @@ class HierarchicalBayesPCA(ClientPCA):
         """
         self.n_components, self.noise_variance = n_components, noise_variance
         self.prior_variance, self.rounds, self.robust = prior_variance, rounds, robust
-        self.center, self.forgetting, self.impute = center, forgetting, impute
+        self.center, self.whiten, self.forgetting, self.impute = center, whiten, forgetting, impute
         self.random_state = random_state
 
     def _sizes(self):
-        return self.n_components, self.n_components + 1
+        return self.n_components_, self.n_components_ + 1
+
+    def _numbers(self, clients, *given):
+        return [pca.ranks_for_variance(clients, 0, *given).local]
 
     def _solved(self, run, clients):
         variances = self.noise_variance, self.prior_variance
-        return run(pca.HierarchicalPCA(int(self.n_components), *variances, solver="eigenvectors"))
+        return run(pca.HierarchicalPCA(self.n_components_, *variances, solver="eigenvectors"))
 
     def _learned(self, solution, clients):
         def last(name, given):
@@ -294,7 +321,7 @@ class HierarchicalBayesPCA(ClientPCA):
             weight = precision(jnp.asarray(float(len(table))), *self._variances)
             shared = jnp.asarray(np.asarray(self.components_).T, moment.trace.dtype)
             joint = joint_moment(moment, weight, shared, self.prior_variance_)
-            return joint.top(int(self.n_components))[1]
+            return joint.top(self.n_components_)[1]
 
         return np.stack([_host(of_one(table)) for table in tables])
 

@@ -37,6 +37,8 @@ class Scores(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator, H
     _law: Normal
     _beside: bool
     _n_features_out: int
+    explained_variance_: Float[np.ndarray, " r"]
+    whiten: bool = False
 
     @abc.abstractmethod
     def _new_components(self, tables: Sequence[Table]) -> Bases:
@@ -50,6 +52,10 @@ class Scores(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator, H
         client. For a client that was not in `fit`, local components are learned from the given
         samples, with a warning. Without `groups`, local scores are zero, unless there was only one
         client in `fit`; a warning is raised if clients have local components.
+
+        With `whiten`, each shared score is divided by the root of its mean square over all samples
+        in `fit`, and each local one by that over its client's; of scores that noise alone explains,
+        by the root of `noise_variance_`.
 
         Args:
             X: samples as rows, `(n, d)`.
@@ -65,9 +71,10 @@ class Scores(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator, H
         if self.local_components_.shape[1] > 0:
             _groups.warn_of_new(groups, parts, self.groups_)
         scores = np.zeros((len(X), self._n_features_out), X.dtype)
-        for rows, law in parts:  # samples without a client have fewer scores; others stay zero
-            basis = (self._new_law(X[rows]) if law is None else law).basis
-            scores[rows, : basis.shape[1]] = X[rows] @ basis.astype(X.dtype)
+        for rows, known in parts:  # samples without a client have fewer scores; others stay zero
+            law = self._new_law(X[rows]) if known is None else known
+            projected = X[rows] @ law.basis.astype(X.dtype)
+            scores[rows, : law.basis.shape[1]] = projected / self._units(law).astype(X.dtype)
         return scores
 
     @final
@@ -97,7 +104,8 @@ class Scores(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator, H
                     f"groups: {label!r} was not in fit; learn its components by "
                     "personalize(X, groups)"
                 )
-            found[rows] = X[rows][:, : law.basis.shape[1]] @ law.basis.T
+            scores = X[rows][:, : law.basis.shape[1]] * self._units(law)
+            found[rows] = scores @ law.basis.T
         return found + self.mean_.astype(found.dtype)
 
     @final
@@ -178,6 +186,16 @@ class Scores(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator, H
     def _result(self) -> Personalized:
         local = self.local_components_.swapaxes(1, 2)
         return Personalized(self.components_.T, local if local.size else None)
+
+    def _units(self, law: Normal) -> Float[np.ndarray, " r"]:
+        """Return what `whiten` divides scores by."""
+        found = np.sqrt(np.diagonal(law.within))
+        if not self.whiten:
+            return np.ones_like(found)
+        if self._beside:  # shared scores have one unit for all clients
+            shared = self.explained_variance_[: len(self.components_)]
+            found[: len(shared)] = np.sqrt(np.maximum(shared, self.noise_variance_))
+        return found
 
     def _new_law(self, table: Table) -> Normal:
         with precision_of(self._precision):

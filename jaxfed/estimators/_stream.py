@@ -53,6 +53,7 @@ def taken_in(
     center: bool,
     robust: bool,
     completion: Completion | None,
+    weights: np.ndarray | None = None,
 ) -> Seen:
     """Add new samples to those seen so far.
 
@@ -64,13 +65,14 @@ def taken_in(
         center: whether samples will be centred.
         robust: whether by the median of the clients' means.
         completion: imputes missing entries; None for complete samples.
+        weights: positive, of complete samples; None counts each once.
     """
     rule = Forgetting(forgetting)
     present, places = np.unique(labels, return_inverse=True)
     if seen is None:
         origin = np.zeros(X.shape[1])
         if center:
-            origin = median_of_means(X, places) if robust else X.mean(axis=0)
+            origin = median_of_means(X, places, weights) if robust else _mean(X, weights)
         if completion is not None:
             origin = completion.origin
         known = labels[:0]
@@ -78,14 +80,25 @@ def taken_in(
         origin, known = seen.origin, seen.labels
     known = np.concatenate([known, np.setdiff1d(present, known)])
     number = {label: place for place, label in enumerate(known.tolist())}
-    if completion is None:
-        rows = np.column_stack([X - origin, np.ones(len(X))])
-        newer = Clients.from_samples([rows[places == i] for i in range(len(present))])
-    else:
+    if completion is not None:
         newer = completion.moments(X, labels)
+    else:
+        rows = np.column_stack([X - origin, np.ones(len(X))])
+        clients = [places == i for i in range(len(present))]
+        if weights is None:
+            newer = Clients.from_samples([rows[own] for own in clients])
+        else:
+            totals = np.bincount(places, weights)
+            scaled = rows * np.sqrt(weights / totals[places])[:, None]
+            moments = np.stack([scaled[own].T @ scaled[own] for own in clients])
+            newer = Clients.from_moments(moments, counts=totals)
     ids = jnp.asarray([number[label] for label in present.tolist()], jnp.int32)
     newer = Clients(newer.data, ids, newer.weights)
     return Seen(origin, known, rule.update(None if seen is None else seen.moments, newer))
+
+
+def _mean(X: Table, weights: np.ndarray | None) -> Float[np.ndarray, " d"]:
+    return X.mean(axis=0) if weights is None else np.average(X, axis=0, weights=weights)
 
 
 def summary_of(seen: Seen, center: bool, robust: bool) -> Summary:

@@ -38,5 +38,7 @@ from jaxfed.pca.split_half import split_half as split_half
 from jaxfed.pca.subspace_iteration import SubspaceIteration as SubspaceIteration
 from jaxfed.pca.tcmf import TCMF as TCMF
 from jaxfed.pca.tucker import PerTucker as PerTucker
+from jaxfed.pca.variance_ranks import VarianceRanks as VarianceRanks
+from jaxfed.pca.variance_ranks import ranks_for_variance as ranks_for_variance
 
 __dir__ = _names.public_names(__name__)

@@ -214,6 +214,11 @@ def ranks(x):
     return found.shared, found.local, found.shared_scores, found.noise_variance
 
 
+def ranks_of_variance(x):
+    found = pca.ranks_for_variance(clients_of(x), 0.5, 0.9)
+    return found.shared, found.local, found.shared_share, found.share
+
+
 def optimal(x):
     found = gcca.optimum(views_of(x), 2)
     return projector(found.shared), found.cost, found.eigenvalues[:2]
@@ -425,6 +430,7 @@ LAWS: dict[str, Law | str] = {
         2,
         counted=True,
     ),
+    "pca.ranks_for_variance": Law(ranks_of_variance, ordered=True, counted=True),
     "pca.split_half": Law(
         lambda x: pca.split_half([pca.Pooled(2)], clients_of(x), rounds=1, key=KEY)[1],
         ordered=True,

@@ -101,6 +101,21 @@ def fraction(value) -> bool:
     return number(above=0, most=1)(value) and not isinstance(value, np.number)
 
 
+def few_or_share(value) -> bool:
+    """One or two components, or a share of the variance."""
+    return whole(1, 2)(value) or (
+        isinstance(value, float | np.floating) and number(above=0)(value) and value < 1
+    )
+
+
+def rank_or_share(value) -> bool:
+    return whole(0, 5)(value) or between_zero_and_one(value)
+
+
+def rank_share_or_none(value) -> bool:
+    return value is None or rank_or_share(value)
+
+
 def devices(value) -> bool:
     return value is None or whole(1, len(jax.local_devices()))(value)
 

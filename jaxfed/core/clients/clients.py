@@ -192,7 +192,7 @@ class Clients(eqx.Module):
         *,
         names: Sequence[str] | None = None,
         features: Sequence[str] | None = None,
-        counts: Sequence[int] | None = None,
+        counts: Sequence[int] | ArrayLike | None = None,
         weights: Literal["equal", "samples"] | ArrayLike | Sequence[float] = "equal",
     ) -> Self:
         """Create clients from their second moments `S_i = Y_iᵀ Y_i / n_i` alone.
@@ -201,7 +201,8 @@ class Clients(eqx.Module):
             matrices: symmetric positive semi-definite matrices, one per client.
             names: the clients' names.
             features: the features' names.
-            counts: numbers of samples, by default 1, for `weights="samples"` and likelihoods.
+            counts: numbers of samples, or sums of their weights, by default 1, for
+                `weights="samples"` and likelihoods.
             weights: as in `from_samples`.
 
         Raises:
