@@ -43,6 +43,11 @@ CALLS = {
         "resample",
         "resamples",
     ),
+    "privacy.release_once": (
+        lambda **x: jf.privacy.release_once("a", CLIENTS, **x),
+        "epsilons",
+        "epsilon",
+    ),
     "pca.split_half": (lambda **x: jf.pca.split_half([], CLIENTS, **RUN, **x), "tols", "tol"),
     "sweep": (
         lambda **x: jf.sweep(jf.pca.Pooled(1), CLIENTS, keys=KEY, rounds=1, **x),

@@ -50,6 +50,14 @@ UNITS = [
         "none",
     ),
 ]
+DELTA = option("--delta", float, "probability that the guarantee fails, with --epsilon", 1e-5)
+PERSON = option(
+    "--person",
+    str,
+    "column with the number of the person whom a row is of, with --epsilon; default: each row is "
+    "another person's",
+    None,
+)
 IMPUTE = option(
     "--impute",
     tuple[int, int],

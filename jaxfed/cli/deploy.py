@@ -16,7 +16,7 @@ from cyclopts import App
 from jaxfed._checks import refuse
 from jaxfed._names import natural
 from jaxfed._optional import require
-from jaxfed.cli._common import rounds
+from jaxfed.cli._common import DELTA, PERSON, rounds
 from jaxfed.cli._options import define, option
 from jaxfed.core.store.saved import load
 from jaxfed.deploy import worker
@@ -38,6 +38,9 @@ def run_new(arguments: SimpleNamespace) -> None:
         rounds=arguments.rounds,
         key=arguments.seed,
         masks=arguments.masks,
+        epsilon=arguments.epsilon,
+        delta=arguments.delta,
+        person=arguments.person,
     )
     print(f"wrote {arguments.folder / 'federation' / 'app.py'}")
     print(f"try it here: jaxfed deploy try --app {arguments.folder} --data DIR --out TRIAL")
@@ -196,6 +199,15 @@ NEW = [
         None,
         metavar="BOUND",
     ),
+    option(
+        "--epsilon",
+        float,
+        "release each machine's data once, as a second moment with noise that protects each "
+        "person; default: no noise",
+        None,
+    ),
+    DELTA,
+    PERSON,
 ]
 TRY = [
     option("--app", Path, "the app folder; default: the current one", None),

@@ -8,9 +8,8 @@ from cyclopts import App
 
 from jaxfed import nmf, privacy
 from jaxfed.cli import _report
-from jaxfed.cli._common import BITS, channel_of, rounds
+from jaxfed.cli._common import BITS, DELTA, channel_of, rounds
 from jaxfed.cli._options import call, define, first_line, option, options_of
-from jaxfed.cli.fit._release import DELTA
 from jaxfed.cli.fit.pca import ALGORITHMS, Entry
 from jaxfed.planning.plan import plan, shapes_of
 

@@ -12,6 +12,7 @@ from jaxfed.core.common.files import replacing
 from jaxfed.core.contract.algorithm import Algorithm
 from jaxfed.core.run.arguments import check_rounds
 from jaxfed.core.wire.secure import secure_sum
+from jaxfed.privacy.moments import guarantee_of
 
 PROJECT = """\
 [build-system]
@@ -45,7 +46,7 @@ out = {out}
 APP = '''\
 """{kind} on separate machines."""
 
-import jaxfed as jf
+{imports}
 
 
 def make_algorithm(config):
@@ -56,7 +57,7 @@ def make_algorithm(config):
 def make_data(config):
     """This machine's own client: `data` in its node configuration, a file or a folder of them."""
     read = jf.data.read_client(config["data"])
-    return {holder}([read.samples[0]{convert}], features={features})
+{data}
 
 
 channel = {channel}
@@ -74,6 +75,23 @@ server = jf.deploy.flower.server_app(
 )
 '''
 
+DATA = """\
+    return {holder}([read.samples[0]{convert}], features={features})"""
+
+# What leaves the machine is computed from one moment, with noise that protects each person.
+RELEASED = """\
+    samples, features = read.samples[0].astype(float), read.features
+    clients = jf.Clients.from_samples([samples], features=features)
+    return jf.deploy.flower.released(config, clients, {options})"""
+
+RELEASED_BY_PERSON = """\
+    samples, names = read.samples[0].astype(float), list(read.features)
+    place = names.index({person})
+    person, samples = samples[:, place], np.delete(samples, place, axis=1)
+    features = names[:place] + names[place + 1 :]
+    clients = jf.Clients.from_samples([samples], features=features)
+    return jf.deploy.flower.released(config, clients, person=[person], {options})"""
+
 CLIENT = '''\
 """What Flower starts for each message: JAX, and `app.py`, are in this machine's resident worker."""
 
@@ -83,6 +101,7 @@ client = jf.deploy.worker.client_app("federation.app:client")
 '''
 
 BITS = 32  # of each number under masks
+NOISY = pca.PerPCA, pca.OneShot, pca.Pooled  # which moments with negative eigenvalues suit
 FAMILIES = {"pca": pca, "gcca": gcca, "generative": generative, "preprocess": preprocess}
 
 
@@ -95,6 +114,9 @@ def write_app(
     rounds: int,
     key: int,
     masks: float | None = None,
+    epsilon: float | None = None,
+    delta: float = 1e-5,
+    person: str | None = None,
 ) -> None:
     """Write an app folder.
 
@@ -106,6 +128,11 @@ def write_app(
         rounds: number of rounds.
         key: the seed of the run's key, from 0 to 2**32 - 1.
         masks: bound of masked messages, see `jaxfed.channel.secure_sum`; None for no masks.
+        epsilon: of one release of each machine's data, see `jaxfed.deploy.flower.released`; None
+            for no noise.
+        delta: of the same.
+        person: the column with the number of the person whom a row is of, with `epsilon`; None if
+            each row is another person's.
 
     Raises:
         ValueError: if the name or settings are unsuitable, or the folder is not empty.
@@ -143,6 +170,14 @@ def write_app(
         secure_sum(clients, bits=BITS, bound=masks)  # refuses an unsuitable bound
         masked = f"jf.channel.secure_sum({clients}, bits={BITS}, bound={masks!r})"
         channel = f"jf.Wire({masked}, jf.channel.lossless())"
+    family_data = DATA.format(
+        convert="" if family == "generative" else ".astype(float)",
+        features="read.features and [read.features]" if family == "gcca" else "read.features",
+        holder="jf.gcca.Views.from_arrays" if family == "gcca" else "jf.Clients.from_samples",
+    )
+    data = family_data if epsilon is None else _released(kind, settings, epsilon, delta, person)
+    if epsilon is None and person is not None:
+        raise refuse("person", "None without epsilon", person)
     if folder.exists() and any(folder.iterdir()):
         raise refuse("folder", "an empty or missing folder", str(folder))
     app = APP.format(
@@ -155,9 +190,8 @@ def write_app(
         settings=", ".join(f"{name}={value!r}" for name, value in settings.items()),
         # Networks would train several times as slowly in double precision.
         precision="single" if family == "generative" else "double",
-        convert="" if family == "generative" else ".astype(float)",
-        features="read.features and [read.features]" if family == "gcca" else "read.features",
-        holder="jf.gcca.Views.from_arrays" if family == "gcca" else "jf.Clients.from_samples",
+        data=data,
+        imports="import numpy as np\n\nimport jaxfed as jf" if person else "import jaxfed as jf",
     )
     project = PROJECT.format(
         kind=kind.__name__,
@@ -170,3 +204,23 @@ def write_app(
     for name, text in files.items():
         with replacing(folder / name) as part:
             part.write_text(text, "utf8")
+
+
+def _released(
+    kind: type, settings: Mapping[str, Any], epsilon: float, delta: float, person: str | None
+) -> str:
+    """The lines that release a machine's data.
+
+    Raises:
+        ValueError: if the algorithm needs more than moments with noise, or the guarantee is none.
+    """
+    if kind not in NOISY:
+        wanted = f"None, or one of {', '.join(x.__name__ for x in NOISY)} as the algorithm"
+        raise refuse("epsilon", wanted, f"{epsilon} with {kind.__name__}")
+    guarantee_of(epsilon, delta, several=person is not None)  # refuses unsuitable numbers
+    options = f"epsilon={epsilon!r}, delta={delta!r}"
+    if settings.get("solver") == "gradient":  # whose step sizes need eigenvalues without a sign
+        options += ", semidefinite=True"
+    if person is None:
+        return RELEASED.format(options=options)
+    return RELEASED_BY_PERSON.format(options=options, person=json.dumps(person, ensure_ascii=False))

@@ -1,10 +1,10 @@
 """A deployed run and its members, derived from the settings and the connected clients."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import equinox as eqx
 import jax
@@ -56,6 +56,7 @@ class RegisteredClient(NamedTuple):
     base: int  # the last round whose answer has arrived; 0 for none
     samples: int | None  # None if its data are not samples
     tag: str  # of its data, see `Node.tag`
+    guarantee: Mapping[str, Any] | None  # of the release that its data are, as it says
 
 
 class Federation:

@@ -9,11 +9,13 @@ import contextlib
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Key
 
@@ -26,6 +28,7 @@ from jaxfed._checks import (
     check_instance,
     check_name,
     check_number,
+    check_options,
     checked_key,
     checked_path,
     checked_weights,
@@ -56,6 +59,8 @@ from jaxfed.deploy.server import RunServer
 from jaxfed.deploy.store import home_of, make_private
 from jaxfed.linalg.precision import precise
 from jaxfed.privacy.ledger import Ledger
+from jaxfed.privacy.moments import release_moments
+from jaxfed.privacy.once import release_once
 
 Config = Mapping[str, Any]  # Flower's run or node configuration: strings and numbers by name
 Precision = Literal["single", "double"]
@@ -267,6 +272,47 @@ def client_app(
 
     app.answer = answer  # for `jaxfed.deploy.worker`, which does not use Flower's messages
     return app
+
+
+def released(
+    config: Config, clients: Clients, *, epsilon: float, delta: float, **options: Any
+) -> Clients:
+    r"""Release a machine's data once, for `make_data`, with noise that protects each person.
+
+    All messages of all runs are then computed from this one release, `jaxfed.privacy.release_once`
+    in the client's folder, so they cost no more. Other data or options are another release. The
+    `jaxfed.privacy.Ledger` in `persons.jsonl` there counts releases, and allows them as long as all
+    together stay within `epsilon` and `delta`: those of the node configuration, which the site
+    chooses, or else those of this call, which allow one release.
+
+    The model that a node writes has local components of the release. Better ones come from the raw
+    data, at the site: `jaxfed.pca.fit_local(jaxfed.load("result.npz"), clients)`.
+
+    Args:
+        config: the node configuration.
+        clients: with this client's samples.
+        epsilon: \(arepsilon\) of the release.
+        delta: \(\delta\) of the release.
+        **options: further arguments of `jaxfed.privacy.release_moments`, such as `person`.
+
+    Returns:
+        The client with its released moment, for `make_data` to return.
+
+    Raises:
+        ValueError: as `release_moments`.
+    """
+    check_options(options, release_moments, without=("clients", "epsilon", "delta", "ledger"))
+    states = Path(config.get("folder", Path.home() / ".jaxfed"))
+    check_instance("clients", clients, Clients, "jaxfed.Clients with one client")
+    number = _partition(config)
+    home = home_of(states, number)
+    make_private(states, home)
+    # The noise of a key is then that of `release_moments` of all clients.
+    own = replace(clients, ids=jnp.full(len(clients), number, jnp.int32))
+    limits = {"epsilon": config.get("epsilon", epsilon), "delta": config.get("delta", delta)}
+    ledger = Ledger(home / "persons.jsonl", **limits)
+    given = {"epsilon": epsilon, "delta": delta, "ledger": ledger, **options}
+    return release_once(home / "release.npz", own, **given)
 
 
 def _checked_precision(precision: Precision | None) -> Precision | None:

@@ -168,7 +168,13 @@ class Remote(Engine):
         hello, first = self.connections.hello, len(self.members)
         return [
             RegisteredClient(
-                c, self._raw_weight(c, i), late, 0, hello[c]["samples"], hello[c]["tag"]
+                c,
+                self._raw_weight(c, i),
+                late,
+                0,
+                hello[c]["samples"],
+                hello[c]["tag"],
+                hello[c]["guarantee"],
             )
             for i, c in enumerate(clients, first)
         ]

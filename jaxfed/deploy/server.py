@@ -10,6 +10,7 @@ import numpy as np
 from jaxfed._checks import check_count, check_number, checked_dtype, refuse, shown
 from jaxfed._versions import versions
 from jaxfed.core.clients.energies import warn_of_large
+from jaxfed.core.clients.guarantee import Guarantee, checked_guarantee
 from jaxfed.core.clients.names import Names
 from jaxfed.core.contract.algorithm import Personalized
 from jaxfed.core.round.problem import Costs, State
@@ -77,12 +78,20 @@ class RunServer:
             versions=versions(),
             remarks=solution.advice(),
             names=Names(features=self.remote.features),
+            guarantees=self._guarantees(),
         )
         write(self.settings.out / "solution.npz", saved, private=True)
         LOG.info(f"the run ended: {Status[solution.status]}")
         for remark in saved.remarks:
             LOG.warning(remark)
         return saved
+
+    def _guarantees(self) -> tuple[Guarantee, ...]:
+        """What protects the persons behind all data, if each client says that something does."""
+        given = [member.guarantee for member in self.remote.members]
+        if None in given or self.settings.warm_start is not None:  # which may be of other data
+            return ()
+        return tuple(dict.fromkeys(checked_guarantee(**each) for each in given if each))
 
     # --- the beginning -------------------------------------------------------------------------
 
@@ -98,6 +107,8 @@ class RunServer:
         check_file_name("tag", hello["tag"])
         if hello["samples"] is not None:
             check_count("samples", hello["samples"], most=max(getattr(data, "lengths", (0,))))
+        if hello["guarantee"] is not None:
+            checked_guarantee(**hello["guarantee"])
         if hello["energy"] is not None:
             check_number("energy", hello["energy"], "a positive number", lambda x: x > 0)
         for name, (text, digest) in description(

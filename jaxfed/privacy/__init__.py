@@ -23,6 +23,7 @@ from jaxfed.privacy.audit import audit
 from jaxfed.privacy.expected import expected_error, persons_needed
 from jaxfed.privacy.ledger import Ledger
 from jaxfed.privacy.moments import release_moments
+from jaxfed.privacy.once import release_once
 from jaxfed.privacy.statement import statement
 from jaxfed.privacy.transcript import Transcript, record
 
@@ -45,6 +46,7 @@ __all__ = [
     "record",
     "relative_error",
     "release_moments",
+    "release_once",
     "restart_attack",
     "spent",
     "statement",

@@ -304,7 +304,10 @@ def test_a_score_weights_its_samples(data, fitted):
     ("changed", "said"),
     [
         ({"shared_rank": 0}, "shared_rank: wanted a whole number"),
-        ({"local_rank": 1.5}, "local_rank: wanted a whole number"),
+        (
+            {"local_rank": 1.5},
+            r"local_rank: wanted a number of components, or a share",
+        ),
         ({"rounds": 0}, "rounds: wanted a whole number"),
         ({"center": "yes"}, "center: wanted True or False"),
         ({"bootstrap": 25, "impute": (1, 1)}, "bootstrap: wanted 0 with impute, got 25"),

@@ -10,12 +10,12 @@ import numpy as np
 
 from jaxfed import pca
 from jaxfed._checks import check_number, check_positive
+from jaxfed.cli._common import DELTA, PERSON
 from jaxfed.cli._options import option
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.run.solution import Solution
 from jaxfed.privacy.ledger import Ledger
 
-DELTA = option("--delta", float, "probability that the guarantee fails, with --epsilon", 1e-5)
 OPTIONS = [
     option(
         "--epsilon",
@@ -25,13 +25,7 @@ OPTIONS = [
         None,
     ),
     DELTA,
-    option(
-        "--person",
-        str,
-        "column with the number of the person whom a row is of, with --epsilon; default: each row "
-        "is another person's",
-        None,
-    ),
+    PERSON,
     option(
         "--ledger",
         Path,

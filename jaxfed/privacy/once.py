@@ -1,0 +1,86 @@
+"""A release of second moments that is kept in a file, so that the same data are released once."""
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxfed._checks import check_instance, check_options, checked_path, is_list
+from jaxfed.core.clients.clients import Clients
+from jaxfed.core.clients.guarantee import checked_guarantee
+from jaxfed.core.clients.samples import check_complete_samples
+from jaxfed.core.common.files import locked
+from jaxfed.core.common.processes import is_tracing
+from jaxfed.core.store.arrays import Content, read, write
+from jaxfed.core.store.identity import digest_of, digest_of_text
+from jaxfed.linalg import Moment
+from jaxfed.privacy.moments import release_moments
+
+KIND = "jaxfed.release"
+
+
+def release_once(path: str | os.PathLike[str], clients: Clients, **options: Any) -> Clients:
+    r"""Release second moments as `release_moments` does, and keep them for the next call.
+
+    Another call with the same data and options returns what the file has, and spends nothing: a
+    process that starts again, as each run of a deployment does, must not draw new noise on the same
+    moments. With other data or options, it is another release, which replaces the file. A `ledger`
+    then counts both, or refuses the second one and leaves the file as it is.
+
+    The file also has a digest of the data. Only its owner may read it. A process that is killed
+    between release and file has spent a release. Processes that share a path wait for each other.
+
+    Args:
+        path: the file, such as `"release.npz"`, in an existing folder.
+        clients: as for `release_moments`.
+        **options: the other arguments of `release_moments`.
+
+    Returns:
+        Clients with moments, as of `release_moments`.
+
+    Raises:
+        ValueError: as `release_moments`; or if arguments are traced, or the file is damaged or
+            something else.
+        OSError: if the file cannot be read or written.
+    """
+    path = checked_path("path", path)
+    check_instance("clients", clients, Clients, "jaxfed.Clients with samples")
+    check_options(options, release_moments, without=("clients",))
+    check_complete_samples(clients, "release_once")
+    if is_tracing((clients, options.get("key"))):
+        raise ValueError("clients: wanted arrays, got tracers; call this outside of jax.jit")
+    identity = _identity(clients, options)
+    with locked(path.parent, "path", private=True, wait=True):
+        if path.exists():
+            try:
+                found = read(path, KIND)
+            except ValueError as error:
+                raise ValueError(f"path: wanted a release in {path}, got {error}") from error
+            if found.header["identity"] == identity:
+                return _kept(found, clients)
+        released = release_moments(clients, **options)
+        assert released.guarantee is not None
+        header = {"identity": identity, "guarantee": released.guarantee._asdict()}
+        arrays = {"moments": released.data.dense, "count": released.data.count}
+        write(path, KIND, header, arrays, private=True)
+        return released
+
+
+def _identity(clients: Clients, options: Mapping[str, Any]) -> list[str]:
+    """Digests of data and options; neither the key nor the ledger changes what was released."""
+    given = {name: x for name, x in options.items() if name not in ("ledger", "key", "person")}
+    person = options.get("person")
+    if is_list(person):
+        given["person"] = [[str(x) for x in own] for own in person if isinstance(own, Iterable)]
+    data = digest_of((clients.data, clients.ids, clients.weights))
+    return [data, digest_of_text(repr(sorted(given.items())))]
+
+
+def _kept(found: Content, clients: Clients) -> Clients:
+    """The clients of a file."""
+    moments = jax.vmap(Moment.from_dense)(*(jnp.asarray(x) for x in found.arrays.values()))
+    guarantee = checked_guarantee(**found.header["guarantee"])
+    return replace(clients.unbucketed(), data=moments, guarantee=guarantee)

@@ -1,0 +1,119 @@
+"""Deployed runs on data that each site releases once, with noise that protects each person."""
+
+import jax
+import numpy as np
+import pytest
+
+import jaxfed as jf
+from jaxfed import privacy
+
+pytest.importorskip("flwr")
+from flwr.app import Context, RecordDict
+
+from jaxfed.deploy import exchange, flower
+from jaxfed.deploy.exchange import RefusedError
+from tests.deploy.flower_grid import LocalGrid
+
+X = np.random.default_rng(0).normal(size=(3, 40, 5)).astype(np.float32)
+X[..., :2] *= 4
+PERSON = np.arange(40) // 2
+KEY = jax.random.key(5)
+OPTIONS = {"epsilon": 3.0, "delta": 1e-5}
+ALGORITHM = jf.pca.PerPCA(2, 1)
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch):
+    monkeypatch.setattr(exchange, "PAUSE", 0.0)
+
+
+def run(folder, out="out", *, x=X, configs=({}, {}, {}), raw=(), channel=None):
+    """The saved solution; sites in `raw` release nothing."""
+
+    def make_data(config):
+        number = config["partition-id"]
+        clients = jf.Clients.from_samples(x[number][None])
+        if number in raw:
+            return jf.Clients.from_moments([x[number].T @ x[number] / 40], counts=[20])
+        return flower.released(config, clients, person=[PERSON], key=KEY, **OPTIONS)
+
+    channel = jf.channel.lossless() if channel is None else channel
+    app = flower.client_app(
+        lambda _: ALGORITHM, make_data, channel=channel, folder=folder / "states"
+    )
+    folders = {"folder": str(folder / "nodes")}
+    configs = [{"partition-id": i} | folders | more for i, more in enumerate(configs)]
+    grid = LocalGrid([app] * 3, {}, configs, None)
+    server = flower.server_app(
+        lambda _: ALGORITHM, clients=3, rounds=4, key=3, channel=channel, out=folder / out
+    )
+    server(grid, Context(1, 1, {}, RecordDict(), {}))
+    return jf.load(folder / out / "solution.npz", like=None)
+
+
+def ledger(folder, number, epsilon=OPTIONS["epsilon"]):
+    path = folder / "nodes" / f"client-{number}" / "persons.jsonl"
+    return privacy.Ledger(path, epsilon=epsilon, delta=OPTIONS["delta"])
+
+
+def test_it_is_a_fit_on_released_moments(tmp_path):
+    saved = run(tmp_path)
+    released = privacy.release_moments(
+        jf.Clients.from_samples(X), person=[PERSON] * 3, key=KEY, **OPTIONS
+    )
+    wanted = jf.fit(
+        ALGORITHM,
+        released,
+        rounds=4,
+        key=jax.random.key(3),
+        backend=jf.backend.separate(),
+    )
+    np.testing.assert_array_equal(saved.history["objective"], wanted.history["objective"])
+    assert saved.guarantees == (released.guarantee,)
+    assert "per person" in saved.summary()
+    assert privacy.statement(saved) == privacy.statement(wanted)
+    assert [ledger(tmp_path, i).spent() for i in range(3)] == pytest.approx([3.0] * 3)
+
+
+def test_a_second_run_spends_nothing(tmp_path):
+    first, second = run(tmp_path), run(tmp_path, "second")
+    np.testing.assert_array_equal(first.history["objective"], second.history["objective"])
+    assert ledger(tmp_path, 0).spent() == pytest.approx(3.0)
+
+
+@pytest.mark.slow
+def test_a_site_that_allows_no_more_releases_newer_data_no_more(tmp_path):
+    # The first site allows two releases, and the others one.
+    configs = ({"epsilon": 5.0, "delta": OPTIONS["delta"]}, {}, {})
+    run(tmp_path, configs=configs)
+    with pytest.raises(RefusedError, match="node 101 refuses: make_data failed"):
+        run(tmp_path, "second", x=X + 1, configs=configs)
+    assert ledger(tmp_path, 0, 5.0).spent() > 4
+    assert ledger(tmp_path, 1).spent() == pytest.approx(3.0)
+
+
+@pytest.mark.slow
+def test_a_limit_on_messages_allows_those_of_a_release(tmp_path):
+    limits = {"epsilon": 3.0, "delta": OPTIONS["delta"]}
+    run(tmp_path, configs=[limits] * 3)
+    assert not list(tmp_path.rglob("ledger.jsonl"))
+    with pytest.raises(RefusedError, match="has no noise"):
+        run(tmp_path / "raw", configs=[limits] * 3, raw=(2,))
+
+
+@pytest.mark.slow
+def test_nothing_is_guaranteed_unless_all_data_are_released(tmp_path):
+    saved = run(tmp_path, raw=(1,))
+    assert saved.guarantees == ()
+    with pytest.raises(ValueError, match="released: wanted"):
+        privacy.statement(saved)
+
+
+def test_wrong_options(tmp_path):
+    config = {"partition-id": 0, "folder": str(tmp_path)}
+    clients = jf.Clients.from_samples(X[:1])
+    with pytest.raises(ValueError, match="ledger: no such option"):
+        flower.released(config, clients, ledger=None, **OPTIONS)
+    with pytest.raises(ValueError, match="epsilon: wanted"):
+        flower.released(config, clients, epsilon=0.0, delta=1e-5)
+    assert not list(tmp_path.rglob("release.npz"))
