@@ -254,6 +254,16 @@ def lists_of_entities(value) -> bool:
     return len(kinds) == 1 and None not in kinds
 
 
+def entities(value) -> bool:
+    """Ids of one kind, each once and none empty."""
+    return _entities(value) is not None and all(str(x).strip() for x in np.asarray(value).tolist())
+
+
+def long_secret(value) -> bool:
+    """Bytes or a text of at least 32."""
+    return isinstance(value, bytes | str) and len(value) >= 32
+
+
 def order_of_entities(value) -> bool:
     """Which has the ids 0, 1 and 2."""
     return _entities(value) == "i" and {0, 1, 2} <= set(np.asarray(value).tolist())
