@@ -31,6 +31,12 @@ TABLE = [
     option(
         "--header", ("yes", "no"), "whether the first row names the columns; default: found", None
     ),
+    option(
+        "--encoding",
+        str,
+        "encoding of .csv files, such as cp1252 or latin-1; default: as their mark says, or UTF-8",
+        None,
+    ),
     option("--columns", tuple[str, ...], "columns of features; default: all others", ()),
     option("--drop", tuple[str, ...], "columns that are no features", ()),
     option("--id-column", str, "column that names the rows, no feature", None),
@@ -125,6 +131,7 @@ def read_samples(
         columns=arguments.columns or None,
         drop=arguments.drop,
         id_column=arguments.id_column,
+        encoding=arguments.encoding,
     )
     for name, table in zip(found.names, found.samples, strict=True):
         empty = np.isnan(table).all(axis=1)

@@ -200,6 +200,7 @@ def read_table(
     columns: Sequence[str] | None = None,
     drop: Sequence[str] = (),
     id_column: str | None = None,
+    encoding: str | None = None,
 ) -> ClientTables:
     """Read clients from `.csv` or `.parquet` tables, with features as columns.
 
@@ -208,11 +209,12 @@ def read_table(
     The index of a data frame is not a feature and is dropped with a warning: in `.parquet` the
     columns that pandas marks as index, in `.csv` leading columns without a name.
 
-    By itself, a `.csv` file tells how it is written: in UTF-8, or UTF-16 with its mark; lines that
-    begin with `#` are comments. The first row is its header if it holds `client_column`; if it has
-    a name above a number; if none of its cells is a number and not all are missing values (`NA`,
-    empty and the like); if it counts 0, 1, 2, ... over three columns or more, like the unnamed
-    columns of a data frame; or if it alone is evenly spaced, as wavelengths are.
+    By itself, a `.csv` file tells how it is written: in UTF-8, or as the mark at its beginning says
+    (UTF-8, UTF-16, UTF-32); lines that begin with `#` are comments. The first row is its header if
+    it holds `client_column`; if it has a name above a number; if none of its cells is a number and
+    not all are missing values (`NA`, empty and the like); if it counts 0, 1, 2, ... over three
+    columns or more, like the unnamed columns of a data frame; or if it alone is evenly spaced, as
+    wavelengths are.
 
     Args:
         path: a folder of tables or one table.
@@ -227,6 +229,8 @@ def read_table(
         columns: the columns of features; all others by default.
         drop: columns that are no features.
         id_column: the column that names the rows, no feature.
+        encoding: how `.csv` files without a mark are written, by Python's name of the encoding,
+            such as `"cp1252"` for older files of Windows, or `"latin-1"`; UTF-8 by default.
 
     Returns:
         Samples (float64 from `.csv`) and name of each client, and the features' names.
@@ -234,10 +238,11 @@ def read_table(
     Raises:
         FileNotFoundError: if `path` does not exist.
         ImportError: if a `.parquet` file is read and pyarrow is not installed.
-        ValueError: if a table is ragged, not numeric, incomplete, or does not match the others.
+        ValueError: if a table is ragged, not numeric, incomplete, in another encoding, or does not
+            match the others.
     """
     path, masked = checked_source("path", path, max_bytes), _masked(missing)
-    dialect = Dialect(sep, decimal, comment, header, columns, drop, id_column)
+    dialect = Dialect(sep, decimal, comment, header, columns, drop, id_column, encoding)
     dialect.check()
     files = files_of(path, TABLES)
     if client_column is None and path.is_dir():

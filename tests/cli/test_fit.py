@@ -339,6 +339,18 @@ def test_commands_read_tables_as_people_write_them(tmp_path, capsys):
         np.testing.assert_allclose(found["anomaly"], np.concatenate(alone), rtol=1e-4, atol=1e-6)
 
 
+def test_commands_read_tables_in_other_encodings(tmp_path, capsys):
+    rng, path = np.random.default_rng(0), tmp_path / "table.csv"
+    cells = [f"{'ab'[i % 2]},{','.join(map(str, rng.normal(size=3)))}" for i in range(20)]
+    path.write_text("\n".join(["hôpital,âge,b,c", *cells]), encoding="cp1252")
+    words = ["--client-column", "hôpital", "--shared-rank", 1, "--local-rank", 1, "--rounds", 2]
+    words += ["--held-out", 0]
+    said = refused(capsys, fit("perpca", path, tmp_path / "no", *words))
+    assert "line 1 has the byte 0xf4; pass encoding= (--encoding), such as cp1252" in said
+    assert fit("perpca", path, tmp_path / "out", *words, "--encoding", "cp1252") == 0
+    assert jaxfed.load(tmp_path / "out" / "result.npz").names.features == ("âge", "b", "c")
+
+
 def test_columns_are_known_by_their_names(tmp_path, capsys):
     """In another order, they used to be taken for each other."""
     rng, table, moved, other = np.random.default_rng(0), [], [], []

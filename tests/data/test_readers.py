@@ -843,7 +843,7 @@ def test_views_that_are_not_there_are_told(tmp_path):
         'site,"x",y\n"Bern","0.5",1\n"Bern",2,-3e2\nOslo,4,5\n',
     ],
 )
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])
 def test_a_table_tells_how_it_is_written(tmp_path, content, encoding):
     """These were one column of text, or refused as ragged."""
     (tmp_path / "t.csv").write_text(content, encoding=encoding)
@@ -851,6 +851,49 @@ def test_a_table_tells_how_it_is_written(tmp_path, content, encoding):
     wanted = [np.array([[0.5, 1], [2, -300]]), np.array([[4.0, 5]])]
     check(found, wanted, ["Bern", "Oslo"], np.float64)
     assert found.features == ["x", "y"]
+
+
+@pytest.mark.parametrize("encoding", ["cp1252", "latin-1", "utf-16-le", "utf-16-be", "mac-roman"])
+def test_encodings_without_a_mark_are_given(tmp_path, encoding):
+    (tmp_path / "t.csv").write_text("hôpital,âge,µ\nZoë,1,2\nRenée,3,4\n", encoding=encoding)
+    found = read_folder(tmp_path / "t.csv", client_column="hôpital", encoding=encoding)
+    check(found, [np.array([[3.0, 4]]), np.array([[1.0, 2]])], ["Renée", "Zoë"], np.float64)
+    assert found.features == ["âge", "µ"]
+    assert read_client(tmp_path, drop=["hôpital"], encoding=encoding).features == ["âge", "µ"]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32"])
+def test_a_mark_counts_more_than_an_encoding(tmp_path, encoding):
+    (tmp_path / "t.csv").write_text("âge,y\n1,2\n", encoding=encoding)
+    assert read_table(tmp_path, encoding="cp1252").features == ["âge", "y"]
+    # Without a header, no mark is left in the first number either.
+    (tmp_path / "t.csv").write_text("1,2\n3,4\n", encoding=encoding)
+    check(read_table(tmp_path), [np.array([[1.0, 2], [3, 4]])], ["t"], np.float64)
+
+
+@pytest.mark.parametrize(
+    ("content", "given", "refused"),
+    [
+        ("x,y\n1,2\né,3\n".encode("latin-1"), None, r"UTF-8, line 3 has the byte 0xe9; .*cp1252"),
+        ("x,y\r1,2\ré,3\r".encode("latin-1"), None, r"UTF-8, line 3 has the byte 0xe9; pass enc"),
+        (b"x,y\n\x81,3\n", "cp1252", r"CP1252, line 2 has the byte 0x81; .*such as utf-8"),
+        ("x,y\n1,é\n".encode(), "ascii", r"ASCII, line 2 has the byte 0xc3"),
+        ("x,y\n1,2\n".encode("utf-16-le"), None, r"UTF-8, line 1 has a zero byte; .*utf-16-le"),
+        ("x,y\n1,2\n".encode("utf-16")[:-1], None, r"UTF-16, line 2 has the byte .*mark says so"),
+        (b"\xef\xbb\xbfx,y\n1,\xe9\n", "cp1252", r"UTF-8, line 2 has the byte 0xe9; its mark"),
+    ],
+)
+def test_bytes_of_other_encodings_are_refused_by_line(tmp_path, content, given, refused):
+    (tmp_path / "t.csv").write_bytes(content)
+    for read in (read_table, read_client):
+        with pytest.raises(ValueError, match=rf"t\.csv: not a CSV file in {refused}") as caught:
+            read(tmp_path, encoding=given)
+        assert type(caught.value) is ValueError
+
+
+def test_marks_of_lines_in_cells_do_not_end_rows(tmp_path):
+    (tmp_path / "t.csv").write_text('x,"a\u2028b"\n1,2\n3,4\n', encoding="utf-8")
+    assert read_table(tmp_path).features == ["x", "a\u2028b"]
 
 
 def test_a_dialect_may_be_given(tmp_path):
@@ -873,6 +916,10 @@ def test_a_dialect_may_be_given(tmp_path):
         ({"sep": ",", "decimal": ","}, r"^decimal: .*other than sep"),
         ({"header": "yes"}, r"^header: wanted True or False"),
         ({"drop": "x"}, r"^drop: wanted a list of texts"),
+        ({"encoding": "utf-9"}, r"^encoding: wanted a name that Python has for an encoding"),
+        ({"encoding": "base64"}, r"^encoding: wanted a name"),
+        ({"encoding": "a\0"}, r"^encoding: wanted a name"),
+        ({"encoding": 8}, r"^encoding: wanted a text"),
         ({"separator": ";"}, r"^separator: no such option"),
     ):
         with pytest.raises(ValueError, match=refused):
