@@ -63,6 +63,13 @@ class Dialect(NamedTuple):
                 raise refuse("encoding", wanted, self.encoding) from None
 
 
+def check_no_tables(path: Path, **options: Any) -> None:
+    """Refuse options of tables for what is none."""
+    for name, given in options.items():
+        if given is not None and given != () and given != []:
+            raise ValueError(f"{path}: {name}={given!r} is for tables")
+
+
 def read_rows(path: Path, dialect: Dialect) -> tuple[list[tuple[int, list[str]]], str]:
     """The lines of a `.csv` file as cells, with their numbers, and the decimal sign."""
     text = _text(path, dialect.encoding)

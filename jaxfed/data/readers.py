@@ -28,7 +28,7 @@ from jaxfed.data._arrays import (
     load_one,
     of_one_type,
 )
-from jaxfed.data._dialect import Dialect
+from jaxfed.data._dialect import Dialect, check_no_tables
 from jaxfed.data._files import (
     MAX_BYTES,
     StrPath,
@@ -90,7 +90,7 @@ def read_folder(
         if client_column is None and not path.is_dir():
             raise ValueError(f"{path}: one file holds all clients, name their client_column")
         return _of_cells(path, files, client_column, missing, **options)
-    _check_no_tables(path, client_column=client_column, **options)
+    check_no_tables(path, client_column=client_column, **options)
     if format_name == "arrays":
         return read_arrays(path, missing=missing, max_bytes=max_bytes)
     images = read_pictures(files, color=False, max_bytes=max_bytes)
@@ -130,7 +130,7 @@ def read_client(
     elif path.is_dir():
         found = read_folder(path, missing=missing, max_bytes=max_bytes, **options)
     elif format_name == "arrays":
-        _check_no_tables(path, **options)
+        check_no_tables(path, **options)
         found = _of_arrays(path, files, None, missing, max_bytes)
     else:
         raise ValueError(f"{path}: wanted a table, an array, or a folder, got an image")
@@ -351,18 +351,11 @@ def _format_of(path: Path) -> tuple[str, list[Path]]:
     return "tables" if name in TABLES else name, found
 
 
-def _check_no_tables(path: Path, **options: Any) -> None:
-    """Refuse options of tables for what is none."""
-    for name, given in options.items():
-        if given is not None and given != () and given != []:
-            raise ValueError(f"{path}: {name}={given!r} is for tables")
-
-
 def _of_cells(
     path: Path, files: Sequence[Path], client_column: str | None, missing: Missing, **options: Any
 ) -> ClientTables:
     """Read clients from files of single cells, by a column or one each."""
-    _check_no_tables(path, **options)
+    check_no_tables(path, **options)
     genes = "all" if _masked(missing) else "common"
     return read_anndata(list(files), client_column, genes=genes)
 
