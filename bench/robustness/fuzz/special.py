@@ -116,6 +116,11 @@ def part(most: int) -> Kind:
     return fits
 
 
+def whole_of_jax(value) -> bool:
+    """A whole number that may be traced."""
+    return isinstance(value, jax.Array) and array(kinds="iu")(value)
+
+
 def ranks_of_clients(value) -> bool:
     """A rank for each client, not all of them zero."""
     several = listed(count(0), least=2)(value) and any(value)
