@@ -22,7 +22,7 @@ MODULES = (
 
 USERS = {
     "Fit a model": ("fit", "Clients", "Solution", "Status", "MultiStart"),
-    "Use, save and load a model": ("personalize", "update", "load", "Saved"),
+    "Use, save and load a model": ("personalize", "update", "load", "Saved", "to_xarray"),
     "Compare settings": ("sweep", "grid", "tune", "Tuned"),
     "Run within a compiled function": ("rollout",),
     "Options of a run": (

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from jaxfed.core.run.callbacks import EarlyStopping as EarlyStopping
     from jaxfed.core.run.compiling import enable_compilation_cache as enable_compilation_cache
     from jaxfed.core.run.fit import fit as fit
+    from jaxfed.core.run.labelled import to_xarray as to_xarray
     from jaxfed.core.run.personalize import personalize as personalize
     from jaxfed.core.run.rollout import rollout as rollout
     from jaxfed.core.run.solution import DivergenceError as DivergenceError
@@ -120,6 +121,7 @@ _PLACES = {
     "plan": "jaxfed.planning.plan:plan",
     "shapes_of": "jaxfed.planning.plan:shapes_of",
     "fit": "jaxfed.core.run.fit:fit",
+    "to_xarray": "jaxfed.core.run.labelled:to_xarray",
     "rollout": "jaxfed.core.run.rollout:rollout",
     "Saved": "jaxfed.core.store.saved:Saved",
     "load": "jaxfed.core.store.saved:load",

@@ -41,7 +41,8 @@ def host_floats(given: Any, name: str, wanted: str, *, missing: bool | None = No
     NaN.
 
     Args:
-        given: a NumPy array, a nested list, a masked array, or a data frame of numbers.
+        given: a NumPy array, a nested list, a masked array, an array of xarray, or a data frame of
+            numbers.
         name: of the argument.
         wanted: what errors say is wanted.
         missing: whether NaN is allowed; None if the argument can never have missing entries.
@@ -52,6 +53,8 @@ def host_floats(given: Any, name: str, wanted: str, *, missing: bool | None = No
     """
     if hasattr(given, "columns") and hasattr(given, "dtypes"):
         return _columns(given, name, missing)
+    if hasattr(given, "dims") and hasattr(given, "coords"):
+        given = given.values
     if np.ma.is_masked(given):
         _check_missing(name, "masked entries", missing)
     return exact(host_array(name, unmasked(given), wanted), name)

@@ -37,6 +37,7 @@ CALLS = {
         "feature_names",
     ),
     "data.read_folder": (lambda **x: jf.data.read_folder("a", **x), "decimals", "decimal"),
+    "data.read_views": (lambda **x: jf.data.read_views("a", **x), "decimals", "decimal"),
     "data.read_client": (lambda **x: jf.data.read_client("a", **x), "decimals", "decimal"),
     "inference.confidence": (
         lambda **x: jf.inference.confidence(None, CLIENTS, key=KEY, **x),

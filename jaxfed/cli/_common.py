@@ -4,6 +4,7 @@ import inspect
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 
@@ -23,18 +24,24 @@ SAMPLES = (
     "samples), or one file with the samples of all clients"
 )
 COLUMN = option("--client-column", str, "column of one table that names the client", None)
-TABLE = [
-    COLUMN,
+WRITTEN = [
     option("--sep", str, "character between cells of a .csv file, or tab; default: found", None),
     option("--decimal", (".", ","), "decimal sign of a .csv file; default: found", None),
     option("--comment", str, "character with which comments in .csv files begin; default: #", None),
     option(
         "--header", ("yes", "no"), "whether the first row names the columns; default: found", None
     ),
+    option(
+        "--encoding",
+        str,
+        "encoding of .csv files, such as cp1252 or latin-1; default: as their mark says, or UTF-8",
+        None,
+    ),
     option("--columns", tuple[str, ...], "columns of features; default: all others", ()),
     option("--drop", tuple[str, ...], "columns that are no features", ()),
     option("--id-column", str, "column that names the rows, no feature", None),
 ]
+TABLE = [COLUMN, *WRITTEN]
 UNITS = [
     option(
         "--center",
@@ -126,13 +133,7 @@ def read_samples(
         client_column=arguments.client_column,
         missing="mask" if incomplete else "refuse",
         max_bytes=arguments.max_bytes,
-        sep={"tab": "\t", "\\t": "\t"}.get(arguments.sep, arguments.sep),
-        decimal=arguments.decimal,
-        comment=arguments.comment,
-        header=None if arguments.header is None else arguments.header == "yes",
-        columns=arguments.columns or None,
-        drop=arguments.drop,
-        id_column=arguments.id_column,
+        **how_written(arguments),
     )
     for name, table in zip(found.names, found.samples, strict=True):
         empty = np.isnan(table).all(axis=1)
@@ -143,6 +144,19 @@ def read_samples(
             )
     precision.enter_context(precision_of(found.samples[0].dtype))
     return found
+
+
+def how_written(arguments: SimpleNamespace) -> dict[str, Any]:
+    """How tables are written, as options of the readers of `jaxfed.data`."""
+    return {
+        "sep": {"tab": "\t", "\\t": "\t"}.get(arguments.sep, arguments.sep),
+        "header": None if arguments.header is None else arguments.header == "yes",
+        "columns": arguments.columns or None,
+        **{
+            name: getattr(arguments, name)
+            for name in ("decimal", "comment", "drop", "id_column", "encoding")
+        },
+    }
 
 
 def channel_of(arguments: SimpleNamespace) -> channel.Channel:

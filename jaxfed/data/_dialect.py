@@ -1,6 +1,8 @@
 """How tables are written: what separates cells, which line is the header, what is no feature."""
 
+import codecs
 import csv
+import io
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +18,14 @@ _PAIRS = tuple((sep, sign) for sign in ".," for sep in (",", ";", "\t", "|", " "
 LINES = 50  # that are looked at
 _WIDE = 8  # cells in a row that hardly happen to rise, or to be evenly spaced
 _FEW = 4  # fewer cells are evenly spaced by chance
-_BOMS = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
+#: Marks at the beginning of a file, the longer ones first, and what they say.
+_MARKS = {
+    codecs.BOM_UTF8: "utf-8",
+    codecs.BOM_UTF32_LE: "utf-32",
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
 
 
 class Dialect(NamedTuple):
@@ -29,6 +38,7 @@ class Dialect(NamedTuple):
     columns: Sequence[str] | None = None
     drop: Sequence[str] = ()
     id_column: str | None = None
+    encoding: str | None = None
 
     def check(self) -> None:
         """Raise a `ValueError` for what no table can have."""
@@ -44,21 +54,64 @@ class Dialect(NamedTuple):
         check_texts("drop", self.drop)
         if self.id_column is not None:
             check_text("id_column", self.id_column)
+        if self.encoding is not None:
+            check_text("encoding", self.encoding)
+            try:
+                b"a".decode(self.encoding, "replace")
+            except (LookupError, ValueError):
+                wanted = "a name that Python has for an encoding, such as 'cp1252' or 'latin-1'"
+                raise refuse("encoding", wanted, self.encoding) from None
+
+
+def check_no_tables(path: Path, **options: Any) -> None:
+    """Refuse options of tables for what is none."""
+    for name, given in options.items():
+        if given is not None and given != () and given != []:
+            raise ValueError(f"{path}: {name}={given!r} is for tables")
 
 
 def read_rows(path: Path, dialect: Dialect) -> tuple[list[tuple[int, list[str]]], str]:
     """The lines of a `.csv` file as cells, with their numbers, and the decimal sign."""
-    with reading(path, "not a CSV file in UTF-8"):
-        content = path.read_bytes()
-        text = content.decode(_BOMS.get(content[:2], "utf-8-sig"))
+    text = _text(path, dialect.encoding)
     mark = dialect.comment or "#"
     # With their numbers; a quoted cell may go on in the next line.
-    kept = [line if line[:1] != mark else "\n" for line in text.splitlines(keepends=True)]
+    kept = [line if line[:1] != mark else "\n" for line in _lines(text)]
     sep, decimal = _found(kept, dialect)
-    with reading(path, "not a CSV file in UTF-8"):
+    with reading(path, "not a CSV file"):
         reader = _cells(kept, sep)
         rows = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if row]
     return rows, decimal
+
+
+def _text(path: Path, encoding: str | None) -> str:
+    """The text of a file; a mark at its beginning counts more than the encoding.
+
+    Raises:
+        ValueError: names the line with bytes that the encoding does not have.
+    """
+    with reading(path, "cannot be read"):
+        content = path.read_bytes()
+    marked = next((own for mark, own in _MARKS.items() if content.startswith(mark)), None)
+    known = marked or encoding or "utf-8"
+    other = "utf-8" if known.startswith("cp") else "cp1252 for older files of Windows"
+    fault = ""
+    try:
+        text = content.decode(known)
+    except UnicodeDecodeError as error:
+        text = error.object[: error.start].decode(known, "replace") + "."
+        fault = f"the byte 0x{error.object[error.start]:02x}"
+    if not fault and "\0" in text:
+        text, fault, other = text[: text.index("\0") + 1], "a zero byte", "utf-16-le"
+    if not fault:
+        return text.removeprefix("\ufeff")
+    todo = "its mark says so" if marked else f"pass encoding= (--encoding), such as {other}"
+    raise ValueError(
+        f"{path}: not a CSV file in {known.upper()}, line {len(_lines(text))} has {fault}; {todo}"
+    )
+
+
+def _lines(text: str) -> list[str]:
+    return list(io.StringIO(text, newline=""))
 
 
 def _cells(lines: Iterable[str], sep: str) -> Any:

@@ -47,14 +47,25 @@ def load_table(
     The index of a data frame is dropped with a warning, because it is not a feature.
     """
     how = Dialect() if dialect is None else dialect
+    found = load_columns(path, max_bytes, how, client_column, missing)
+    return found if dialect is None else chosen(path, *found, client_column, dialect)
+
+
+def load_columns(
+    path: Path,
+    max_bytes: int,
+    dialect: Dialect,
+    client_column: str | None = None,
+    missing: bool | None = None,
+) -> tuple[list[str], list[Column]]:
+    """As `load_table`, also those columns that are no features."""
     match path.suffix.lower():
         case ".csv":
-            found = _load_csv(path, client_column, how)
+            return _load_csv(path, client_column, dialect)
         case ".parquet":
-            found = _load_parquet(path, max_bytes, client_column, missing)
+            return _load_parquet(path, max_bytes, client_column, missing)
         case _:
             raise ValueError(f"{path}: wanted a .csv or .parquet file")
-    return found if dialect is None else chosen(path, *found, client_column, dialect)
 
 
 def _places(

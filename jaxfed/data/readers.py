@@ -28,7 +28,7 @@ from jaxfed.data._arrays import (
     load_one,
     of_one_type,
 )
-from jaxfed.data._dialect import Dialect
+from jaxfed.data._dialect import Dialect, check_no_tables
 from jaxfed.data._files import (
     MAX_BYTES,
     StrPath,
@@ -90,7 +90,7 @@ def read_folder(
         if client_column is None and not path.is_dir():
             raise ValueError(f"{path}: one file holds all clients, name their client_column")
         return _of_cells(path, files, client_column, missing, **options)
-    _check_no_tables(path, client_column=client_column, **options)
+    check_no_tables(path, client_column=client_column, **options)
     if format_name == "arrays":
         return read_arrays(path, missing=missing, max_bytes=max_bytes)
     images = read_pictures(files, color=False, max_bytes=max_bytes)
@@ -130,7 +130,7 @@ def read_client(
     elif path.is_dir():
         found = read_folder(path, missing=missing, max_bytes=max_bytes, **options)
     elif format_name == "arrays":
-        _check_no_tables(path, **options)
+        check_no_tables(path, **options)
         found = _of_arrays(path, files, None, missing, max_bytes)
     else:
         raise ValueError(f"{path}: wanted a table, an array, or a folder, got an image")
@@ -200,6 +200,7 @@ def read_table(
     columns: Sequence[str] | None = None,
     drop: Sequence[str] = (),
     id_column: str | None = None,
+    encoding: str | None = None,
 ) -> ClientTables:
     """Read clients from `.csv` or `.parquet` tables, with features as columns.
 
@@ -208,11 +209,12 @@ def read_table(
     The index of a data frame is not a feature and is dropped with a warning: in `.parquet` the
     columns that pandas marks as index, in `.csv` leading columns without a name.
 
-    By itself, a `.csv` file tells how it is written: in UTF-8, or UTF-16 with its mark; lines that
-    begin with `#` are comments. The first row is its header if it holds `client_column`; if it has
-    a name above a number; if none of its cells is a number and not all are missing values (`NA`,
-    empty and the like); if it counts 0, 1, 2, ... over three columns or more, like the unnamed
-    columns of a data frame; or if it alone is evenly spaced, as wavelengths are.
+    By itself, a `.csv` file tells how it is written: in UTF-8, or as the mark at its beginning says
+    (UTF-8, UTF-16, UTF-32); lines that begin with `#` are comments. The first row is its header if
+    it holds `client_column`; if it has a name above a number; if none of its cells is a number and
+    not all are missing values (`NA`, empty and the like); if it counts 0, 1, 2, ... over three
+    columns or more, like the unnamed columns of a data frame; or if it alone is evenly spaced, as
+    wavelengths are.
 
     Args:
         path: a folder of tables or one table.
@@ -227,6 +229,8 @@ def read_table(
         columns: the columns of features; all others by default.
         drop: columns that are no features.
         id_column: the column that names the rows, no feature.
+        encoding: how `.csv` files without a mark are written, by Python's name of the encoding,
+            such as `"cp1252"` for older files of Windows, or `"latin-1"`; UTF-8 by default.
 
     Returns:
         Samples (float64 from `.csv`) and name of each client, and the features' names.
@@ -234,10 +238,11 @@ def read_table(
     Raises:
         FileNotFoundError: if `path` does not exist.
         ImportError: if a `.parquet` file is read and pyarrow is not installed.
-        ValueError: if a table is ragged, not numeric, incomplete, or does not match the others.
+        ValueError: if a table is ragged, not numeric, incomplete, in another encoding, or does not
+            match the others.
     """
     path, masked = checked_source("path", path, max_bytes), _masked(missing)
-    dialect = Dialect(sep, decimal, comment, header, columns, drop, id_column)
+    dialect = Dialect(sep, decimal, comment, header, columns, drop, id_column, encoding)
     dialect.check()
     files = files_of(path, TABLES)
     if client_column is None and path.is_dir():
@@ -346,18 +351,11 @@ def _format_of(path: Path) -> tuple[str, list[Path]]:
     return "tables" if name in TABLES else name, found
 
 
-def _check_no_tables(path: Path, **options: Any) -> None:
-    """Refuse options of tables for what is none."""
-    for name, given in options.items():
-        if given is not None and given != () and given != []:
-            raise ValueError(f"{path}: {name}={given!r} is for tables")
-
-
 def _of_cells(
     path: Path, files: Sequence[Path], client_column: str | None, missing: Missing, **options: Any
 ) -> ClientTables:
     """Read clients from files of single cells, by a column or one each."""
-    _check_no_tables(path, **options)
+    check_no_tables(path, **options)
     genes = "all" if _masked(missing) else "common"
     return read_anndata(list(files), client_column, genes=genes)
 

@@ -16,6 +16,7 @@ from jaxfed.gcca.metrics import optimum as optimum
 from jaxfed.gcca.metrics import subspace_distance as subspace_distance
 from jaxfed.gcca.metrics import transform as transform
 from jaxfed.gcca.mvlsa import MVLSA as MVLSA
+from jaxfed.gcca.pseudonyms import pseudonyms as pseudonyms
 from jaxfed.gcca.ranks import JointRank as JointRank
 from jaxfed.gcca.ranks import joint_rank as joint_rank
 from jaxfed.gcca.views import SparseView as SparseView

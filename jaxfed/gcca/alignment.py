@@ -1,15 +1,20 @@
 """Match entities between clients by their ids: one common order, and positions in it."""
 
+import warnings
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+import scipy.sparse
 from jaxtyping import ArrayLike, Int, Shaped
+from scipy.sparse.csgraph import connected_components
 
 from jaxfed._checks import check_list, is_list, refuse
+from jaxfed._names import caller
 
 Ids = Sequence[int] | Sequence[str] | ArrayLike
 
+FEW = 0.1  # of the ids that two sides could share
 KINDS = {"i": "whole numbers", "u": "unsigned whole numbers", "U": "strings"}
 
 
@@ -35,7 +40,7 @@ class Alignment(NamedTuple):
         Raises:
             ValueError: if an id is unknown.
         """
-        return _positions(self.ids, _checked(ids, "ids", self.ids), "ids")
+        return _positions(self.ids, checked_ids(ids, "ids", self.ids), "ids")
 
 
 def align(
@@ -56,43 +61,97 @@ def align(
     Returns:
         The alignment, which does not depend on the order of clients and rows.
 
+    It warns if a client shares less than a tenth of the entities that it could share with others,
+    and if ids differ only in case or blanks, such as `p1` and `P1`, which are two entities.
+
     Raises:
         ValueError: if ids are not all whole numbers or all strings, a list repeats an id, an id is
-            not in the order, or a client shares no entity with others.
+            not in the order, a client shares no entity with others, or, without an order, clients
+            fall into groups that share none.
     """
     check_list("ids", ids, "lists of ids, one per client")
     lists: list[np.ndarray] = []
     for j, own in enumerate(ids):
-        lists.append(_checked(own, f"ids[{j}]", *lists[:1]))
+        lists.append(checked_ids(own, f"ids[{j}]", *lists[:1]))
         _check_once(lists[j], f"ids[{j}]")
     if order is None:
         everybody = np.unique(np.concatenate(lists))
     else:
-        everybody = _checked(order, "order", lists[0])
+        everybody = checked_ids(order, "order", lists[0])
         _check_once(everybody, "order")
     places = tuple(_positions(everybody, own, f"ids[{j}]") for j, own in enumerate(lists))
-    _check_overlap(lists, places, len(everybody))
+    _check_overlap(lists, places, everybody, order is None)
     # With a given order, there may be other clients.
     complete = order is None and all(len(own) == len(everybody) for own in places)
     return Alignment(everybody, places, complete)
 
 
-def _check_overlap(lists: list[np.ndarray], places: tuple[np.ndarray, ...], number: int) -> None:
-    """Refuse a client whose entities nobody else has seen: its view then agrees with any other."""
+def _check_overlap(
+    lists: list[np.ndarray], places: tuple[np.ndarray, ...], everybody: np.ndarray, known: bool
+) -> None:
+    """Refuse clients whose entities nobody else has seen: their views then agree with any others.
+
+    Args:
+        lists: each client's ids.
+        places: their positions among those of everybody.
+        everybody: all ids.
+        known: whether there may be no other clients.
+    """
     if len(lists) < 2:
         return
-    seen = np.bincount(np.concatenate(places), minlength=number)
+    _warn_of_spellings(lists)
+    seen = np.bincount(np.concatenate(places), minlength=len(everybody))
     for j, own in enumerate(places):
-        if seen[own].max() < 2:
-            other = lists[0 if j else 1]
-            raise ValueError(
-                f"ids[{j}]: wanted some entity that another client has seen, got "
-                f"{lists[j][0].item()!r} and others, where another client has "
-                f"{other[0].item()!r}"
+        found = int((seen[own] > 1).sum())
+        others = int((seen > 0).sum() - (seen[own] == 1).sum())
+        if found == 0:
+            raise _apart(lists, j, 0 if j else 1)
+        if found < FEW * min(len(own), others):
+            _warn(
+                f"ids[{j}]: wanted at least a tenth of the entities in common with others, got "
+                f"{found} of {len(own)} ids here and {others} of others: are ids such as "
+                f"{lists[j][0].item()!r} written in one way by all?"
             )
+    if known:
+        seats = np.repeat(np.arange(len(lists)), [len(own) for own in lists])
+        ones = np.ones(len(seats), np.int8)
+        shape = (len(lists), len(everybody))
+        table = scipy.sparse.csr_array((ones, (seats, np.concatenate(places))), shape)
+        groups = connected_components(table @ table.T, directed=False)[1]
+        if (groups != groups[0]).any():
+            raise _apart(lists, int(np.argmax(groups != groups[0])), 0, "a group with ")
 
 
-def _checked(ids: object, name: str, like: np.ndarray | None = None) -> np.ndarray:
+def _apart(lists: list[np.ndarray], one: int, other: int, kind: str = "") -> ValueError:
+    """The error about clients that share nothing; the caller raises it."""
+    return ValueError(
+        f"ids[{one}]: wanted some entity that another client has seen, got {kind}"
+        f"{lists[one][0].item()!r} and others, where another client has {lists[other][0].item()!r}"
+    )
+
+
+def _warn_of_spellings(lists: list[np.ndarray]) -> None:
+    """Warn of ids of two clients that differ only in case or blanks, of which each has one."""
+    if lists[0].dtype.kind != "U":
+        return
+    first: dict[str, tuple[int, str]] = {}
+    known = [set(own.tolist()) for own in lists]
+    for j, own in enumerate(lists):
+        for name in own.tolist():
+            i, other = first.setdefault(name.strip().casefold(), (j, name))
+            if other not in known[j] and name not in known[i]:
+                _warn(
+                    f"ids[{j}]: wanted one way to write an entity, got {name!r}, where ids[{i}] "
+                    f"has {other!r}: they count as two entities"
+                )
+                return
+
+
+def _warn(words: str) -> None:
+    warnings.warn(words, stacklevel=caller())
+
+
+def checked_ids(ids: object, name: str, like: np.ndarray | None = None) -> np.ndarray:
     """Convert ids to an array, and check that they are of one kind, that of `like`."""
     try:
         array = np.asarray(ids)

@@ -17,7 +17,8 @@ from jaxfed._numbers import is_lost
 from jaxfed.contract import ClientsLike, Personalized, check_flag, check_instance
 from jaxfed.core.clients.checks import check_tables, checked_floats
 from jaxfed.core.clients.clients import Clients
-from jaxfed.core.clients.names import names_of_views
+from jaxfed.core.clients.labelled import LabelledArray
+from jaxfed.core.clients.names import names_of_views, views_in_order
 from jaxfed.core.clients.samples import Ragged, padded, widened
 from jaxfed.core.common.printing import is_known
 from jaxfed.core.common.processes import on_host
@@ -191,7 +192,7 @@ class Views(Clients):
     @classmethod
     def from_arrays(
         cls,
-        arrays: Sequence[Any],
+        arrays: Sequence[Any] | LabelledArray,
         *,
         names: Sequence[str] | None = None,
         features: Sequence[Sequence[str]] | None = None,
@@ -203,10 +204,14 @@ class Views(Clients):
 
         Args:
             arrays: one `(entities, features_j)` array per client; with an alignment
-                `(entities_j, features_j)`.
-            names: the views' names.
-            features: each view's names of features; by default the columns of data frames.
-            entities: the entities' names; by default the ids of the alignment.
+                `(entities_j, features_j)`. Also data frames, arrays of xarray, whose entities are
+                put in the order of the first if their first dimension has coordinates, or a
+                dataset, each variable a view.
+            names: the views' names; by default those of arrays of xarray, if they differ.
+            features: each view's names of features; by default the columns of data frames, or the
+                coordinates of the last dimension.
+            entities: the entities' names; by default the ids of the alignment, or the coordinates
+                of the first dimension.
             center: subtract each feature's mean over the client's entities, which needs no
                 exchange.
             alignment: `jf.gcca.align(ids)` of the ids of the arrays' rows, if clients have seen
@@ -221,10 +226,11 @@ class Views(Clients):
                 features, or differ in their entities or from the alignment; or data are not finite
                 real floating-point numbers of one type. The message names the view.
         """
-        check_list("arrays", arrays, MATRICES)
+        tables, entities = views_in_order(arrays, entities, alignment)
+        check_list("arrays", tables, MATRICES)
         check_flag("center", center)
         views = [
-            checked_floats(array, f"arrays[{j}]", center=center) for j, array in enumerate(arrays)
+            checked_floats(array, f"arrays[{j}]", center=center) for j, array in enumerate(tables)
         ]
         _check_aligned("arrays", views, alignment)
         if alignment is not None:
@@ -234,7 +240,7 @@ class Views(Clients):
             ]
         sizes = jnp.asarray([view.shape[1] for view in views], views[0].dtype)
         data = View(padded(views), sizes, _observed(alignment, views[0].dtype))
-        return cls._of(data, arrays, names, features, entities, alignment)
+        return cls._of(data, tables, names, features, entities, alignment)
 
     @classmethod
     def from_sparse(

@@ -1,8 +1,9 @@
 """Use learned components: loadings of samples, and values for missing entries.
 
 Samples are an array `(clients, samples, features)`, a list of `(samples_i, features)` arrays, one
-per client, or one array `(samples, features)` of the client `client`. Columns of data frames are
-put in the order of the features that were learned. NaN marks missing entries.
+per client, or one array `(samples, features)` of the client `client`. Columns of data frames
+and of arrays of xarray are put in the order of the features that were learned. NaN marks missing
+entries.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ from jaxtyping import Array, ArrayLike, Float
 from jaxfed._optional import require
 from jaxfed.contract import Personalized, check_factor, check_instance, refuse
 from jaxfed.core.clients.clients import Clients
+from jaxfed.core.clients.labelled import LabelledArray
 from jaxfed.core.clients.names import DataFrame, order_of
 from jaxfed.core.clients.samples import IncompleteSamples
 from jaxfed.core.run.result import (
@@ -35,7 +37,8 @@ Tables: TypeAlias = (
     Float[ArrayLike, "clients samples features"]
     | Float[ArrayLike, "samples features"]
     | DataFrame
-    | Sequence[Float[ArrayLike, "samples_i features"] | DataFrame]
+    | LabelledArray
+    | Sequence[Float[ArrayLike, "samples_i features"] | DataFrame | LabelledArray]
 )
 Found: TypeAlias = Float[Array, "..."] | list[Float[Array, "samples_i ..."]]
 

@@ -6,10 +6,10 @@ client's components are only its local ones. Scores have the same order.
 
 Samples are an array `(m, n, d)` or a list of `(n_i, d)` arrays, one per client, centred like the
 samples that the components were learned from. With `client=i`, or without local components, they
-may be one array `(n, d)`. In place of an array, there may be a data frame, whose columns are put in
-the order of the features that were learned. A client is named by its name, if it has one, or by its
-id, as in `solution.ids`; by its position among those of `result.local` where only a result or an
-estimator is given.
+may be one array `(n, d)`. In place of an array, there may be a data frame or an array of xarray,
+whose columns are put in the order of the features that were learned. A client is named by its name,
+if it has one, or by its id, as in `solution.ids`; by its position among those of `result.local`
+where only a result or an estimator is given.
 """
 
 import contextlib
@@ -27,6 +27,7 @@ from jaxfed._checks import checked_array, is_list
 from jaxfed._numbers import checked_rows
 from jaxfed.contract import Personalized, check_count, refuse
 from jaxfed.core.clients.clients import Clients
+from jaxfed.core.clients.labelled import LabelledArray
 from jaxfed.core.clients.names import DataFrame, like
 from jaxfed.core.clients.samples import Samples
 from jaxfed.core.clients.units import lose_single_precision, widened
@@ -41,7 +42,8 @@ Tables: TypeAlias = (
     Float[ArrayLike, "m n d"]
     | Float[ArrayLike, "n d"]
     | DataFrame
-    | Sequence[Float[ArrayLike, "n_i d"] | DataFrame]
+    | LabelledArray
+    | Sequence[Float[ArrayLike, "n_i d"] | DataFrame | LabelledArray]
 )
 Found: TypeAlias = Float[Array, "..."] | list[Float[Array, "n_i ..."]]
 

@@ -339,6 +339,18 @@ def test_commands_read_tables_as_people_write_them(tmp_path, capsys):
         np.testing.assert_allclose(found["anomaly"], np.concatenate(alone), rtol=1e-4, atol=1e-6)
 
 
+def test_commands_read_tables_in_other_encodings(tmp_path, capsys):
+    rng, path = np.random.default_rng(0), tmp_path / "table.csv"
+    cells = [f"{'ab'[i % 2]},{','.join(map(str, rng.normal(size=3)))}" for i in range(20)]
+    path.write_text("\n".join(["hôpital,âge,b,c", *cells]), encoding="cp1252")
+    words = ["--client-column", "hôpital", "--shared-rank", 1, "--local-rank", 1, "--rounds", 2]
+    words += ["--held-out", 0]
+    said = refused(capsys, fit("perpca", path, tmp_path / "no", *words))
+    assert "line 1 has the byte 0xf4; pass encoding= (--encoding), such as cp1252" in said
+    assert fit("perpca", path, tmp_path / "out", *words, "--encoding", "cp1252") == 0
+    assert jaxfed.load(tmp_path / "out" / "result.npz").names.features == ("âge", "b", "c")
+
+
 def test_columns_are_known_by_their_names(tmp_path, capsys):
     """In another order, they used to be taken for each other."""
     rng, table, moved, other = np.random.default_rng(0), [], [], []
@@ -564,6 +576,24 @@ def test_fit_ajive_says_what_is_joint_and_what_individual(tmp_path):
 
 
 @pytest.mark.slow
+def test_fit_gcca_reads_tables_as_people_write_them(tmp_path):
+    views = seen(tmp_path)
+    for name in "abc":
+        table = np.load(views / f"{name}.npy")
+        # In each view, the rows are in another order.
+        rows = [f"p{i};{';'.join(map(str, x))}".replace(".", ",") for i, x in enumerate(table)]
+        head = ";".join(["id", *(f"{name}{k}" for k in range(table.shape[1]))])
+        text = "\n".join([head, *(rows[::-1] if name == "b" else rows)])
+        (tmp_path / "tables").mkdir(exist_ok=True)
+        (tmp_path / "tables" / f"{name}.csv").write_text(text, encoding="utf-16")
+    options = ["--rank", 2, "--rounds", 3, "--held-out", 0]
+    assert fit("maxvar", views, tmp_path / "arrays", *options) == 0
+    options += ["--id-column", "id"]
+    assert fit("maxvar", tmp_path / "tables", tmp_path / "out", *options) == 0
+    wanted, found = (loaded(tmp_path / name)[0]["shared"] for name in ("arrays", "out"))
+    np.testing.assert_allclose(found @ found.T, wanted @ wanted.T, atol=1e-4)
+
+
 def test_fit_gcca_takes_sparse_views_for_what_they_are(tmp_path):
     for name in ("dense", "sparse"):
         (tmp_path / name).mkdir()

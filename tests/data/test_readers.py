@@ -829,6 +829,77 @@ def test_views_that_are_not_there_are_told(tmp_path):
         read_views(tmp_path / "nowhere")
 
 
+def test_views_are_tables_as_people_write_them(tmp_path):
+    (tmp_path / "a.csv").write_text("nr;âge;x\n1;0,5;2\n2;1,5;3\n3;2;4\n", encoding="cp1252")
+    (tmp_path / "b.csv").write_text("nr;y;z\n1;5;6\n2;7;8\n3;9;1\n", encoding="cp1252")
+    options = {"sep": ";", "decimal": ",", "encoding": "cp1252"}
+    with pytest.raises(ValueError, match=r"a\.csv: column 'nr' counts the rows and is no feature"):
+        read_views(tmp_path, **options)
+    first, second = [[0.5, 2], [1.5, 3], [2, 4]], [[5.0, 6], [7, 8], [9, 1]]
+    for given in ({"drop": ["nr"]}, {"id_column": "nr"}):
+        views, names = read_views(tmp_path, **options, **given)
+        assert names == ["a", "b"]
+        np.testing.assert_array_equal(views[0], first)
+        np.testing.assert_array_equal(views[1], second)
+    # Views have other columns: each takes those that it has.
+    views, _ = read_views(tmp_path, **options, columns=["z", "âge"])
+    np.testing.assert_array_equal(views[0], np.asarray(first)[:, :1])
+    np.testing.assert_array_equal(views[1], np.asarray(second)[:, 1:])
+    views, _ = read_views(tmp_path, **options, drop=["nr", "x"])
+    assert [x.shape for x in views] == [(3, 1), (3, 2)]
+    assert read_views(tmp_path, **options, header=True, names=["b", "a"], drop=["nr"])[1][0] == "b"
+
+
+def test_rows_of_views_go_by_their_ids(tmp_path):
+    (tmp_path / "a.csv").write_text("id,x,y\np1,1,2\np2,3,4\np3,5,7\n")
+    (tmp_path / "b.csv").write_text("z,w,id\n9,1,p3\n8,2,p1\n7,5,p2\n")
+    views, _ = read_views(tmp_path, id_column="id")
+    np.testing.assert_array_equal(views[0], [[1, 2], [3, 4], [5, 7]])
+    np.testing.assert_array_equal(views[1], [[8, 2], [7, 5], [9, 1]])
+    for rows, refused in (
+        ("9,1,p3\n8,2,p1\n7,5,p4\n", r"b\.csv: .*of a in column 'id', it lacks p2; jaxfed.*align"),
+        ("9,1,p3\n8,2,p1\n7,5,p2\n6,6,p5\n", r"b\.csv: .*it has besides p5"),
+        ("9,1,p3\n8,2,p1\n7,5,p1\n", r"b\.csv: column 'id' has 'p1' twice"),
+    ):
+        (tmp_path / "b.csv").write_text("z,w,id\n" + rows)
+        with pytest.raises(ValueError, match=refused):
+            read_views(tmp_path, id_column="id")
+
+
+@pytest.mark.parametrize(
+    ("given", "refused"),
+    [
+        ({"id_column": "nr"}, r"b\.csv: has no column 'nr'"),
+        ({"drop": ["zz"]}, r"no view has a column 'zz'"),
+        ({"columns": ["x", "zz"]}, r"no view has a column 'zz'"),
+        ({"columns": ["x"]}, r"b\.csv: wanted some of the columns x, it has z"),
+        ({"drop": ["z"]}, r"b\.csv: has no column besides those that are left out"),
+        ({"header": False}, r"a\.csv: column '0', row 0 .* is 'nr', not a number"),
+        ({"decimal": ";"}, r"^decimal: wanted"),
+        ({"client_column": "x"}, r"^client_column: no such option"),
+        ({"missing": "mask"}, r"^missing: no such option"),
+    ],
+)
+def test_unsuitable_options_of_views_are_refused(tmp_path, given, refused):
+    (tmp_path / "a.csv").write_text("nr,x\n1,2\n5,4\n")
+    (tmp_path / "b.csv").write_text("z\n2\n4\n")
+    with pytest.raises(ValueError, match=refused):
+        read_views(tmp_path, **given)
+
+
+def test_options_of_tables_are_for_tables(tmp_path):
+    np.save(tmp_path / "a.npy", np.ones((2, 3)))
+    np.save(tmp_path / "b.npy", np.ones((2, 3)))
+    with pytest.raises(ValueError, match=r"a\.npy: sep=';' is for tables"):
+        read_views(tmp_path, sep=";")
+    (tmp_path / "b.npy").unlink()
+    (tmp_path / "b.csv").write_text("id;y;z\np1;2;3\np2;4;9\n")
+    assert read_views(tmp_path, sep=";", drop=["id"])[0][1].shape == (2, 2)
+    with pytest.raises(ValueError, match=r"a\.npy: id_column='id' is for tables"):
+        read_views(tmp_path, id_column="id")
+    assert len(read_views(tmp_path, sep=None, drop=["id"])[0]) == 2
+
+
 # How tables are written --------------------------------------------------------------------------
 
 
@@ -843,7 +914,7 @@ def test_views_that_are_not_there_are_told(tmp_path):
         'site,"x",y\n"Bern","0.5",1\n"Bern",2,-3e2\nOslo,4,5\n',
     ],
 )
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])
 def test_a_table_tells_how_it_is_written(tmp_path, content, encoding):
     """These were one column of text, or refused as ragged."""
     (tmp_path / "t.csv").write_text(content, encoding=encoding)
@@ -851,6 +922,49 @@ def test_a_table_tells_how_it_is_written(tmp_path, content, encoding):
     wanted = [np.array([[0.5, 1], [2, -300]]), np.array([[4.0, 5]])]
     check(found, wanted, ["Bern", "Oslo"], np.float64)
     assert found.features == ["x", "y"]
+
+
+@pytest.mark.parametrize("encoding", ["cp1252", "latin-1", "utf-16-le", "utf-16-be", "mac-roman"])
+def test_encodings_without_a_mark_are_given(tmp_path, encoding):
+    (tmp_path / "t.csv").write_text("hôpital,âge,µ\nZoë,1,2\nRenée,3,4\n", encoding=encoding)
+    found = read_folder(tmp_path / "t.csv", client_column="hôpital", encoding=encoding)
+    check(found, [np.array([[3.0, 4]]), np.array([[1.0, 2]])], ["Renée", "Zoë"], np.float64)
+    assert found.features == ["âge", "µ"]
+    assert read_client(tmp_path, drop=["hôpital"], encoding=encoding).features == ["âge", "µ"]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32"])
+def test_a_mark_counts_more_than_an_encoding(tmp_path, encoding):
+    (tmp_path / "t.csv").write_text("âge,y\n1,2\n", encoding=encoding)
+    assert read_table(tmp_path, encoding="cp1252").features == ["âge", "y"]
+    # Without a header, no mark is left in the first number either.
+    (tmp_path / "t.csv").write_text("1,2\n3,4\n", encoding=encoding)
+    check(read_table(tmp_path), [np.array([[1.0, 2], [3, 4]])], ["t"], np.float64)
+
+
+@pytest.mark.parametrize(
+    ("content", "given", "refused"),
+    [
+        ("x,y\n1,2\né,3\n".encode("latin-1"), None, r"UTF-8, line 3 has the byte 0xe9; .*cp1252"),
+        ("x,y\r1,2\ré,3\r".encode("latin-1"), None, r"UTF-8, line 3 has the byte 0xe9; pass enc"),
+        (b"x,y\n\x81,3\n", "cp1252", r"CP1252, line 2 has the byte 0x81; .*such as utf-8"),
+        ("x,y\n1,é\n".encode(), "ascii", r"ASCII, line 2 has the byte 0xc3"),
+        ("x,y\n1,2\n".encode("utf-16-le"), None, r"UTF-8, line 1 has a zero byte; .*utf-16-le"),
+        ("x,y\n1,2\n".encode("utf-16")[:-1], None, r"UTF-16, line 2 has the byte .*mark says so"),
+        (b"\xef\xbb\xbfx,y\n1,\xe9\n", "cp1252", r"UTF-8, line 2 has the byte 0xe9; its mark"),
+    ],
+)
+def test_bytes_of_other_encodings_are_refused_by_line(tmp_path, content, given, refused):
+    (tmp_path / "t.csv").write_bytes(content)
+    for read in (read_table, read_client):
+        with pytest.raises(ValueError, match=rf"t\.csv: not a CSV file in {refused}") as caught:
+            read(tmp_path, encoding=given)
+        assert type(caught.value) is ValueError
+
+
+def test_marks_of_lines_in_cells_do_not_end_rows(tmp_path):
+    (tmp_path / "t.csv").write_text('x,"a\u2028b"\n1,2\n3,4\n', encoding="utf-8")
+    assert read_table(tmp_path).features == ["x", "a\u2028b"]
 
 
 def test_a_dialect_may_be_given(tmp_path):
@@ -873,6 +987,10 @@ def test_a_dialect_may_be_given(tmp_path):
         ({"sep": ",", "decimal": ","}, r"^decimal: .*other than sep"),
         ({"header": "yes"}, r"^header: wanted True or False"),
         ({"drop": "x"}, r"^drop: wanted a list of texts"),
+        ({"encoding": "utf-9"}, r"^encoding: wanted a name that Python has for an encoding"),
+        ({"encoding": "base64"}, r"^encoding: wanted a name"),
+        ({"encoding": "a\0"}, r"^encoding: wanted a name"),
+        ({"encoding": 8}, r"^encoding: wanted a text"),
         ({"separator": ";"}, r"^separator: no such option"),
     ):
         with pytest.raises(ValueError, match=refused):

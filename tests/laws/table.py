@@ -316,6 +316,7 @@ LAWS: dict[str, Law | str] = {
         counted=True,
     ),
     "gcca.align": "ids",
+    "gcca.pseudonyms": "ids",
     "gcca.alignment_accuracy": Law(
         lambda x: gcca.alignment_accuracy(jnp.asarray(x[..., :2], jnp.float32)), counted=True
     ),

@@ -131,6 +131,11 @@ def part(most: int) -> Kind:
     return fits
 
 
+def whole_of_jax(value) -> bool:
+    """A whole number that may be traced."""
+    return isinstance(value, jax.Array) and array(kinds="iu")(value)
+
+
 def ranks_of_clients(value) -> bool:
     """A rank for each client, not all of them zero."""
     several = listed(count(0), least=2)(value) and any(value)
@@ -267,6 +272,16 @@ def lists_of_entities(value) -> bool:
         return False
     kinds = {_entities(each) for each in value}
     return len(kinds) == 1 and None not in kinds
+
+
+def entities(value) -> bool:
+    """Ids of one kind, each once and none empty."""
+    return _entities(value) is not None and all(str(x).strip() for x in np.asarray(value).tolist())
+
+
+def long_secret(value) -> bool:
+    """Bytes or a text of at least 32."""
+    return isinstance(value, bytes | str) and len(value) >= 32
 
 
 def order_of_entities(value) -> bool:

@@ -8,7 +8,7 @@ import scipy.sparse
 from jaxtyping import Float, Int
 
 from jaxfed import data
-from jaxfed.cli._common import share_of
+from jaxfed.cli._common import how_written, share_of
 
 MATCHED = 1000  # largest number of held-out entities to match with other views
 
@@ -33,7 +33,10 @@ class Split(NamedTuple):
 def read(arguments: SimpleNamespace) -> Split:
     """Read, split and scale the views in `--data`."""
     views, names = data.read_views(
-        arguments.data, names=arguments.views, max_bytes=arguments.max_bytes
+        arguments.data,
+        names=arguments.views,
+        max_bytes=arguments.max_bytes,
+        **how_written(arguments),
     )
     share = share_of(arguments)
     entities = views[0].shape[0]

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, PyTree
 
 from jaxfed import gcca, models, plot
 from jaxfed._numbers import precision_of
-from jaxfed.cli._common import BACKEND, BITS, channel_of, files, held_out, rounds
+from jaxfed.cli._common import BACKEND, BITS, WRITTEN, channel_of, files, held_out, rounds
 from jaxfed.cli._options import call, define, option, options_of
 from jaxfed.cli.fit import _run
 from jaxfed.cli.fit._run import CHECKPOINTS, ONE_EXCHANGE, ROBUST, RUN, TOL
@@ -50,6 +50,7 @@ def _plain(sparse: str) -> list[Parameter]:
     )
     return [
         *files(data),
+        *WRITTEN,
         *RUN,
         option("--views", list[str], "names of the views to use; default: all", None),
         option("--scale", ("none", "center", "standardize"), scale, "standardize"),

@@ -24,6 +24,7 @@ from jaxfed.core.clients.checks import (
 )
 from jaxfed.core.clients.frames import split_frame
 from jaxfed.core.clients.guarantee import Guarantee, note
+from jaxfed.core.clients.labelled import LabelledArray
 from jaxfed.core.clients.layout import Layout, Padded
 from jaxfed.core.clients.mapped import TableSequence
 from jaxfed.core.clients.names import NAMELESS, Names, checked_names, named_tables, replace_names
@@ -68,7 +69,7 @@ class Clients(eqx.Module):
     @classmethod
     def from_samples(
         cls,
-        arrays: Sequence[Any] | ArrayLike,
+        arrays: Sequence[Any] | ArrayLike | LabelledArray,
         *,
         names: Sequence[str] | None = None,
         features: Sequence[str] | None = None,
@@ -80,10 +81,13 @@ class Clients(eqx.Module):
 
         Args:
             arrays: a list of `(samples_i, features)` arrays of any lengths, or one
-                `(clients, samples, features)` array, not centred, also integers, masked arrays or
-                data frames; no rows for a client of weight 0. Or what `jaxfed.data` has read.
-            names: the clients' names, distinct texts, which solutions and files keep.
-            features: their names; by default the columns of data frames, put in this order.
+                `(clients, samples, features)` array, not centred, also integers, masked arrays,
+                data frames, arrays of xarray or a dataset, each variable a client; no rows for a
+                client of weight 0. Or what `jaxfed.data` has read.
+            names: the clients' names, distinct texts, which solutions and files keep; by default
+                the names of arrays of xarray, if they differ, or the coordinates of clients.
+            features: their names; by default the columns of data frames, or the coordinates of the
+                last dimension, put in this order.
             weights: `"equal"` (each client counts the same, as in Shi & Kontar 2024), `"samples"`
                 (by number of samples), or one non-negative number per client.
             bucket: None pads all clients with rows of zeros to the longest. A number of at least

@@ -14,11 +14,18 @@ import numpy as np
 
 from jaxfed._checks import is_list, refuse
 from jaxfed.core.clients.checks import is_traced
+from jaxfed.core.clients.labelled import (
+    LabelledArray,
+    Texts,
+    check_dimension,
+    labels_of,
+    names_of_arrays,
+    variables_of,
+)
 from jaxfed.core.clients.samples import SampleRows
 from jaxfed.linalg import Moment
 
 T = TypeVar("T")
-Texts = tuple[str, ...]
 
 
 @runtime_checkable
@@ -150,7 +157,8 @@ def order_of(wanted: Sequence[str], got: Sequence[str], argument: str = "feature
     """
     places = {name: place for place, name in enumerate(got)}
     missing = [name for name in wanted if name not in places]
-    more = [name for name in got if name not in set(wanted)]
+    known = set(wanted)
+    more = [name for name in got if name not in known]
     if missing or more or len(places) != len(got):
         parts = [f"without {listing(missing)}"] * bool(missing)
         parts += [f"with {listing(more)} besides"] * bool(more)
@@ -173,7 +181,12 @@ def check_same_names(argument: str, wanted: Any, got: Any) -> None:
 
 
 def columns_of(table: Any) -> Texts | None:
-    """The names of a data frame's columns; None of other tables, and where they only count."""
+    """The names of the columns of a data frame or of an array of xarray, its last dimension.
+
+    None of other tables, and where they only count.
+    """
+    if isinstance(table, LabelledArray):
+        return labels_of(table, -1)
     if not isinstance(table, DataFrame):
         return None
     columns = list(table.columns)
@@ -181,7 +194,7 @@ def columns_of(table: Any) -> Texts | None:
 
 
 def in_columns(table: Any, features: Any, argument: str = "features") -> Any:
-    """A data frame with its columns in the order of features; any other table as it is.
+    """A table with its columns in the order of features; one without names as it is.
 
     Raises:
         ValueError: if the columns are others.
@@ -189,36 +202,45 @@ def in_columns(table: Any, features: Any, argument: str = "features") -> Any:
     columns = columns_of(table)
     if columns is None or features is None or columns == features:
         return table
-    return table.iloc[:, order_of(features, columns, argument)]
+    order = order_of(features, columns, argument)
+    return table[..., order] if isinstance(table, LabelledArray) else table.iloc[:, order]
 
 
 def named_tables(arrays: Any, names: Any, features: Any) -> tuple[Any, Any, Any]:
     """Tables with the names that they bring, unless others are given.
 
     Args:
-        arrays: arrays, data frames, or what a reader of `jaxfed.data` returned.
+        arrays: arrays, data frames, arrays or a dataset of xarray, or what a reader of
+            `jaxfed.data` returned.
         names: of the clients, or None.
         features: of the features, or None.
 
     Returns:
-        The tables, with the columns of data frames in the order of the features, and both names.
+        The tables, with their columns in the order of the features, and both names.
 
     Raises:
-        ValueError: if data frames have other columns.
+        ValueError: if tables have other columns, or dimensions in another order.
     """
     if isinstance(arrays, tuple) and hasattr(arrays, "samples"):
         read: Any = arrays
         names = read.names if names is None else names
         features = read.features if features is None else features
         arrays = read.samples
-    if not is_list(arrays) or not len(arrays):
+    arrays = variables_of(arrays)
+    of_all = isinstance(arrays, LabelledArray)  # one array of all clients' samples
+    if not of_all and (not is_list(arrays) or not len(arrays)):
         return arrays, names, features
-    columns = [columns_of(table) for table in arrays]
-    if None in columns:
-        return arrays, names, features
-    features = columns[0] if features is None else tuple(map(str, features))
-    tables = [in_columns(x, features, f"arrays[{i}], columns") for i, x in enumerate(arrays)]
-    return tables, names, features
+    tables = {"arrays": arrays} if of_all else {f"arrays[{i}]": x for i, x in enumerate(arrays)}
+    if of_all:
+        check_dimension(tables, 0, "client")
+    check_dimension(tables, -1, "feature")
+    if names is None:
+        names = labels_of(arrays, 0) if of_all else names_of_arrays(arrays)
+    columns = [columns_of(table) for table in tables.values()]
+    if None not in columns:
+        features = columns[0] if features is None else tuple(map(str, features))
+        tables = {x: in_columns(own, features, f"{x}, columns") for x, own in tables.items()}
+    return np.asarray(tables["arrays"]) if of_all else list(tables.values()), names, features
 
 
 def together(names: Sequence[Names], argument: str) -> Names:
@@ -247,10 +269,47 @@ def together(names: Sequence[Names], argument: str) -> Names:
     return Names(clients, features, first.entities)
 
 
+def views_in_order(arrays: Any, entities: Any, aligned: Any) -> tuple[Any, Any]:
+    """Views with their entities in the order of the first, and the entities' names.
+
+    Args:
+        arrays: of the views; a dataset of xarray has a view for each variable.
+        entities: the entities' names, or None for those along the first dimension of all views, if
+            they are arrays of xarray.
+        aligned: the alignment of the views' ids, which orders them, or None.
+
+    Raises:
+        ValueError: if views have other entities, or those of the alignment in another order.
+    """
+    arrays = variables_of(arrays)
+    if not is_list(arrays) or not len(arrays):
+        return arrays, entities
+    tables = {f"arrays[{j}]": x for j, x in enumerate(arrays)}
+    check_dimension(tables, 0, "entity")
+    known: list[Any] = [labels_of(x, 0) if isinstance(x, LabelledArray) else None for x in arrays]
+    if aligned is not None:
+        # What is no alignment is refused elsewhere, like one of other views.
+        places = getattr(aligned, "places", ())
+        for at, own, got in zip(tables, places, known, strict=False):
+            check_same_names(f"{at}, rows", tuple(map(str, aligned.ids[own].tolist())), got)
+    elif None not in known:
+        try:
+            orders = [
+                order_of(known[0], own, f"{at}, rows")
+                for at, own in zip(tables, known, strict=True)
+            ]
+        except ValueError as error:
+            hint = "jaxfed.gcca.align matches views of which some lack entities"
+            raise ValueError(f"{error}; {hint}") from error
+        arrays = [x[order] for x, order in zip(arrays, orders, strict=True)]
+        entities = known[0] if entities is None else entities
+    return arrays, entities
+
+
 def names_of_views(
     tables: Sequence[Any], names: Any, features: Any, entities: Any, rows: int
 ) -> Names:
-    """The checked names of views, of which data frames bring those of their columns.
+    """The checked names of views, of which tables with names bring those of their columns.
 
     Args:
         tables: of the views.
@@ -271,6 +330,7 @@ def names_of_views(
             checked_names(f"features[{j}]", own, np.shape(table)[1], "feature")
             for j, (own, table) in enumerate(zip(features, tables, strict=True))
         )
+    names = names_of_arrays(tables) if names is None else names
     clients = checked_names("names", names, len(tables), "view")
     return Names(clients, features, checked_names("entities", entities, rows, "entity"))
 

@@ -10,6 +10,7 @@ from jaxfed._checks import check_instance, is_list, is_whole, refuse
 from jaxfed._numbers import host_floats
 from jaxfed._refusals import closest
 from jaxfed.core.clients.clients import Clients
+from jaxfed.core.clients.labelled import LabelledArray
 from jaxfed.core.clients.names import (
     NAMELESS,
     DataFrame,
@@ -62,19 +63,20 @@ def names_of(fitted: Fitted) -> Names:
 
 
 def in_learned_order(fitted: Fitted, tables: Any, argument: str) -> Any:
-    """Data frames as arrays, with the features in the order in which they were learned.
+    """Tables with names as arrays, with the features in the order in which they were learned.
 
     Args:
         fitted: as for `result_of`.
-        tables: a table or a list of tables; those that are no data frames stay as they are.
+        tables: a table or a list of tables; those that are neither data frames nor arrays of
+            xarray stay as they are.
         argument: the caller's name for them.
 
     Raises:
-        ValueError: if a data frame has other features, or holds something else than numbers.
+        ValueError: if a table has other features, or holds something else than numbers.
     """
     if is_list(tables):
         return [in_learned_order(fitted, x, f"{argument}[{i}]") for i, x in enumerate(tables)]
-    if not isinstance(tables, DataFrame):
+    if not isinstance(tables, DataFrame | LabelledArray):
         return tables
     table = in_columns(tables, names_of(fitted).features, f"{argument}, columns")
     return host_floats(table, argument, "numbers", missing=True)
