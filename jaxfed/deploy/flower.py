@@ -293,13 +293,15 @@ def released(
         clients: with this client's samples.
         epsilon: \(arepsilon\) of the release.
         delta: \(\delta\) of the release.
-        **options: further arguments of `jaxfed.privacy.release_moments`, such as `person`.
+        **options: further arguments of `jaxfed.privacy.release_moments`, such as `person`. Here,
+            `noise` is `"opendp"` by default, unless there is a `key`, which is for trials.
 
     Returns:
         The client with its released moment, for `make_data` to return.
 
     Raises:
         ValueError: as `release_moments`.
+        ImportError: if OpenDP is not installed: `pip install 'jaxfed[privacy]'`.
     """
     check_options(options, release_moments, without=("clients", "epsilon", "delta", "ledger"))
     states = Path(config.get("folder", Path.home() / ".jaxfed"))
@@ -311,7 +313,8 @@ def released(
     own = replace(clients, ids=jnp.full(len(clients), number, jnp.int32))
     limits = {"epsilon": config.get("epsilon", epsilon), "delta": config.get("delta", delta)}
     ledger = Ledger(home / "persons.jsonl", **limits)
-    given = {"epsilon": epsilon, "delta": delta, "ledger": ledger, **options}
+    noise = "opendp" if options.get("key") is None else "jax"
+    given = {"epsilon": epsilon, "delta": delta, "ledger": ledger, "noise": noise, **options}
     return release_once(home / "release.npz", own, **given)
 
 

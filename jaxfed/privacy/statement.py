@@ -7,7 +7,7 @@ from scipy.stats import norm
 
 from jaxfed._checks import refuse
 from jaxfed.core.clients.clients import Clients
-from jaxfed.core.clients.guarantee import Guarantee
+from jaxfed.core.clients.guarantee import DISCRETE, Guarantee
 from jaxfed.core.run.solution import Solution, guarantees_of
 from jaxfed.core.store.saved import Saved
 from jaxfed.privacy._gaussian import composed, epsilon_of
@@ -37,8 +37,10 @@ NOT_COVERED = (
     "anything else that is sent, such as another release, which counts once more: keep a "
     "jaxfed.privacy.Ledger",
     "a person with data at several clients, whose releases add up",
-    "whoever knows the random key, which can subtract the noise. jaxfed draws noise by a generator "
-    "for simulations, in floating-point numbers; a deployment needs a cryptographic one",
+)
+SIMULATED = (
+    "whoever knows the random key, which can subtract the noise. This noise is from a generator "
+    "for simulations, in floating-point numbers; real data need that of noise='opendp'",
 )
 
 
@@ -71,6 +73,7 @@ def statement(released: Solution | Clients | Guarantee | Any) -> str:
             f"Together: epsilon {epsilon:.4g} at delta {delta:g} if {CHANGES['replace']}. "
             "Releases of different data of the same persons add up."
         )
+    exact = all(each.mechanism == DISCRETE for each in guarantees)
     odds = math.exp(min(epsilon, 700))
     detected = float(norm.cdf(norm.ppf(ALARMS) + 1 / sigma))
     lines += [
@@ -79,7 +82,7 @@ def statement(released: Solution | Clients | Guarantee | Any) -> str:
         f"Even odds, 50 %, become at most {odds:.3g} : 1, or {_percent(odds / (1 + odds))}. A test "
         f"of whether one person's data were used that errs in {_percent(ALARMS)} of the cases "
         f"where they were not finds at most {_percent(detected)} of the cases where they were.",
-        f"Not covered: {'; '.join(NOT_COVERED)}.",
+        f"Not covered: {'; '.join(NOT_COVERED + (() if exact else SIMULATED))}.",
     ]
     return "\n".join(lines)
 

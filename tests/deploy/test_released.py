@@ -109,6 +109,17 @@ def test_nothing_is_guaranteed_unless_all_data_are_released(tmp_path):
         privacy.statement(saved)
 
 
+def test_noise_for_real_data_is_exact(tmp_path):
+    pytest.importorskip("opendp")
+    config = {"partition-id": 2, "folder": str(tmp_path)}
+    clients = jf.Clients.from_samples(X[2:])
+    first, again = (flower.released(config, clients, **OPTIONS) for _ in range(2))
+    assert first.guarantee == again.guarantee
+    assert first.guarantee.mechanism == "discrete Gaussian"
+    np.testing.assert_array_equal(first.data.dense, again.data.dense)
+    np.testing.assert_array_equal(first.ids, [2])
+
+
 def test_wrong_options(tmp_path):
     config = {"partition-id": 0, "folder": str(tmp_path)}
     clients = jf.Clients.from_samples(X[:1])

@@ -10,6 +10,8 @@ from jaxfed._checks import check_name, check_number
 Rows = Literal["pairs", "directions", "clip"]
 Neighbours = Literal["replace", "add_remove"]
 ROWS: tuple[Rows, ...] = ("pairs", "directions", "clip")
+# The mechanism of noise that is exact, and not of floating-point numbers.
+DISCRETE = "discrete Gaussian"
 NEIGHBOURS: tuple[Neighbours, ...] = ("replace", "add_remove")
 
 
