@@ -170,7 +170,10 @@ def test_noise_protects_persons_and_local_components_are_made_at_home(data, tmp_
     one, other = (loaded(tmp_path / name)[0]["shared"] for name in "ab")
     assert not np.allclose(one, other)
     counted = ["--epsilon", 1, "--ledger", tmp_path / "ledger", "--budget", 1.2]
-    assert fit("pooled", data, tmp_path / "c", "--rank", 2, *counted) == 0
+    exact = [*counted, "--noise", "opendp"]
+    assert fit("pooled", data, tmp_path / "c", "--rank", 2, *exact) == 0
+    (guarantee,) = jaxfed.load(tmp_path / "c" / "result.npz").guarantees
+    assert guarantee.mechanism == "discrete Gaussian"
     assert fit("pooled", data, tmp_path / "d", "--rank", 2, *counted) == 2
     assert "epsilon: wanted at most 1.2 for all releases" in capsys.readouterr().err
     assert not (tmp_path / "d" / "result.npz").exists()
@@ -196,6 +199,7 @@ def test_a_column_tells_whose_row_each_is(tmp_path, key, capsys):
         (["--epsilon", 1, "--impute", 1, 1], "--impute: is not for --epsilon"),
         (["--epsilon", 1, "--bootstrap", 9], "--bootstrap: is not for --epsilon"),
         (["--ledger", "l"], "--ledger: is for --epsilon"),
+        (["--noise", "jax"], "--noise: is for --epsilon"),
         (["--epsilon", 1, "--ledger", "l"], "--ledger: wanted both --ledger and --budget"),
         (["--epsilon", 0], "--epsilon: wanted a positive finite number, got 0.0"),
         (["--epsilon", 1, "--delta", 1], "--delta: wanted a number between 0 and 1, got 1.0"),

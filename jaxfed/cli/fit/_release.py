@@ -33,9 +33,16 @@ OPTIONS = [
         None,
         metavar="FILE",
     ),
+    option(
+        "--noise",
+        ("jax", "opendp"),
+        "generator of the noise, with --epsilon: jax for simulations, or opendp for real data, "
+        "exactly sampled from the system's randomness (needs 'jaxfed[privacy]'); default: jax",
+        None,
+    ),
     option("--budget", float, "epsilon of all releases in the --ledger together", None),
 ]
-NAMES = ("person", "ledger", "budget")
+NAMES = ("person", "ledger", "budget", "noise")
 
 
 def check(arguments: SimpleNamespace) -> None:

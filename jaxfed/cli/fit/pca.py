@@ -202,6 +202,7 @@ def prepare(arguments: SimpleNamespace, precision: ExitStack, *, entry: Entry) -
             epsilon=arguments.epsilon,
             delta=arguments.delta,
             person=split.persons,
+            noise=arguments.noise or "jax",
             ledger=_release.ledger_of(arguments),
         )
     confidence = partial(_confidence.computed, arguments, key=jax.random.fold_in(key, 1))
