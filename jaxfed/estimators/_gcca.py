@@ -19,8 +19,8 @@ from jaxfed.core.clients.names import columns_of, in_columns
 from jaxfed.core.contract.algorithm import Personalized
 from jaxfed.core.run.fit import fit
 from jaxfed.estimators._arrays import checked, mean_of
+from jaxfed.estimators._components import ArrayOrFrame
 from jaxfed.estimators._saved import HasRun
-from jaxfed.estimators._scores import ArrayOrFrame
 from jaxfed.gcca.factors import factored
 
 

@@ -48,6 +48,14 @@ class Normal(NamedTuple):
         values, vectors = np.linalg.eigh(moment.scores)
         return cls(basis, (vectors * np.maximum(values, noise)) @ vectors.T, noise)
 
+    def scores(self, samples: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n r"]:
+        """Compute the coordinates of samples along the components, in the samples' precision."""
+        return samples @ self.basis.astype(samples.dtype)
+
+    def reconstructed(self, scores: Float[np.ndarray, "n _r"]) -> Float[np.ndarray, "n d"]:
+        """Compute samples from scores, of which only the first count where there are more."""
+        return scores[:, : self.basis.shape[1]] @ self.basis.T
+
     def log_likelihood(self, samples: Float[np.ndarray, "n d"]) -> Float[np.ndarray, " n"]:
         """Compute the log-likelihood of each sample's observed entries; NaN marks missing ones."""
         rank = self.basis.shape[1]

@@ -274,7 +274,8 @@ def test_it_works_in_a_pipeline_and_names_its_columns(data):
         model.set_fit_request(groups=True).set_transform_request(groups=True)
         pipe = make_pipeline(StandardScaler(), model).set_output(transform="pandas")
         found = pipe.fit(frame, groups=groups).transform(frame, groups=groups)
-    assert list(found.columns) == [f"personalizedpca{j}" for j in range(4)]
+    names = [f"personalizedpca_{kind}{j}" for kind in ("shared", "local") for j in range(2)]
+    assert list(found.columns) == names
     assert list(pipe[-1].feature_names_in_) == list(frame.columns)
 
 
