@@ -1,6 +1,7 @@
 """Typed wrappers of scikit-learn's array checks."""
 
 import warnings
+from collections.abc import Sequence
 from numbers import Real
 from typing import Any
 
@@ -97,6 +98,18 @@ def clients_of(
     weights = on_device(np.full(len(counts), 1 / len(counts), X.dtype))
     clients = Clients(data, on_device(np.arange(len(counts), dtype=np.int32)), weights)
     return clients, [own[:count] for own, count in zip(block, counts, strict=True)]
+
+
+def incomplete(tables: Sequence[np.ndarray]) -> Clients:
+    """Make clients from their rows, where NaN marks missing entries.
+
+    Raises:
+        ValueError: if a row has no entry.
+    """
+    empty = [i for i, table in enumerate(tables) if np.isnan(table).all(axis=1).any()]
+    if empty:
+        raise ValueError("X: wanted samples with at least one entry, got one of NaN alone")
+    return Clients.from_samples(list(tables), missing="mask")
 
 
 def client_labels(groups: Any, X: Any, name: str = "groups") -> np.ndarray:
