@@ -27,7 +27,7 @@ class ClientComponents(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
     local_components_: Float[np.ndarray, "m r2 d"]
     groups_: np.ndarray
     _models: list[Any]  # of the clients, in the order of `groups_`
-    _anybody: Model  # of samples without a client
+    _anybody: Any  # of samples without a client
     _n_features_out: int
 
     @abc.abstractmethod

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from sklearn.utils.validation import check_is_fitted
 
 from jaxfed import nmf
-from jaxfed._checks import check_whole, check_factor
+from jaxfed._checks import check_factor, check_whole
 from jaxfed._numbers import precision_of
 from jaxfed.core.contract.algorithm import Personalized
 from jaxfed.core.run.personalize import personalize
@@ -45,8 +45,8 @@ class IntegrativeNMF(FactorsOfSamples):
     It runs `jaxfed.nmf.INMF` on the rows of each group, which must not be negative: a client's rows
     are approximately \(H_i (W + V_i)\), with W in `components_` and \(V_i\) in
     `local_components_`. `transform` returns the loadings \(H_i\), one column for both parts of a
-    component, so that loadings are comparable between clients. With one client and `penalty=0`,
-    \(W + V\) are the components of scikit-learn's `NMF`.
+    component, so that loadings are comparable between clients. With one client, W are
+    the components of scikit-learn's `NMF`, but for their lengths.
 
     Attributes after `fit`:
 
@@ -59,8 +59,8 @@ class IntegrativeNMF(FactorsOfSamples):
     - `summary_`, `saved_`: the run in words, and as `jaxfed.load` returns it.
 
     Components are in no order, and not orthogonal, so there are no shares of variance and no
-    likelihood: to choose `n_components` or `penalty`, hide entries of the samples (NaN), and compare
-    them with `inverse_transform(transform(X, groups), groups)`.
+    likelihood. To choose `n_components` or `penalty`, hide entries of the samples (NaN), and
+    compare them with `inverse_transform(transform(X, groups), groups)`.
 
     Source: Welch et al. (2019), Single-cell multi-omic integration compares and contrasts features
     of brain cell identity, Cell 177.
@@ -157,6 +157,5 @@ def _check_non_negative(X: Table) -> None:
     negative = X[X < 0]
     if negative.size:
         raise ValueError(
-            f"X: wanted non-negative samples, got {negative.min():.3g}. "
-            "Negative values in data"
+            f"X: wanted non-negative samples, got {negative.min():.3g}. Negative values in data"
         )
