@@ -1,7 +1,6 @@
 """Typed wrappers of scikit-learn's array checks."""
 
 import warnings
-from collections.abc import Sequence
 from numbers import Real
 from typing import Any
 
@@ -100,16 +99,17 @@ def clients_of(
     return clients, [own[:count] for own, count in zip(block, counts, strict=True)]
 
 
-def incomplete(tables: Sequence[np.ndarray]) -> Clients:
-    """Make clients from their rows, where NaN marks missing entries.
+def check_entries(X: np.ndarray) -> None:
+    """Refuse samples without any entry.
 
     Raises:
-        ValueError: if a row has no entry.
+        ValueError: names the first one.
     """
-    empty = [i for i, table in enumerate(tables) if np.isnan(table).all(axis=1).any()]
-    if empty:
-        raise ValueError("X: wanted samples with at least one entry, got one of NaN alone")
-    return Clients.from_samples(list(tables), missing="mask")
+    empty = np.flatnonzero(np.isnan(X).all(axis=1))
+    if len(empty):
+        raise ValueError(
+            f"X: wanted an entry that is not missing in each sample, got none in row {empty[0]}"
+        )
 
 
 def client_labels(groups: Any, X: Any, name: str = "groups") -> np.ndarray:

@@ -1,18 +1,19 @@
 """What the estimators of samples as products of non-negative or sparse factors have in common."""
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Self, final
 
 import jax
 import numpy as np
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Key
 from sklearn.utils import check_random_state
 
 from jaxfed._checks import check_whole
 from jaxfed._numbers import precision_of
 from jaxfed.core.clients.clients import Clients
-from jaxfed.core.contract.algorithm import Algorithm
+from jaxfed.core.contract.algorithm import Algorithm, Personalized
 from jaxfed.core.run.fit import fit
 from jaxfed.core.run.solution import Solution
 from jaxfed.estimators import _arrays, _groups
@@ -41,8 +42,8 @@ class FactorsOfSamples(ClientComponents):
         """Check the parameters."""
 
     @abc.abstractmethod
-    def _algorithm(self) -> Algorithm:
-        """Return what learns the factors."""
+    def _solved(self, run: Callable[..., Solution], tables: Sequence[Table]) -> Solution:
+        """Learn factors of each client's samples by calling `run(algorithm, start=None)`."""
 
     @abc.abstractmethod
     def _centred(self, X: Table) -> Table:
@@ -73,6 +74,7 @@ class FactorsOfSamples(ClientComponents):
         self._n_features_out, least = self._sizes()
         wanted = {"ensure_min_samples": 2, "ensure_min_features": least}
         X = checked_samples(self, X, True, reset=True, **wanted)
+        _arrays.check_entries(X)
         labels = _groups.labels_of(groups, X, "fit")
         _arrays.check_energies(X, labels)
         self._precision = X.dtype
@@ -81,10 +83,11 @@ class FactorsOfSamples(ClientComponents):
             self.groups_, places = np.unique(labels, return_inverse=True)
             if np.isnan(X).any():
                 tables = [X[places == i] for i in range(len(self.groups_))]
-                clients = _arrays.incomplete(tables)
+                clients = Clients.from_samples(tables, missing="mask")
             else:
                 clients, tables = _arrays.clients_of(X, places, None)
-            solution = self._run(clients)
+            run = partial(self._run, clients)
+            solution = self._solved(run, tables)
             self._describe(solution, tables)
             self._record(solution)
         return self
@@ -101,12 +104,14 @@ class FactorsOfSamples(ClientComponents):
         return jax.random.key(check_random_state(self.random_state).randint(2**31 - 1))
 
     @final
-    def _run(self, clients: Clients) -> Solution:
-        """Run the algorithm from the best of several starts."""
-        algorithm, key, start = self._algorithm(), self._key(), None
-        if self.n_init > 1:
+    def _run(
+        self, clients: Clients, algorithm: Algorithm, start: Personalized | None = None
+    ) -> Solution:
+        """Run an algorithm from a start, by default the best of several ones."""
+        key = self._key()
+        if start is None and self.n_init > 1:
             several = MultiStart(algorithm, int(self.n_init))
-            start = fit(several, clients, rounds=min(ROUNDS, int(self.rounds)), key=key)
+            start = fit(several, clients, rounds=min(ROUNDS, int(self.rounds)), key=key).result
         options: dict[str, Any] = {"rounds": int(self.rounds), "key": key, "tol": self.tol}
         return fit(algorithm, clients, warm_start=start, **options)
 
@@ -114,9 +119,3 @@ class FactorsOfSamples(ClientComponents):
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = True
         return tags
-
-
-def observed_share(tables: Sequence[Float[np.ndarray, "_n d"]]) -> float:
-    """Return the share of entries that are not missing."""
-    missing = sum(int(np.isnan(table).sum()) for table in tables)
-    return 1 - missing / sum(table.size for table in tables)

@@ -10,6 +10,7 @@ from sklearn.utils.validation import check_is_fitted
 from jaxfed import nmf
 from jaxfed._checks import check_factor, check_whole
 from jaxfed._numbers import precision_of
+from jaxfed.core.clients.clients import Clients
 from jaxfed.core.contract.algorithm import Personalized
 from jaxfed.core.run.personalize import personalize
 from jaxfed.core.store.arrays import named
@@ -98,8 +99,11 @@ class IntegrativeNMF(FactorsOfSamples):
         check_factor("penalty", self.penalty, single=True)
         return Sizes(int(self.n_components), int(self.n_components))
 
-    def _algorithm(self):
+    def _algorithm(self) -> nmf.INMF:
         return nmf.INMF(int(self.n_components), float(self.penalty))
+
+    def _solved(self, run, tables):
+        return run(self._algorithm())
 
     def _centred(self, X):
         _check_non_negative(X)
@@ -125,13 +129,14 @@ class IntegrativeNMF(FactorsOfSamples):
     def _parted(self, X: ArrayOrFrame, groups: ArrayOrFrame | None) -> _groups.Parted:
         check_is_fitted(self)
         X = checked_samples(self, X, True, reset=False)
+        _arrays.check_entries(X)
         _check_non_negative(X)
         return _groups.Parted(X, X, self._groups_of(X, groups))
 
     def _new_model(self, table: Table) -> Parts:
         with precision_of(self._precision):
             sent = named(DOWNLINK, jnp.asarray(self.components_))
-            clients = _arrays.incomplete([table])
+            clients = Clients.from_samples([table], missing="mask")
             found = personalize(self._algorithm(), self.saved_._replace(downlink=sent), clients)
         (own,) = np.asarray(found.local, np.float64)
         return Parts(self.components_, own.T, float(self.penalty))

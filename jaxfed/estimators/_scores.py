@@ -81,7 +81,6 @@ class Scores(ClientComponents):
 class Likelihoods(Scores):
     """Likelihoods of samples, which are normally distributed about `mean_`."""
 
-
     @final
     def score_samples(
         self, X: ArrayOrFrame, groups: ArrayOrFrame | None = None
