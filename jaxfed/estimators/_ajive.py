@@ -178,13 +178,13 @@ class FederatedAJIVE(ViewEstimator):
         return self.joint_rank_
 
     def _result(self) -> Personalized:
-        joint = gcca.Joint(jnp.asarray(self.joint_scores_), jnp.asarray(self.singular_values_))
+        joint = gcca.Joint(self.joint_scores_, self.singular_values_)
         parts = (
             [x.T for x in self.joint_components_],
             self.individual_scores_,
             [x.T for x in self.individual_components_],
         )
-        return Personalized(joint, gcca.ViewParts(*(jnp.asarray(stacked(part)) for part in parts)))
+        return Personalized(joint, gcca.ViewParts(*map(stacked, parts)))
 
 
 def _signal_rank(table: np.ndarray) -> int:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Self, final
 
 import jax
 import numpy as np
-from jaxtyping import Array, Key
+from jaxtyping import Array, Float, Key
 from sklearn.utils import check_random_state
 
 from jaxfed._checks import check_whole
@@ -19,7 +19,8 @@ from jaxfed.core.run.solution import Solution
 from jaxfed.estimators import _arrays, _groups
 from jaxfed.estimators._arrays import checked_samples
 from jaxfed.estimators._components import ArrayOrFrame, ClientComponents, Table
-from jaxfed.multi_start import ROUNDS, MultiStart
+from jaxfed.estimators._starts import best_of
+from jaxfed.multi_start import ROUNDS
 
 
 class Sizes(NamedTuple):
@@ -27,6 +28,13 @@ class Sizes(NamedTuple):
 
     scores: int
     features: int  # at least
+
+
+class Start(NamedTuple):
+    """What a run starts from."""
+
+    algorithm: Algorithm
+    warm_start: Personalized | None
 
 
 class FactorsOfSamples(ClientComponents):
@@ -44,6 +52,16 @@ class FactorsOfSamples(ClientComponents):
     @abc.abstractmethod
     def _solved(self, run: Callable[..., Solution], tables: Sequence[Table]) -> Solution:
         """Learn factors of each client's samples by calling `run(algorithm, start=None)`."""
+
+    @abc.abstractmethod
+    def _other_start(
+        self, algorithm: Algorithm, shared: Float[Array, "d r1"], key: Key[Array, ""]
+    ) -> Start:
+        """Return a random start, for shared components of this shape."""
+
+    @abc.abstractmethod
+    def _start_of(self, result: Personalized) -> Personalized:
+        """Return what of a result to go on from."""
 
     @abc.abstractmethod
     def _centred(self, X: Table) -> Table:
@@ -108,12 +126,17 @@ class FactorsOfSamples(ClientComponents):
         self, clients: Clients, algorithm: Algorithm, start: Personalized | None = None
     ) -> Solution:
         """Run an algorithm from a start, by default the best of several ones."""
+        options: dict[str, Any] = {"rounds": int(self.rounds), "tol": self.tol}
         key = self._key()
         if start is None and self.n_init > 1:
-            several = MultiStart(algorithm, int(self.n_init))
-            start = fit(several, clients, rounds=min(ROUNDS, int(self.rounds)), key=key).result
-        options: dict[str, Any] = {"rounds": int(self.rounds), "key": key, "tol": self.tol}
-        return fit(algorithm, clients, warm_start=start, **options)
+            tried = [fit(algorithm, clients, rounds=ROUNDS, key=key)]
+            shared = tried[0].result.shared
+            # One after the other: one program of all starts takes longer to compile.
+            for one in jax.random.split(key, int(self.n_init) - 1):
+                model, begin = self._other_start(algorithm, shared, one)
+                tried.append(fit(model, clients, rounds=ROUNDS, key=one, warm_start=begin))
+            start = self._start_of(best_of(tried).result)
+        return fit(algorithm, clients, warm_start=start, key=key, **options)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

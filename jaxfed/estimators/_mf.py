@@ -4,6 +4,7 @@ import abc
 from collections.abc import Callable, Sequence
 from typing import Any, final
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float
@@ -18,7 +19,7 @@ from jaxfed.core.store.arrays import named
 from jaxfed.core.store.saved import DOWNLINK
 from jaxfed.estimators import _arrays, _groups
 from jaxfed.estimators._components import ArrayOrFrame, Table
-from jaxfed.estimators._factors import FactorsOfSamples, Sizes
+from jaxfed.estimators._factors import FactorsOfSamples, Sizes, Start
 from jaxfed.estimators._normal import Learned, described, moment_of_samples
 from jaxfed.estimators._scores import Likelihoods, Scores
 from jaxfed.pca.hmf import Message
@@ -92,6 +93,16 @@ class SharedAndLocalFactors(  # pyright: ignore[reportIncompatibleMethodOverride
         return Sizes(rank, rank)
 
     @final
+    def _other_start(self, algorithm, shared, key):
+        drawn = jnp.linalg.qr(jax.random.normal(key, shared.shape, shared.dtype))[0]
+        return Start(algorithm, Personalized(drawn, None))
+
+    @final
+    def _start_of(self, result):
+        # As for other starts, so that one program serves both.
+        return Personalized(result.shared, None)
+
+    @final
     def _centred(self, X):
         self.mean_ = np.zeros(X.shape[1], X.dtype)
         if not self.center:
@@ -155,9 +166,10 @@ class HeterogeneousMF(  # pyright: ignore[reportIncompatibleMethodOverride]
 
     It runs `jaxfed.pca.HMF` on the rows of each group: only observed entries count, also in
     `transform`, which finds scores by least squares. So
-    `inverse_transform(transform(X, groups), groups)` has values for missing entries. Without
-    missing entries, the components are those of `PersonalizedPCA`, but that each sample counts the
-    same, not each client.
+    `inverse_transform(transform(X, groups), groups)` has values for missing entries; those of a
+    sample with hardly more observed entries than components are poor. Without missing entries, the
+    components are those of `PersonalizedPCA`, but that each sample counts the same, not each
+    client.
 
     Source: Shi, Fattahi & Al Kontar (2023), Heterogeneous matrix factorization: when features
     differ by datasets, arXiv:2305.17744.
@@ -182,8 +194,8 @@ class HeterogeneousMF(  # pyright: ignore[reportIncompatibleMethodOverride]
             rounds: maximum number of rounds.
             tol: stop once further rounds would lower the squared error by at most this fraction;
                 None runs all rounds.
-            n_init: number of starts: what the clients' top components have in common, two others,
-                then random ones. With more than one, thirty rounds of each come before `rounds` of
+            n_init: number of starts: what the clients' top components have in common, then random
+                ones. With more than one, thirty rounds of each come before `rounds` of
                 the best one.
             center: whether to subtract the mean of each feature's observed entries.
             random_state: a seed or a `numpy.random.RandomState`.
@@ -192,7 +204,7 @@ class HeterogeneousMF(  # pyright: ignore[reportIncompatibleMethodOverride]
         self.tol, self.n_init, self.center = tol, n_init, center
         self.random_state = random_state
 
-    def _middle(self, X):
+    def _middle(self, X) -> Any:
         return np.nanmean(X, axis=0, dtype=np.float64)
 
     def _model(self):
@@ -259,7 +271,8 @@ class TripleComponentMF(SharedAndLocalFactors):
             tol: stop once further rounds would lower the objective by at most this fraction; None
                 runs all rounds.
             n_init: number of starts, as for `HeterogeneousMF`.
-            center: whether to subtract the median of each feature, which gross errors hardly move.
+            center: whether to subtract the mean of each feature's entries that are within four
+                standard deviations of its median, as the median distance to that tells them.
             random_state: a seed or a `numpy.random.RandomState`.
         """
         self.shared_rank, self.local_rank, self.threshold = shared_rank, local_rank, threshold
@@ -284,8 +297,11 @@ class TripleComponentMF(SharedAndLocalFactors):
         X, cleaned, _ = self._parted(X, groups)
         return np.where(np.isnan(X), 0, X - cleaned)
 
-    def _middle(self, X):
-        return np.asarray(np.nanmedian(X.astype(np.float64), axis=0))
+    def _middle(self, X) -> Any:
+        middle = np.nanmedian(X, axis=0)
+        far = np.abs(X - middle)
+        near = far <= GROSS / MEDIAN * np.nanmedian(far, axis=0)
+        return np.nanmean(np.where(near, X, np.nan), axis=0, dtype=np.float64)
 
     def _model(self):
         ranks = int(self.shared_rank), int(self.local_rank)
@@ -304,7 +320,7 @@ class TripleComponentMF(SharedAndLocalFactors):
         start = None
         for _ in range(REFITS):
             found = run(self._model(), start)
-            start = Personalized(found.result.shared, None)
+            start = self._start_of(found.result)
             self.threshold_ = self._gross(found, tables)
         return run(self._model(), start)
 

@@ -1,5 +1,6 @@
 """Integrative NMF with scikit-learn's interface."""
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -18,7 +19,7 @@ from jaxfed.core.store.saved import DOWNLINK
 from jaxfed.estimators import _arrays, _groups
 from jaxfed.estimators._arrays import checked_samples
 from jaxfed.estimators._components import ArrayOrFrame, Table
-from jaxfed.estimators._factors import FactorsOfSamples, Sizes
+from jaxfed.estimators._factors import FactorsOfSamples, Sizes, Start
 
 
 class Parts(NamedTuple):
@@ -104,6 +105,12 @@ class IntegrativeNMF(FactorsOfSamples):
 
     def _solved(self, run, tables):
         return run(self._algorithm())
+
+    def _other_start(self, algorithm, shared, key):
+        return Start(dataclasses.replace(algorithm, start="random"), None)
+
+    def _start_of(self, result):
+        return result
 
     def _centred(self, X):
         _check_non_negative(X)

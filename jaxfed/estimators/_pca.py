@@ -12,9 +12,10 @@ from jaxfed.core.clients.samples import Samples
 from jaxfed.core.contract.algorithm import Personalized
 from jaxfed.estimators._clients import ClientPCA
 from jaxfed.estimators._normal import Learned
+from jaxfed.estimators._starts import best_of
 from jaxfed.inference.weights import FEWEST
 from jaxfed.linalg import Moment
-from jaxfed.multi_start import ROUNDS, TIE
+from jaxfed.multi_start import ROUNDS
 from jaxfed.pca.likelihood import joint_moment, precision
 from jaxfed.pca.one_shot import FirstShared
 from jaxfed.privacy.ledger import Ledger
@@ -122,10 +123,7 @@ class PersonalizedPCA(ClientPCA):
         draws = rng.standard_normal((int(self.n_init) - 1, *first.shape)).astype(first.dtype)
         starts = [first, *map(jnp.asarray, np.linalg.qr(draws)[0])]
         tried = [run(model, warm_start=Personalized(x, None), rounds=ROUNDS) for x in starts]
-        ends = np.array([each.history["objective"][-1] for each in tried])
-        least = np.nanmin(ends)
-        # The first of those that count as equal to the least.
-        best = tried[int(np.argmax(ends <= least + TIE * abs(least)))]
+        best = best_of(tried)
         return run(model, warm_start=Personalized(best.result.shared, None))
 
     def _learned(self, solution, clients):
