@@ -168,8 +168,8 @@ class HeterogeneousMF(  # pyright: ignore[reportIncompatibleMethodOverride]
     `transform`, which finds scores by least squares. So
     `inverse_transform(transform(X, groups), groups)` has values for missing entries; those of a
     sample with hardly more observed entries than components are poor. Without missing entries, the
-    components are those of `PersonalizedPCA`, but that each sample counts the same, not each
-    client.
+    components are nearly those of `PersonalizedPCA`, but they leave the least squared error of all
+    samples: each sample counts the same, not each client, and no component counts less.
 
     Source: Shi, Fattahi & Al Kontar (2023), Heterogeneous matrix factorization: when features
     differ by datasets, arXiv:2305.17744.

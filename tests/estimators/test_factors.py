@@ -197,17 +197,29 @@ def test_gaps_are_filled_and_noise_is_that_of_observed_entries(rows, gaps, hmf):
     assert np.isfinite(hmf.score(frame, groups=NAMES))
 
 
-@pytest.mark.slow
-def test_components_without_gaps_are_those_of_personalized_pca():
-    X = np.concatenate(planted_samples((50, 50, 50), 8, [3, 2.5], [2, 1.5]))
-    groups = np.arange(150) // 50
-    ours = estimators.HeterogeneousMF(2, 2, random_state=0).fit(X, groups=groups)
-    wanted = estimators.PersonalizedPCA(2, 2, random_state=0).fit(X, groups=groups)
+def test_components_without_gaps_leave_the_least_error(rows):
+    """No small turn of the shared components, each with its best local ones, leaves less."""
+    model = estimators.HeterogeneousMF(2, 2, n_init=1, random_state=0).fit(rows, groups=NAMES)
+    tables = [(rows - model.mean_)[name == NAMES] for name in "abc"]
+
+    def left(shared):
+        rests = [x - x @ shared @ shared.T for x in tables]
+        return sum(np.sum(np.linalg.svd(rest)[1][2:] ** 2) for rest in rests)
+
+    least = left(model.components_.T)
+    again = model.inverse_transform(model.transform(rows, NAMES), groups=NAMES)
+    assert np.sum((again - rows) ** 2) == pytest.approx(least, rel=1e-8)
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        turned = model.components_.T + 1e-3 * rng.normal(size=(D, 2))
+        assert left(np.linalg.qr(turned)[0]) > least
+    other = estimators.PersonalizedPCA(2, 2, n_init=1, random_state=0).fit(rows, groups=NAMES)
     np.testing.assert_allclose(
-        projector(ours.components_.T), projector(wanted.components_.T), atol=2e-3
+        projector(model.components_.T), projector(other.components_.T), atol=0.02
     )
-    assert ours.score(X, groups=groups) == pytest.approx(wanted.score(X, groups=groups), abs=1e-4)
-    assert ours.noise_variance_ == pytest.approx(wanted.noise_variance_, rel=1e-4)
+    assert model.score(rows, groups=NAMES) == pytest.approx(
+        other.score(rows, groups=NAMES), abs=0.01
+    )
 
 
 @pytest.mark.slow
