@@ -13,7 +13,11 @@ from jaxfed._optional import require
 
 require("sklearn.base", extra="sklearn")
 
+from jaxfed.estimators._ajive import FederatedAJIVE as FederatedAJIVE  # noqa: E402
 from jaxfed.estimators._gcca import FederatedGCCA as FederatedGCCA  # noqa: E402
+from jaxfed.estimators._mf import HeterogeneousMF as HeterogeneousMF  # noqa: E402
+from jaxfed.estimators._mf import TripleComponentMF as TripleComponentMF  # noqa: E402
+from jaxfed.estimators._nmf import IntegrativeNMF as IntegrativeNMF  # noqa: E402
 from jaxfed.estimators._pca import FederatedPCA as FederatedPCA  # noqa: E402
 from jaxfed.estimators._pca import HierarchicalBayesPCA as HierarchicalBayesPCA  # noqa: E402
 from jaxfed.estimators._pca import PersonalizedPCA as PersonalizedPCA  # noqa: E402

@@ -128,6 +128,19 @@ def clients_of(
     return clients, [own[:count] for own, count in zip(block, counts, strict=True)]
 
 
+def check_entries(X: np.ndarray) -> None:
+    """Refuse samples without any entry.
+
+    Raises:
+        ValueError: names the first one.
+    """
+    empty = np.flatnonzero(np.isnan(X).all(axis=1))
+    if len(empty):
+        raise ValueError(
+            f"X: wanted an entry that is not missing in each sample, got none in row {empty[0]}"
+        )
+
+
 def client_labels(groups: Any, X: Any, name: str = "groups") -> np.ndarray:
     """Return the client, or whatever `name` says, of each row, all numbers or all names."""
     # From a mixed list, NumPy would convert numbers to strings.

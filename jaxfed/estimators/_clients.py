@@ -21,6 +21,7 @@ from jaxfed.core.run.update import update
 from jaxfed.estimators import _arrays, _groups, _release
 from jaxfed.estimators._arrays import checked_samples, client_labels
 from jaxfed.estimators._completion import Completion, impute_of
+from jaxfed.estimators._components import ArrayOrFrame, Table
 from jaxfed.estimators._normal import (
     Learned,
     ScoreMoment,
@@ -29,14 +30,14 @@ from jaxfed.estimators._normal import (
     moment_of_samples,
 )
 from jaxfed.estimators._saved import on_device, on_host
-from jaxfed.estimators._scores import ArrayOrFrame, Scores, Table
+from jaxfed.estimators._scores import Likelihoods
 from jaxfed.estimators._stream import check_forgetting, summary_of, taken_in
 from jaxfed.privacy.ledger import Ledger
 
 Basis = Float[np.ndarray, "d _r"]
 
 
-class ClientPCA(Scores):
+class ClientPCA(Likelihoods):
     """Base of the PCA estimators.
 
     Attributes after `fit` or `partial_fit`:
@@ -72,6 +73,7 @@ class ClientPCA(Scores):
     tol: float | None = None
     stops_at_rounding: ClassVar[bool] = False  # without a tolerance
     random_state: Any
+    _completion: Completion | None
 
     @abc.abstractmethod
     def _sizes(self) -> tuple[int, int]:
@@ -219,9 +221,7 @@ class ClientPCA(Scores):
         wanted = {"ensure_min_samples": 2, "ensure_min_features": least} if first else {}
         incomplete = (self.impute if first else self._completion) is not None
         X = checked_samples(self, X, incomplete, reset=first, **wanted)
-        if groups is None:
-            _groups.warn("got none, so all samples are treated as one client's", method)
-        labels = np.zeros(len(X), int) if groups is None else client_labels(groups, X)
+        labels = _groups.labels_of(groups, X, method)
         _arrays.check_energies(X, labels)
         return X, labels
 
@@ -317,13 +317,26 @@ class ClientPCA(Scores):
                 shared, self._new_components(list(data)), learned.beside, settled=True
             )
         found = described(learned, data, np.asarray(clients.counts, float), moment_of)
-        self._beside, self._laws, self._law = learned.beside, found.laws, found.law
+        self._beside = learned.beside
         self.components_ = found.shared.T
         self.local_components_ = found.local.swapaxes(1, 2)
         self._record(solution)
         self.noise_variance_ = found.noise_variance
         self.explained_variance_ = found.variance
+        self._models = [self._whitened(law) for law in found.laws]
+        self._anybody = self._whitened(found.law)
         self.explained_variance_ratio_ = found.variance_ratio
+
+    @property
+    @final
+    def _takes_missing(self) -> bool:
+        return self._completion is not None
+
+    @final
+    def _completed(self, X, groups, parts):
+        if self._completion is None:
+            return X
+        return self._completion.completed(X, None if groups is None else client_labels(groups, X))
 
     def _ranks(self) -> list[str]:
         """Name the parameters that are numbers of components, shared ones first."""

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -12,7 +12,6 @@ from jaxfed._checks import check_flag, check_number, check_whole, refuse
 from jaxfed._names import caller
 from jaxfed.core.contract.algorithm import Algorithm
 from jaxfed.estimators._arrays import client_labels
-from jaxfed.estimators._normal import Normal
 
 LISTED = 5  # clients in a warning
 
@@ -48,15 +47,36 @@ def check_parameters(estimator: Any, ranks: Sequence[str]) -> None:
         check_flag(name, getattr(estimator, name))
 
 
+def labels_of(groups: Any, X: np.ndarray, method: str) -> np.ndarray:
+    """Return the client of each row; warn, and take all rows for one client's, if none is given."""
+    if groups is None:
+        warn("got none, so all samples are treated as one client's", method)
+        return np.zeros(len(X), int)
+    return client_labels(groups, X)
+
+
+@runtime_checkable
+class Model(Protocol):
+    """How the samples of one client and their scores are related."""
+
+    def scores(self, samples: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n r"]:
+        """Compute scores of samples."""
+        ...
+
+    def reconstructed(self, scores: Float[np.ndarray, "n r"]) -> Float[np.ndarray, "n d"]:
+        """Compute samples from scores, of which only the first count where there are more."""
+        ...
+
+
 class Group(NamedTuple):
-    """The rows of one client, and its distribution; None for an unknown client."""
+    """The rows of one client, and its model; None for an unknown client."""
 
     rows: Int[np.ndarray, " n"]
-    law: Normal | None
+    model: Any  # a `Model`
 
 
 class Parted(NamedTuple):
-    """Centred samples, and the client each belongs to."""
+    """Samples, centred where they are, and the client each belongs to."""
 
     X: Float[np.ndarray, "n d"]  # NaN for missing entries
     completed: Float[np.ndarray, "n d"]
@@ -67,8 +87,8 @@ class KnownClients(NamedTuple):
     """The clients that were in `fit` or `personalize`."""
 
     labels: np.ndarray
-    laws: Sequence[Normal]
-    anybody: Normal  # the distribution of samples without a client
+    models: Sequence[Model]
+    anybody: Model  # of samples without a client
     has_own: bool  # whether clients have local components
 
 
@@ -77,8 +97,8 @@ def groups_of(X: np.ndarray, groups: Any, known: KnownClients) -> list[Group]:
     if groups is None:
         if len(known.labels) > 1 and known.has_own:
             text = (
-                f"got none, so samples belong to none of the {len(known.labels)} clients and have "
-                "no local scores"
+                f"got none, so samples belong to none of the {len(known.labels)} clients, and "
+                "local components do not count"
             )
             warn(text, "transform", "score")
         return [Group(np.arange(len(X)), known.anybody)]
@@ -86,8 +106,8 @@ def groups_of(X: np.ndarray, groups: Any, known: KnownClients) -> list[Group]:
     if fault := other_type(known.labels, labels):
         message = f"{fault}, so all samples belong to clients that were not in fit"
         warnings.warn(message, stacklevel=caller())
-    laws = dict(zip(known.labels, known.laws, strict=True))
-    return [Group(np.flatnonzero(places == i), laws.get(label)) for i, label in enumerate(labels)]
+    models = dict(zip(known.labels, known.models, strict=True))
+    return [Group(np.flatnonzero(places == i), models.get(label)) for i, label in enumerate(labels)]
 
 
 def warn_of_new(groups: Any, parts: Sequence[Group], known: np.ndarray) -> None:
@@ -96,7 +116,7 @@ def warn_of_new(groups: Any, parts: Sequence[Group], known: np.ndarray) -> None:
     If all labels are of another type than in `fit`, `groups_of` has already warned.
     """
     labels = np.asarray(groups)
-    new = [part.rows for part in parts if part.law is None]
+    new = [part.rows for part in parts if part.model is None]
     if new and not other_type(known, labels):
         shown = ", ".join(f"{labels[rows[0]]} ({len(rows)} samples)" for rows in new[:LISTED])
         more = f" and {len(new) - LISTED} more" * (len(new) > LISTED)

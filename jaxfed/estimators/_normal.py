@@ -40,6 +40,7 @@ class Normal(NamedTuple):
     basis: Float[np.ndarray, "d r"]  # orthonormal
     within: Float[np.ndarray, "r r"]  # covariance of the scores
     noise: float  # variance in each other direction
+    units: Float[np.ndarray, " r"] | None = None  # of the scores; None for those of the samples
 
     @classmethod
     def fitted(cls, basis: Float[np.ndarray, "d r"], moment: ScoreMoment, noise: float) -> Self:
@@ -47,6 +48,16 @@ class Normal(NamedTuple):
         # With eigenvalues of at least the noise, K of `log_likelihood` is positive semi-definite.
         values, vectors = np.linalg.eigh(moment.scores)
         return cls(basis, (vectors * np.maximum(values, noise)) @ vectors.T, noise)
+
+    def scores(self, samples: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n r"]:
+        """Compute the coordinates of samples along the components, in the samples' precision."""
+        found = samples @ self.basis.astype(samples.dtype)
+        return found if self.units is None else found / self.units.astype(found.dtype)
+
+    def reconstructed(self, scores: Float[np.ndarray, "n _r"]) -> Float[np.ndarray, "n d"]:
+        """Compute samples from scores, of which only the first count where there are more."""
+        own = scores[:, : self.basis.shape[1]]
+        return (own if self.units is None else own * self.units) @ self.basis.T
 
     def log_likelihood(self, samples: Float[np.ndarray, "n d"]) -> Float[np.ndarray, " n"]:
         """Compute the log-likelihood of each sample's observed entries; NaN marks missing ones."""

@@ -12,9 +12,10 @@ from jaxfed.core.clients.samples import Samples
 from jaxfed.core.contract.algorithm import Personalized
 from jaxfed.estimators._clients import ClientPCA
 from jaxfed.estimators._normal import Learned
+from jaxfed.estimators._starts import best_of
 from jaxfed.inference.weights import FEWEST
 from jaxfed.linalg import Moment
-from jaxfed.multi_start import ROUNDS, TIE
+from jaxfed.multi_start import ROUNDS
 from jaxfed.pca.likelihood import joint_moment, precision
 from jaxfed.pca.one_shot import FirstShared
 from jaxfed.privacy.ledger import Ledger
@@ -72,7 +73,9 @@ class PersonalizedPCA(ClientPCA):
                 its own, so that a few faulty clients do little harm. This needs at least three
                 clients. The mean of all samples remains a plain mean.
             center: whether to subtract the mean of all samples.
-            whiten: whether `transform` divides scores by the root of their mean square.
+            whiten: whether `transform` divides scores by the root of their mean square: shared ones
+                over all samples, local ones over their client's, and what noise alone explains by
+                the root of `noise_variance_`.
             forgetting: the share, in (0, 1], of the new samples in each `partial_fit`; None forgets
                 nothing, so that all samples count equally.
             impute: numbers of shared and local components of the model that imputes missing entries
@@ -133,10 +136,7 @@ class PersonalizedPCA(ClientPCA):
         draws = rng.standard_normal((int(self.n_init) - 1, *first.shape)).astype(first.dtype)
         starts = [first, *map(jnp.asarray, np.linalg.qr(draws)[0])]
         tried = [run(model, warm_start=Personalized(x, None), rounds=ROUNDS) for x in starts]
-        ends = np.array([each.history["objective"][-1] for each in tried])
-        least = np.nanmin(ends)
-        # The first of those that count as equal to the least.
-        best = tried[int(np.argmax(ends <= least + TIE * abs(least)))]
+        best = best_of(tried)
         return run(model, warm_start=Personalized(best.result.shared, None))
 
     def _learned(self, solution, clients):
@@ -191,7 +191,9 @@ class FederatedPCA(ClientPCA):
                 of the optimality condition is at most this share of all variance; None stops once
                 only rounding errors would change.
             center: whether to subtract the mean of all samples.
-            whiten: whether `transform` divides scores by the root of their mean square.
+            whiten: whether `transform` divides scores by the root of their mean square: shared ones
+                over all samples, local ones over their client's, and what noise alone explains by
+                the root of `noise_variance_`.
             forgetting: the share, in (0, 1], of the new samples in each `partial_fit`; None forgets
                 nothing, so that all samples count equally.
             impute: numbers of shared and local components of the model that imputes missing entries
@@ -277,7 +279,9 @@ class HierarchicalBayesPCA(ClientPCA):
                 its own, so that a few faulty clients do little harm. This needs at least three
                 clients. The mean of all samples remains a plain mean.
             center: whether to subtract the mean of all samples.
-            whiten: whether `transform` divides scores by the root of their mean square.
+            whiten: whether `transform` divides scores by the root of their mean square: shared ones
+                over all samples, local ones over their client's, and what noise alone explains by
+                the root of `noise_variance_`.
             forgetting: the share, in (0, 1], of the new samples in each `partial_fit`; None forgets
                 nothing, so that all samples count equally.
             impute: numbers of shared and local components of the model that imputes missing entries

@@ -1,42 +1,31 @@
-"""What estimators do with samples once they have components."""
+"""What estimators with orthonormal components do with samples: scores, and likelihoods."""
 
 import abc
 from collections.abc import Sequence
-from typing import Any, Self, TypeAlias, final
+from typing import Any, final
 
 import numpy as np
 from jaxtyping import Float
-from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils.validation import check_is_fitted
 
 from jaxfed._numbers import precision_of
 from jaxfed.core.contract.algorithm import Personalized
 from jaxfed.estimators import _groups
-from jaxfed.estimators._arrays import checked, checked_samples, client_labels
-from jaxfed.estimators._completion import Completion
+from jaxfed.estimators._arrays import checked_samples
+from jaxfed.estimators._components import ArrayOrFrame, ClientComponents, Table
 from jaxfed.estimators._normal import Normal, axes, beside, moment_of_samples
-from jaxfed.estimators._saved import HasRun
 
-ArrayOrFrame: TypeAlias = Any  # whatever scikit-learn converts: arrays, lists, data frames
-Table = Float[np.ndarray, "n d"]
 Bases = Float[np.ndarray, "m d r2"]
 
 
-class Scores(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator, HasRun):
-    """Scores, reconstructions and likelihoods by what `fit` of a subclass has set."""
+class Scores(ClientComponents):
+    """Scores and reconstructions by orthonormal components of samples minus `mean_`."""
 
-    n_features_in_: int
-    components_: Float[np.ndarray, "r1 d"]
-    local_components_: Float[np.ndarray, "m r2 d"]
     mean_: Float[np.ndarray, " d"]
-    groups_: np.ndarray
     noise_variance_: float
     _precision: Any  # of the table
-    _completion: Completion | None
-    _laws: list[Normal]
-    _law: Normal
+    _models: list[Normal]
     _beside: bool
-    _n_features_out: int
     explained_variance_: Float[np.ndarray, " r"]
     whiten: bool = False
 
@@ -44,69 +33,67 @@ class Scores(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator, H
     def _new_components(self, tables: Sequence[Table]) -> Bases:
         """Return clients' local components beside `components_`, from their own samples alone."""
 
-    @final
-    def transform(self, X: ArrayOrFrame, groups: ArrayOrFrame | None = None) -> Table:
-        """Compute the scores of samples, for the shared and then for the client's local components.
+    @property
+    @abc.abstractmethod
+    def _takes_missing(self) -> bool:
+        """Whether samples may have missing entries."""
 
-        Local components differ between clients, so local scores are comparable only within one
-        client. For a client that was not in `fit`, local components are learned from the given
-        samples, with a warning. Without `groups`, local scores are zero, unless there was only one
-        client in `fit`; a warning is raised if clients have local components.
-
-        With `whiten`, each shared score is divided by the root of its mean square over all samples
-        in `fit`, and each local one by that over its client's; of scores that noise alone explains,
-        by the root of `noise_variance_`.
+    @abc.abstractmethod
+    def _completed(
+        self, X: Table, groups: ArrayOrFrame | None, parts: Sequence[_groups.Group]
+    ) -> Table:
+        """Return samples with values for what is missing, or not believed; the same if nothing is.
 
         Args:
-            X: samples as rows, `(n, d)`.
-            groups: the client of each row, `(n,)`.
-
-        Returns:
-            Scores, `(n, r)`.
-
-        Raises:
-            ValueError: if samples or groups are invalid.
+            X: samples as rows, NaN where entries are missing.
+            groups: the client of each row.
+            parts: the rows of each client, and its model.
         """
-        _, X, parts = self._parted(X, groups)
-        if self.local_components_.shape[1] > 0:
-            _groups.warn_of_new(groups, parts, self.groups_)
-        scores = np.zeros((len(X), self._n_features_out), X.dtype)
-        for rows, known in parts:  # samples without a client have fewer scores; others stay zero
-            law = self._new_law(X[rows]) if known is None else known
-            projected = X[rows] @ law.basis.astype(X.dtype)
-            scores[rows, : law.basis.shape[1]] = projected / self._units(law).astype(X.dtype)
-        return scores
 
     @final
-    def inverse_transform(self, X: ArrayOrFrame, groups: ArrayOrFrame | None = None) -> Table:
-        """Reconstruct samples from scores.
+    def _new_model(self, table: Table) -> Normal:
+        with precision_of(self._precision):
+            (local,) = self._new_components([table])
+        if local.size:
+            local = local @ axes(local, moment_of_samples(table, local).scores)
+        basis = beside(self.components_.T, local) if self._beside else local
+        moment = moment_of_samples(table, basis)
+        return self._whitened(Normal.fitted(basis, moment, self.noise_variance_))
 
-        Args:
-            X: scores as rows, `(n, r)`.
-            groups: the client of each row, `(n,)`; every client must have been in `fit` or
-                `personalize`.
+    @final
+    def _whitened(self, law: Normal) -> Normal:
+        """Give scores the units that `whiten` asks for."""
+        if not self.whiten:
+            return law
+        units = np.sqrt(np.diagonal(law.within))
+        if self._beside:  # shared scores have one unit for all clients
+            shared = self.explained_variance_[: len(self.components_)]
+            units[: len(shared)] = np.sqrt(np.maximum(shared, self.noise_variance_))
+        return law._replace(units=units)
 
-        Returns:
-            Samples, `(n, d)`.
+    @final
+    def _local_of(self, model: Normal) -> Float[np.ndarray, "r2 d"]:
+        return model.basis[:, len(self.components_) if self._beside else 0 :].T
 
-        Raises:
-            ValueError: if scores are invalid or a client is unknown.
-        """
+    @final
+    def _result(self) -> Personalized:
+        local = self.local_components_.swapaxes(1, 2)
+        return Personalized(self.components_.T, local if local.size else None)
+
+    @final
+    def _parted(self, X: ArrayOrFrame, groups: ArrayOrFrame | None) -> _groups.Parted:
         check_is_fitted(self)
-        X = checked(X, dtype=[np.float64, np.float32])
-        if X.shape[1] != self._n_features_out:
-            raise ValueError(f"X: wanted {self._n_features_out} scores a row, got {X.shape[1]}")
-        found = np.zeros((len(X), self.n_features_in_), X.dtype)
-        for rows, law in self._groups_of(X, groups):
-            if law is None:
-                (label, *_) = client_labels(groups, X)[rows]
-                raise ValueError(
-                    f"groups: {label!r} was not in fit; learn its components by "
-                    "personalize(X, groups)"
-                )
-            scores = X[rows][:, : law.basis.shape[1]] * self._units(law)
-            found[rows] = scores @ law.basis.T
-        return found + self.mean_.astype(found.dtype)
+        X = checked_samples(self, X, self._takes_missing, reset=False)
+        parts = self._groups_of(X, groups)
+        with precision_of(self._precision):
+            completed = self._completed(X, groups, parts)
+        mean = self.mean_.astype(X.dtype)
+        centred = X - mean
+        return _groups.Parted(centred, centred if completed is X else completed - mean, parts)
+
+
+class Likelihoods(Scores):
+    """Likelihoods of samples, which are normally distributed about `mean_`."""
 
     @final
     def score_samples(
@@ -135,9 +122,9 @@ class Scores(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator, H
             # Scoring samples with components learned from them would favour high ranks.
             halves = [rows] if law is not None or len(rows) < 2 else [rows[::2], rows[1::2]]
             for i, half in enumerate(halves):
-                other = law or self._law
+                other = law or self._anybody
                 if law is None and len(rows) > 1:
-                    other = self._new_law(completed[halves[1 - i]])
+                    other = self._new_model(completed[halves[1 - i]])
                 found[half] = other.log_likelihood(X[half])
         return found
 
@@ -155,68 +142,3 @@ class Scores(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator, H
         decreases with every component.
         """
         return float(np.average(self.score_samples(X, groups), weights=sample_weight))
-
-    @final
-    def personalize(self, X: ArrayOrFrame, groups: ArrayOrFrame) -> Self:
-        """Learn the local components of new clients from their samples; nothing else changes.
-
-        Args:
-            X: samples as rows, `(n, d)`.
-            groups: the client of each row, `(n,)`; known clients stay unchanged.
-
-        Returns:
-            The estimator.
-
-        Raises:
-            ValueError: if samples or groups are invalid.
-        """
-        check_is_fitted(self)
-        labels = client_labels(groups, X)
-        if fault := _groups.other_type(self.groups_, labels):
-            raise ValueError(fault)
-        _, X, parts = self._parted(X, groups)
-        new = {labels[rows[0]]: self._new_law(X[rows]) for rows, law in parts if law is None}
-        known = dict(zip(self.groups_, self._laws, strict=True)) | new
-        self.groups_ = np.array(sorted(known))  # as in `fit`, the order of everything else
-        self._laws = [known[label] for label in self.groups_]
-        first = len(self.components_) if self._beside else 0
-        self.local_components_ = np.stack([law.basis[:, first:].T for law in self._laws])
-        return self
-
-    def _result(self) -> Personalized:
-        local = self.local_components_.swapaxes(1, 2)
-        return Personalized(self.components_.T, local if local.size else None)
-
-    def _units(self, law: Normal) -> Float[np.ndarray, " r"]:
-        """Return what `whiten` divides scores by."""
-        found = np.sqrt(np.diagonal(law.within))
-        if not self.whiten:
-            return np.ones_like(found)
-        if self._beside:  # shared scores have one unit for all clients
-            shared = self.explained_variance_[: len(self.components_)]
-            found[: len(shared)] = np.sqrt(np.maximum(shared, self.noise_variance_))
-        return found
-
-    def _new_law(self, table: Table) -> Normal:
-        with precision_of(self._precision):
-            (local,) = self._new_components([table])
-        if local.size:
-            local = local @ axes(local, moment_of_samples(table, local).scores)
-        basis = beside(self.components_.T, local) if self._beside else local
-        return Normal.fitted(basis, moment_of_samples(table, basis), self.noise_variance_)
-
-    def _parted(self, X: ArrayOrFrame, groups: ArrayOrFrame | None) -> _groups.Parted:
-        check_is_fitted(self)
-        X = checked_samples(self, X, self._completion is not None, reset=False)
-        completed, mean = X, self.mean_.astype(X.dtype)
-        if self._completion is not None:
-            with precision_of(self._precision):
-                labels = None if groups is None else client_labels(groups, X)
-                completed = self._completion.completed(X, labels)
-        return _groups.Parted(X - mean, completed - mean, self._groups_of(X, groups))
-
-    def _groups_of(self, X: Table, groups: ArrayOrFrame | None) -> list[_groups.Group]:
-        has_own = self.local_components_.shape[1] > 0
-        return _groups.groups_of(
-            X, groups, _groups.KnownClients(self.groups_, self._laws, self._law, has_own)
-        )

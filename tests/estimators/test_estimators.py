@@ -274,7 +274,8 @@ def test_it_works_in_a_pipeline_and_names_its_columns(data):
         model.set_fit_request(groups=True).set_transform_request(groups=True)
         pipe = make_pipeline(StandardScaler(), model).set_output(transform="pandas")
         found = pipe.fit(frame, groups=groups).transform(frame, groups=groups)
-    assert list(found.columns) == [f"personalizedpca{j}" for j in range(4)]
+    names = [f"personalizedpca_{kind}{j}" for kind in ("shared", "local") for j in range(2)]
+    assert list(found.columns) == names
     assert list(pipe[-1].feature_names_in_) == list(frame.columns)
 
 
@@ -455,9 +456,20 @@ def test_a_search_that_holds_out_whole_clients_finds_the_ranks():
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:groups. got none")
-@pytest.mark.parametrize("name", ["PersonalizedPCA", "FederatedPCA", "HierarchicalBayesPCA"])
-def test_scikit_learns_own_checks_pass(name):
-    results = check_estimator(getattr(estimators, name)(rounds=2), on_skip=None)
+@pytest.mark.parametrize(
+    "model",
+    [
+        estimators.PersonalizedPCA(rounds=2),
+        estimators.FederatedPCA(rounds=2),
+        estimators.HierarchicalBayesPCA(rounds=2),
+        estimators.IntegrativeNMF(rounds=2, n_init=1),
+        estimators.HeterogeneousMF(rounds=2, n_init=1),
+        estimators.TripleComponentMF(rounds=2, n_init=1),
+    ],
+    ids=lambda model: type(model).__name__,
+)
+def test_scikit_learns_own_checks_pass(model):
+    results = check_estimator(model, on_skip=None)
     assert {result["status"] for result in results} <= {"passed", "skipped"}
     # Arrays of other libraries are skipped where SciPy is not told to take them.
     assert sum(result["status"] == "skipped" for result in results) <= 1

@@ -247,6 +247,21 @@ def nonnegative_completed(x):
     return completed(partial(nmf.complete, found))(x)
 
 
+def of_nmf(x):
+    rows, groups = np.abs(np.asarray(x)).reshape(-1, FEATURES), np.repeat(range(len(x)), len(x[0]))
+    model = estimators.IntegrativeNMF(3, rounds=20, n_init=1, random_state=0)
+    scores = model.fit_transform(rows, groups=groups)
+    again = model.inverse_transform(scores, groups=groups)
+    return again[: len(x[0])], model.reconstruction_err_ / np.sqrt(len(rows))
+
+
+def of_ajive(x):
+    model = estimators.FederatedAJIVE(2, signal_rank=3).fit(list(x))
+    again = model.inverse_transform(model.transform(list(x)))
+    error = np.linalg.norm(np.stack(again) - np.asarray(x)) / np.sqrt(x.size)
+    return model.score(list(x)), model.explained_variance_ratio_, error
+
+
 SHARES = (("explained_variance_ratio_", 0), ("noise_variance_", 2))
 
 
@@ -292,6 +307,14 @@ LAWS: dict[str, Law | str] = {
     "estimators.FederatedGCCA": Law(
         lambda x: estimators.FederatedGCCA(2).fit(list(x)).score(list(x)), centred=True
     ),
+    "estimators.FederatedAJIVE": Law(of_ajive, (0, 0, 1), centred=True, counted=True),
+    "estimators.HeterogeneousMF": estimated(
+        estimators.HeterogeneousMF(2, 1, n_init=1, random_state=0), *SHARES
+    ),
+    "estimators.TripleComponentMF": estimated(
+        estimators.TripleComponentMF(2, 1, n_init=1, random_state=0), *SHARES, ("threshold_", 1)
+    ),
+    "estimators.IntegrativeNMF": Law(of_nmf, (1, 1), ordered=True, counted=True, tol=1e-2),
     "gcca.AJIVE": of_views(gcca.AJIVE(2, 3)),
     "gcca.MVLSA": of_views(gcca.MVLSA(2)),
     "gcca.MaxVar": of_views(gcca.MaxVar(2)),

@@ -148,5 +148,7 @@ def _calls(name: str) -> Callable[..., Any] | None:
     if not name.startswith("estimators."):
         return None
     # As scikit-learn wants it, parameters are only looked at in `fit`.
-    tables = given()["tables"] if name.endswith("GCCA") else given()["twelve"]
+    kind = {"GCCA": "tables", "AJIVE": "tables", "NMF": "twelve_counts"}
+    own = (kind[end] for end in kind if name.endswith(end))
+    tables = given()[next(own, "twelve")]
     return lambda **parameters: attrgetter(name)(jf)(**parameters).fit(tables).summary_

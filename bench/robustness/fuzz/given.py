@@ -72,6 +72,7 @@ def _arrays() -> dict[str, Any]:
         "tables": list(samples),
         "matrix": samples[0],
         "twelve": samples.reshape(-1, FEATURES),
+        "twelve_counts": np.abs(samples.reshape(-1, FEATURES)),
         "two_counts": [np.abs(samples[0])] * 2,
         "two_sparse": [scipy.sparse.csr_array(samples[0])] * 2,
         "frames": frames,
