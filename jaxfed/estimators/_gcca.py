@@ -13,9 +13,10 @@ from sklearn.utils import check_consistent_length, check_random_state
 from sklearn.utils.validation import check_is_fitted
 
 from jaxfed import gcca
-from jaxfed._checks import check_flag, check_list, check_whole
+from jaxfed._checks import check_flag, check_list, check_whole, refuse
 from jaxfed._numbers import precision_of
-from jaxfed.core.clients.names import columns_of, in_columns
+from jaxfed.core.clients.clients import Clients
+from jaxfed.core.clients.names import columns_of, in_columns, replace_names
 from jaxfed.core.contract.algorithm import Personalized
 from jaxfed.core.run.fit import fit
 from jaxfed.estimators._arrays import checked, mean_of
@@ -128,16 +129,7 @@ class FederatedGCCA(BaseEstimator, HasRun):
         Raises:
             ValueError: if the views do not match those of `fit`.
         """
-        check_is_fitted(self)
-        check_list("views", views, "tables (n, d_j)")
-        known = getattr(self, "feature_names_in_", [])
-        named = zip_longest(views, known[: len(views)])
-        tables = _checked([in_columns(x, own, f"views[{j}]") for j, (x, own) in enumerate(named)])
-        if [x.shape[1] for x in tables] != [len(q) for q in self.weights_]:
-            raise ValueError(
-                f"views: wanted {[len(q) for q in self.weights_]} features, "
-                f"got {[x.shape[1] for x in tables]}"
-            )
+        tables = self._tables(views)
         with precision_of(tables[0].dtype):
             return [np.asarray(x) for x in gcca.transform(self._result(), self._views(tables))]
 
@@ -161,6 +153,27 @@ class FederatedGCCA(BaseEstimator, HasRun):
         widest = max(map(len, self.weights_))
         local = np.stack([np.pad(q, ((0, widest - len(q)), (0, 0))) for q in self.weights_])
         return Personalized(jnp.asarray(self.representation_), jnp.asarray(local))
+
+    def _clients_of(self, X: Sequence[ArrayOrFrame], groups: object) -> Clients:
+        if groups is not None:
+            raise refuse("groups", "None, since each view is a client", groups)
+        tables = self._tables(X)
+        with precision_of(tables[0].dtype):
+            return replace_names(self._views(tables), self.saved_.names)
+
+    def _tables(self, views: Sequence[ArrayOrFrame]) -> list[np.ndarray]:
+        """Check views for those of `fit`, and put their columns in its order."""
+        check_is_fitted(self)
+        check_list("views", views, "tables (n, d_j)")
+        known = getattr(self, "feature_names_in_", [])
+        named = zip_longest(views, known[: len(views)])
+        tables = _checked([in_columns(x, own, f"views[{j}]") for j, (x, own) in enumerate(named)])
+        if [x.shape[1] for x in tables] != [len(q) for q in self.weights_]:
+            raise ValueError(
+                f"views: wanted {[len(q) for q in self.weights_]} features, "
+                f"got {[x.shape[1] for x in tables]}"
+            )
+        return tables
 
     def _views(self, tables: list[np.ndarray]) -> gcca.Views:
         return gcca.Views.from_arrays([x - m for x, m in zip(tables, self.means_, strict=True)])

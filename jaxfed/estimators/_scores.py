@@ -10,9 +10,11 @@ from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, Transfo
 from sklearn.utils.validation import check_is_fitted
 
 from jaxfed._numbers import precision_of
+from jaxfed.core.clients.clients import Clients
+from jaxfed.core.clients.names import listing, replace_names
 from jaxfed.core.contract.algorithm import Personalized
 from jaxfed.estimators import _groups
-from jaxfed.estimators._arrays import checked, checked_samples, client_labels
+from jaxfed.estimators._arrays import checked, checked_samples, client_labels, clients_of
 from jaxfed.estimators._completion import Completion
 from jaxfed.estimators._normal import Normal, axes, beside, moment_of_samples
 from jaxfed.estimators._saved import HasRun
@@ -178,6 +180,22 @@ class Scores(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator, H
     def _result(self) -> Personalized:
         local = self.local_components_.swapaxes(1, 2)
         return Personalized(self.components_.T, local if local.size else None)
+
+    def _clients_of(self, X: ArrayOrFrame, groups: ArrayOrFrame | None) -> Clients:
+        check_is_fitted(self)
+        if groups is None and len(self.groups_) > 1:
+            raise ValueError("groups: wanted the label of each row's client, got None")
+        _, X, parts = self._parted(X, groups)
+        places = np.zeros(len(X), int)
+        for i, part in enumerate(parts):
+            places[part.rows] = i
+        if groups is not None:
+            present = np.unique(client_labels(groups, X))
+            if not np.array_equal(present, self.groups_):
+                wanted, got = (listing([*map(str, x.tolist())]) for x in (self.groups_, present))
+                raise ValueError(f"groups: wanted those of fit, {wanted}, got {got}")
+        with precision_of(X.dtype):
+            return replace_names(clients_of(X, places, None)[0], self.saved_.names)
 
     def _new_law(self, table: Table) -> Normal:
         with precision_of(self._precision):
