@@ -11,7 +11,17 @@ from pathlib import Path
 import jaxfed
 
 PAGES = [
-    *("digits", "confidence", "speakers", "schools", "video", "debates", "views", "unseen"),
+    *(
+        "digits",
+        "confidence",
+        "speakers",
+        "schools",
+        "wines",
+        "video",
+        "debates",
+        "views",
+        "unseen",
+    ),
     *("sensors", "autoencoders", "denoising"),
 ]
 """In the order of the gallery."""

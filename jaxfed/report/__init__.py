@@ -56,7 +56,7 @@ def html(
     Components, scores, variances and the map of clients appear for results of PCA; for other
     results, pass `pictures`. With very many clients or samples, pictures show an even selection.
     Spectra and scores are computed from the clients' samples, which only a simulation has in one
-    place.
+    place. A run that protects persons (`jaxfed.privacy.release_moments`) has no scores on its page.
 
     Args:
         fitted: what `fit` returned, its result, what `jaxfed.load` returned, or an estimator.
@@ -99,6 +99,8 @@ def html(
             wanted, got = clients.features, len(feature_names)
             raise ValueError(f"feature_names: wanted {wanted}, one per feature, got {got}")
     for name, given in (("clients", clients), ("names", names), ("metadata", metadata)):
+        if getattr(given, "ndim", 1) == 0:
+            raise refuse(name, f"the run's {number}", given)
         if given is not None and len(given) != number:
             raise ValueError(f"{name}: wanted the run's {number}, got {len(given)}")
     if confidence is not None:

@@ -264,6 +264,8 @@ def _loadings(given: Given, picture: Any) -> Section | None:
 def _scores(given: Given, picture: Any) -> Section | None:
     if given.parts is None or given.parts[0] is None or not given.samples or not len(given.finite):
         return None
+    if given.record.guarantees:  # which do not cover points of persons
+        return None
     shared = Personalized(given.parts[0], None)
     options: dict[str, Any] = {"names": [given.names[i] for i in given.finite], "most": SCORES}
     clients, caption = given.clients.take(given.finite), "Samples along shared axes, by client"
@@ -272,12 +274,11 @@ def _scores(given: Given, picture: Any) -> Section | None:
         caption += "; arrows are features, the longest with their names"
     else:
         drawn = plot.scores(shared, clients, **options)
-    parts = [picture(drawn, caption)]
     number = int(given.counts[given.finite].sum())
+    text = "Computed from all clients' samples, which only a simulation has in one place."
     if number > SCORES:
-        text = f"The picture shows {SCORES:,} of {number:,} samples, selected evenly."
-        parts.append(paragraph(text, note=True))
-    return Section("Scores", parts)
+        text += f" The picture shows {SCORES:,} of {number:,} samples, selected evenly."
+    return Section("Scores", [picture(drawn, caption), paragraph(text, note=True)])
 
 
 def _intervals(given: Given, picture: Any) -> Section | None:

@@ -257,6 +257,7 @@ def test_many_clients_are_shown_in_part():
         ({"names": ["a"]}, "names: wanted the run's 4"),
         ({"feature_names": ["a"]}, "feature_names: wanted 9, one per feature, got 1"),
         ({"metadata": [1.0]}, "metadata: wanted the run's 4"),
+        ({"metadata": np.array(1.0)}, "metadata: wanted the run's 4"),
         ({"table": [{"a": 1}, {"b": 1}]}, "table: wanted"),
         ({"seconds": -1}, "seconds: wanted"),
         ({"confidence": 0.95}, "confidence: wanted the result of"),
@@ -466,3 +467,11 @@ def test_scores_show_a_selection_of_many_samples():
     page = jf.report.html(solution, clients)
     assert "1,000 of 1,200 samples, selected evenly" in Parts(page).text["scores"]
     assert 1000 <= drawn(page, "scores").count("<use") < 1100
+
+
+def test_a_run_that_protects_persons_shows_none():
+    clients = jf.Clients.from_samples(planted_samples((60, 50), 4, [3.0], [2.0]))
+    released = jf.privacy.release_moments(clients, epsilon=1.0, delta=1e-5)
+    solution = jf.fit(jf.pca.Pooled(2), released, rounds=1, key=KEY)
+    found = Parts(jf.report.html(solution, clients)).text
+    assert "scores" not in found and "loadings" in found
