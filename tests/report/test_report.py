@@ -412,6 +412,7 @@ def test_an_estimator_and_its_table_have_the_page_of_its_run():
         assert drawn(page, section) == drawn(same, section)
 
 
+@pytest.mark.slow
 def test_an_estimator_with_gaps_has_the_page_of_completed_samples():
     from jaxfed.estimators import FederatedPCA
 
@@ -423,6 +424,7 @@ def test_an_estimator_with_gaps_has_the_page_of_completed_samples():
     assert "20 to 21" in parts.text["data"] and "scores" in parts.text
 
 
+@pytest.mark.slow
 def test_an_estimator_of_views_takes_a_list_of_them(tmp_path):
     from jaxfed.estimators import FederatedGCCA
 
@@ -460,6 +462,7 @@ def test_a_table_that_does_not_fit_the_estimator_is_refused(tmp_path):
     assert not place.exists()
 
 
+@pytest.mark.slow
 def test_scores_show_a_selection_of_many_samples():
     tables = planted_samples((700, 500), 4, [3.0], [2.0])
     clients = jf.Clients.from_samples(tables)
