@@ -11,8 +11,8 @@ from pathlib import Path
 import jaxfed
 
 PAGES = [
-    *("digits", "confidence", "speakers", "schools", "video", "debates", "views", "unseen"),
-    *("sensors", "autoencoders", "denoising"),
+    *("digits", "confidence", "speakers", "schools", "wines", "video", "debates", "views"),
+    *("unseen", "sensors", "autoencoders", "denoising"),
 ]
 """In the order of the gallery."""
 

@@ -343,6 +343,7 @@ RUNS = {
 OTHERS = {
     *("jaxfed.plan", "jaxfed.nn.common_projection", "jaxfed.privacy.record"),
     *("jaxfed.privacy.restart_attack", "jaxfed.report.html", "jaxfed.report.write"),
+    *("jaxfed.plot.scores", "jaxfed.plot.biplot"),
     *("jaxfed.inference.bootstrap", "jaxfed.inference.membership"),
     *("jaxfed.gcca.transform", "jaxfed.testing.check_algorithm"),
 }

@@ -9,9 +9,12 @@ from jaxtyping import Float
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils.validation import check_is_fitted
 
+from jaxfed._numbers import precision_of
 from jaxfed._optional import require
+from jaxfed.core.clients.clients import Clients
+from jaxfed.core.clients.names import listing, replace_names
 from jaxfed.estimators import _groups
-from jaxfed.estimators._arrays import checked, client_labels
+from jaxfed.estimators._arrays import checked, client_labels, clients_of
 from jaxfed.estimators._groups import Model
 from jaxfed.estimators._saved import HasRun
 
@@ -176,6 +179,23 @@ class ClientComponents(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
         places = [*range(shared), *range(local)]
         prefix = type(self).__name__.lower()
         return np.array([f"{prefix}_{x}{i}" for x, i in zip(kinds, places, strict=True)], object)
+
+    @final
+    def _clients_of(self, X: ArrayOrFrame, groups: ArrayOrFrame | None) -> Clients:
+        check_is_fitted(self)
+        if groups is None and len(self.groups_) > 1:
+            raise ValueError("groups: wanted the label of each row's client, got None")
+        _, X, parts = self._parted(X, groups)
+        places = np.zeros(len(X), int)
+        for i, part in enumerate(parts):
+            places[part.rows] = i
+        if groups is not None:
+            present = np.unique(client_labels(groups, X))
+            if not np.array_equal(present, self.groups_):
+                wanted, got = (listing([*map(str, x.tolist())]) for x in (self.groups_, present))
+                raise ValueError(f"groups: wanted those of fit, {wanted}, got {got}")
+        with precision_of(X.dtype):
+            return replace_names(clients_of(X, places, None)[0], self.saved_.names)
 
     @final
     def _groups_of(self, X: Table, groups: ArrayOrFrame | None) -> list[_groups.Group]:

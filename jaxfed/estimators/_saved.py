@@ -12,6 +12,7 @@ from jaxtyping import Array, PyTree
 from sklearn.exceptions import ConvergenceWarning
 
 from jaxfed._names import caller
+from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.names import Names
 from jaxfed.core.contract.algorithm import Personalized
 from jaxfed.core.contract.remarks import Words
@@ -31,6 +32,14 @@ class HasRun(abc.ABC):
     @abc.abstractmethod
     def _result(self) -> Personalized:
         """Return what was learned, as a run returns it."""
+
+    @abc.abstractmethod
+    def _clients_of(self, X: Any, groups: Any) -> Clients:
+        """Return the clients of `fit` as its run saw them, from samples as `fit` takes them.
+
+        Raises:
+            ValueError: if samples or groups are invalid, or not of the clients of `fit`.
+        """
 
     def _record(self, solution: Solution) -> None:
         """Keep the record of a run without its models, which the estimator's attributes hold.

@@ -14,10 +14,11 @@ from sklearn.utils import check_consistent_length, check_random_state
 from sklearn.utils.validation import check_is_fitted
 
 from jaxfed import gcca
-from jaxfed._checks import check_flag, check_list, check_name
+from jaxfed._checks import check_flag, check_list, check_name, refuse
 from jaxfed._numbers import precision_of
 from jaxfed._optional import require
-from jaxfed.core.clients.names import columns_of, in_columns
+from jaxfed.core.clients.clients import Clients
+from jaxfed.core.clients.names import columns_of, in_columns, replace_names
 from jaxfed.estimators._arrays import checked, mean_of
 from jaxfed.estimators._components import ArrayOrFrame
 from jaxfed.estimators._saved import HasRun
@@ -97,16 +98,7 @@ class ViewEstimator(BaseEstimator, HasRun):
         Raises:
             ValueError: if the views do not match those of `fit`.
         """
-        check_is_fitted(self)
-        check_list("views", views, "tables (n, d_j)")
-        known = getattr(self, "feature_names_in_", [])
-        named = zip_longest(views, known[: len(views)])
-        tables = _checked([in_columns(x, own, f"views[{j}]") for j, (x, own) in enumerate(named)])
-        if [x.shape[1] for x in tables] != [len(mean) for mean in self.means_]:
-            raise ValueError(
-                f"views: wanted {[len(mean) for mean in self.means_]} features, "
-                f"got {[x.shape[1] for x in tables]}"
-            )
+        tables = self._tables(views)
         with precision_of(tables[0].dtype):
             scores = self._scores(tables)
         if self._output() != "pandas":
@@ -195,6 +187,29 @@ class ViewEstimator(BaseEstimator, HasRun):
     @final
     def _key(self) -> Key[Array, ""]:
         return jax.random.key(check_random_state(self.random_state).randint(2**31 - 1))
+
+    @final
+    def _clients_of(self, X: Sequence[ArrayOrFrame], groups: object) -> Clients:
+        if groups is not None:
+            raise refuse("groups", "None, since each view is a client", groups)
+        tables = self._tables(X)
+        with precision_of(tables[0].dtype):
+            return replace_names(self._clients(tables), self.saved_.names)
+
+    @final
+    def _tables(self, views: Sequence[ArrayOrFrame]) -> ViewTables:
+        """Check views for those of `fit`, and put their columns in its order."""
+        check_is_fitted(self)
+        check_list("views", views, "tables (n, d_j)")
+        known = getattr(self, "feature_names_in_", [])
+        named = zip_longest(views, known[: len(views)])
+        tables = _checked([in_columns(x, own, f"views[{j}]") for j, (x, own) in enumerate(named)])
+        if [x.shape[1] for x in tables] != [len(mean) for mean in self.means_]:
+            raise ValueError(
+                f"views: wanted {[len(mean) for mean in self.means_]} features, "
+                f"got {[x.shape[1] for x in tables]}"
+            )
+        return tables
 
     @final
     def _clients(self, tables: ViewTables) -> gcca.Views:

@@ -21,9 +21,12 @@ from jaxfed.plot._curves import convergence as convergence
 from jaxfed.plot._grid import grid as grid
 from jaxfed.plot._images import components as components
 from jaxfed.plot._images import separation as separation
+from jaxfed.plot._loadings import loadings as loadings
 from jaxfed.plot._ranks import ranks as ranks
 from jaxfed.plot._samples import reconstructions as reconstructions
 from jaxfed.plot._samples import samples as samples
+from jaxfed.plot._scores import biplot as biplot
+from jaxfed.plot._scores import scores as scores
 from jaxfed.plot._variance import scree as scree
 from jaxfed.plot._variance import variance_shares as variance_shares
 

@@ -8,10 +8,8 @@ import numpy as np
 from jaxtyping import ArrayLike, Real
 
 from jaxfed._checks import check_count, refuse
-from jaxfed.core.run.result import names_of, result_of
-from jaxfed.plot import drawing
+from jaxfed.plot import drawing, projections
 
-_CLIENTS = 5  # of a model, whose local components are drawn
 _SIZE = 0.75  # width of an image of a component, in inches
 
 
@@ -48,15 +46,8 @@ def components(
         ImportError: if Matplotlib is not installed.
     """
     check_count("columns", columns)
-    named = groups if isinstance(groups, Mapping) else _parts(groups)
-    arrays = {
-        name: drawing.host(f"groups[{name!r}]", group, 2, "components of shape (features, rank)")
-        for name, group in named.items()
-        if group is not None
-    }
-    drawing.check_named("groups", arrays, "components")
-    if feature_names is None and not names_of(groups).of_views:
-        feature_names = names_of(groups).features
+    arrays = projections.groups_of(groups)
+    feature_names = projections.features_of(groups, feature_names)
     labels = [drawing.checked_features(feature_names, len(x)) for x in arrays.values()]
     panel = drawing.within(figure, ax)
     if image_shape is None:
@@ -84,19 +75,6 @@ def components(
         for axes in grid[len(group) :]:
             axes.set_axis_off()
     return panel if ax is None else ax
-
-
-def _parts(model: Any) -> dict[str, Any]:
-    """The shared components of a model and the local ones of its first clients, by name."""
-    shared, local = result_of(model, "PCA", "groups")
-    # Those of an estimator's clients, or names.
-    labels = names_of(model).clients or range(_CLIENTS)
-    names = [f"client {label}" for label in labels[:_CLIENTS]]
-    if local is None or np.shape(local)[-1:] == (0,):
-        return {"shared": shared}
-    if np.ndim(local) != 3:
-        raise refuse("groups", "a model with components (features, rank) of each client", model)
-    return {"shared": shared, **dict(zip(names, local[:_CLIENTS], strict=False))}
 
 
 def separation(

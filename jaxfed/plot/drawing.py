@@ -15,6 +15,7 @@ SMOOTH = "bicubic"  # interpolation: few pixels are easier to recognize when blu
 COLOURS = ("#0b5fa5", "#d1495b", "#2a9d6f", "#e09f3e", "#7b5ea7", "#5c6770", "#17a2b8", "#a3543a")
 GREY = "#6b7280"
 MOST_FEATURES = 60  # with more features, their names are not written
+LETTERS = 32  # of a name beside a picture
 
 
 class DrawingTarget(NamedTuple):
@@ -130,6 +131,14 @@ def limit(values: Any) -> float:
 def verbatim(text: str) -> str:
     """Escape a text, because Matplotlib would read `$` as mathematics."""
     return text.replace("$", r"\$")
+
+
+def shortened(text: str, letters: int = LETTERS) -> str:
+    """A name as `verbatim`, with the middle left out of a very long one."""
+    if len(text) > letters:
+        last = letters // 3
+        text = f"{text[: letters - last - 1]}…{text[-last:]}"
+    return verbatim(text)
 
 
 def host(name: str, array: Any, ndim: int, wanted: str, *, finite: bool = True) -> np.ndarray:

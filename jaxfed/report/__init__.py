@@ -4,12 +4,14 @@ A page embeds its pictures, runs no script and loads nothing; its content securi
 both. It follows the reader's light or dark colour scheme.
 
     jf.report.write("report.html", solution, clients, names=names)
+    jf.report.write("report.html", estimator, X, groups=groups)
 """
 
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from jaxtyping import Array, Shaped
 
 from jaxfed import _names
@@ -21,19 +23,22 @@ from jaxfed._checks import (
     checked_path,
     refuse,
 )
+from jaxfed._numbers import precision_of
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.common.files import replacing
-from jaxfed.core.run.result import Fitted, clients_of_run, saved_of
+from jaxfed.core.run.result import Fitted, saved_of
 from jaxfed.core.run.solution import Solution
 from jaxfed.inference import Confidence
 from jaxfed.pca.ranks import SuggestedRanks
+from jaxfed.plot.projections import clients_behind
 from jaxfed.report import _page, _sections
 
 
 def html(
     fitted: Fitted,
-    clients: Clients,
+    clients: Clients | Any,
     *,
+    groups: Shaped[np.ndarray, " n"] | Sequence[object] | None = None,
     title: str = "A federated run",
     names: Sequence[str] | None = None,
     metadata: Shaped[Array, " m"] | Sequence[object] | None = None,
@@ -48,14 +53,17 @@ def html(
 ) -> str:
     """Create a page on a run: data, ranks, convergence, components, clients, costs, revealed data.
 
-    Components, variances and the map of clients appear for results of PCA; for other results, pass
-    `pictures`. With very many clients, pictures show an even selection. Spectra are computed from
-    the clients' samples, which only a simulation has in one place.
+    Components, scores, variances and the map of clients appear for results of PCA; for other
+    results, pass `pictures`. With very many clients or samples, pictures show an even selection.
+    Spectra and scores are computed from the clients' samples, which only a simulation has in one
+    place. A run that protects persons (`jaxfed.privacy.release_moments`) has no scores on its page.
 
     Args:
         fitted: what `fit` returned, its result, what `jaxfed.load` returned, or an estimator.
             Sections that need more than these know are left out.
-        clients: the clients of the run.
+        clients: the clients of the run; for an estimator, also what its `fit` takes: samples as
+            rows, `(n, d)`, or a list of views.
+        groups: the client of each row, where `clients` are an estimator's samples.
         title: title of the page.
         names: names of the clients; their own by default, or numbers.
         metadata: values by which the map of clients is coloured, see `jaxfed.plot.client_map`; by
@@ -74,11 +82,11 @@ def html(
         The page, a complete HTML document.
 
     Raises:
-        ValueError: if arguments do not match the run.
+        ValueError: if arguments do not match the run, or an estimator is not fitted.
         ImportError: if Matplotlib is not installed.
     """
+    clients = clients_behind(fitted, clients, groups)
     record = saved_of(fitted)
-    clients = clients_of_run(fitted, clients)
     known, number = clients.names, record.clients or len(clients)
     names = known.clients if names is None else names
     if feature_names is None and not known.of_views:
@@ -91,6 +99,8 @@ def html(
             wanted, got = clients.features, len(feature_names)
             raise ValueError(f"feature_names: wanted {wanted}, one per feature, got {got}")
     for name, given in (("clients", clients), ("names", names), ("metadata", metadata)):
+        if getattr(given, "ndim", 1) == 0:
+            raise refuse(name, f"the run's {number}", given)
         if given is not None and len(given) != number:
             raise ValueError(f"{name}: wanted the run's {number}, got {len(given)}")
     if confidence is not None:
@@ -119,16 +129,19 @@ def html(
         table=tuple(table),
         pictures=dict(pictures or {}),
     )
-    return _page.page(title, _sections.summary(run), _sections.all_of(run))
+    with precision_of(clients.weights.dtype):
+        return _page.page(title, _sections.summary(run), _sections.all_of(run))
 
 
-def write(path: str | os.PathLike[str], fitted: Fitted, clients: Clients, **options: Any) -> None:
+def write(
+    path: str | os.PathLike[str], fitted: Fitted, clients: Clients | Any, **options: Any
+) -> None:
     """Write a page on a run to a file, completely or not at all.
 
     Args:
         path: the file, such as `"report.html"`; an existing file is replaced.
         fitted: as in `html`.
-        clients: the clients of the run.
+        clients: as in `html`.
         options: those of `html`.
 
     Raises:

@@ -22,9 +22,9 @@ from jaxfed.core.store.saved import Saved, story
 from jaxfed.inference import Confidence
 from jaxfed.metrics import misalignment, separation
 from jaxfed.metrics.components import side_by_side
-from jaxfed.pca import principal_axes
 from jaxfed.pca.fitted import finite_clients
 from jaxfed.pca.ranks import SuggestedRanks
+from jaxfed.plot.projections import tables_of, turned
 from jaxfed.report import intervals
 from jaxfed.report._page import Section, facts, figure, folded, paragraph, table
 from jaxfed.report._revealed import revealed
@@ -33,6 +33,7 @@ from jaxfed.report._spectra import spectra
 LISTED = 200  # largest number of clients in the list of clients
 DRAWN = 4  # largest number of clients whose local components are drawn
 POINTS = 500  # largest number of clients in a picture of all
+SCORES = 1000  # largest number of samples in a picture
 NUMBERS = 10**8  # largest number of entries in the samples for spectra and variances
 
 
@@ -82,10 +83,19 @@ class Given:
             return None
         if self.counts.sum() * clients.features > NUMBERS:
             return None
-        data = clients.unbucketed().data
-        values = np.asarray(data.values.astype(data.count.dtype))
-        rows = zip(values, self.counts.astype(int), strict=True)
-        return [table[:count] for table, count in rows]
+        return tables_of(clients)
+
+    @cached_property
+    def groups(self) -> dict[str, np.ndarray]:
+        """Shared components and the local ones of some clients, as principal axes, by name."""
+        shared, local = self.parts or (None, None)
+        found, chosen = {}, self.finite[:DRAWN]
+        if shared is not None:
+            found["shared"] = turned(np.asarray(shared), self.drawn(self.finite))
+        if local is not None:
+            for i in chosen:
+                found[self.names[i]] = turned(np.asarray(local[i]), self.drawn(chosen[chosen == i]))
+        return found
 
     @cached_property
     def finite(self) -> np.ndarray:
@@ -117,7 +127,16 @@ def all_of(given: Given) -> list[Section]:
     def picture(drawn: Any, caption: str) -> str:
         return figure(drawn, caption, next(number))
 
-    pictured = (_results, _ranks, _convergence, _components, _intervals, _clients)
+    pictured = (
+        _results,
+        _ranks,
+        _convergence,
+        _components,
+        _loadings,
+        _scores,
+        _intervals,
+        _clients,
+    )
     sections = (
         _data(given),
         *(make(given, picture) for make in pictured),
@@ -220,20 +239,46 @@ def _convergence(given: Given, picture: Any) -> Section | None:
 def _components(given: Given, picture: Any) -> Section | None:
     if given.parts is None:
         return None
-    shared, local = given.parts
-    groups = {}
-    if shared is not None:
-        groups["shared"] = _turned(shared, given.drawn(given.finite))
-    chosen = given.finite[:DRAWN]
-    if local is not None:
-        for i in chosen:
-            groups[given.names[i]] = _turned(local[i], given.drawn(chosen[chosen == i]))
-    drawn = plot.components(groups, given.image_shape, feature_names=given.feature_names)
+    drawn = plot.components(given.groups, given.image_shape, feature_names=given.feature_names)
+    caption = f"Components ({_listed(given)}), red above zero and blue below"
+    return Section("Components", [picture(drawn, caption)])
+
+
+def _listed(given: Given) -> str:
+    """Whose components are drawn, in words."""
+    shared, local = given.parts or (None, None)
     words = ["shared"] * (shared is not None)
     if local is not None:
-        words.append(f"local of {len(chosen)} of {len(local):,} clients")
-    caption = f"Components ({' and '.join(words)}), red above zero and blue below"
-    return Section("Components", [picture(drawn, caption)])
+        words.append(f"local of {len(given.finite[:DRAWN])} of {len(local):,} clients")
+    return " and ".join(words)
+
+
+def _loadings(given: Given, picture: Any) -> Section | None:
+    if given.parts is None or given.image_shape is not None:
+        return None
+    drawn = plot.loadings(given.groups, feature_names=given.feature_names)
+    caption = f"Loadings ({_listed(given)}); of many features, the largest"
+    return Section("Loadings", [picture(drawn, caption)])
+
+
+def _scores(given: Given, picture: Any) -> Section | None:
+    if given.parts is None or given.parts[0] is None or not given.samples or not len(given.finite):
+        return None
+    if given.record.guarantees:  # which do not cover points of persons
+        return None
+    shared = Personalized(given.parts[0], None)
+    options: dict[str, Any] = {"names": [given.names[i] for i in given.finite], "most": SCORES}
+    clients, caption = given.clients.take(given.finite), "Samples along shared axes, by client"
+    if given.image_shape is None:
+        drawn = plot.biplot(shared, clients, feature_names=given.feature_names, **options)
+        caption += "; arrows are features, the longest with their names"
+    else:
+        drawn = plot.scores(shared, clients, **options)
+    number = int(given.counts[given.finite].sum())
+    text = "Computed from all clients' samples, which only a simulation has in one place."
+    if number > SCORES:
+        text += f" The picture shows {SCORES:,} of {number:,} samples, selected evenly."
+    return Section("Scores", [picture(drawn, caption), paragraph(text, note=True)])
 
 
 def _intervals(given: Given, picture: Any) -> Section | None:
@@ -241,15 +286,6 @@ def _intervals(given: Given, picture: Any) -> Section | None:
         return None
     features = given.image_shape, given.feature_names
     return intervals.section(given.confidence, given.names, *features, LISTED, picture)
-
-
-def _turned(components: Array, samples: list[np.ndarray] | None) -> np.ndarray:
-    """Principal axes if there are samples, else the components unchanged."""
-    basis = np.asarray(components)
-    present = basis[:, np.abs(basis).max(axis=0) > 0]  # a client may have fewer than others
-    if samples is None or not present.shape[1]:
-        return basis
-    return principal_axes(present, samples)
 
 
 def _clients(given: Given, picture: Any) -> Section | None:

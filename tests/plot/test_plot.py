@@ -9,7 +9,7 @@ import pytest
 from matplotlib.cbook import is_math_text
 from matplotlib.figure import Figure
 
-from jaxfed import Personalized, metrics, plot
+from jaxfed import Clients, Personalized, metrics, plot
 from tests.plot.examples import confidence, ranks
 
 WHITE = 0.9
@@ -311,12 +311,17 @@ def test_what_is_given_is_drawn_as_it_is_and_not_as_mathematics():
         plot.scree({name: [1.0]}, chosen={"b": 1}),
         plot.client_map(np.eye(2), [name, "b"]),
         plot.distances(confidence(), names=[name, "b"]),
+        plot.scores(MODEL, CLIENTS, names=[name, "b"]),
+        plot.biplot(MODEL, CLIENTS, feature_names=[name, *"bcd"]),
+        plot.loadings(EYE4, feature_names=[name, *"bcd"]),
     ):
         drawn = {text.replace(r"\$", "$") for text in texts(figure) if not is_math_text(text)}
         assert name in drawn and colours(figure).min() < WHITE
 
 
 EYE4 = {"shared": np.eye(4)}
+MODEL = Personalized(np.eye(4)[:, :2], None)
+CLIENTS = Clients.from_samples(np.ones((2, 3, 4)))
 
 
 @pytest.mark.parametrize(
@@ -325,6 +330,7 @@ EYE4 = {"shared": np.eye(4)}
         lambda ax: plot.agreement(np.eye(2), ["a", "b"], ax=ax),
         lambda ax: plot.angles(confidence(), ax=ax),
         lambda ax: plot.bands(confidence(), ax=ax),
+        lambda ax: plot.biplot(MODEL, CLIENTS, ax=ax),
         lambda ax: plot.bands(confidence(), (2, 3), ax=ax),
         lambda ax: plot.client_map(np.eye(2), [0.0, 1.0], ax=ax),
         lambda ax: plot.clusters(np.eye(2), [0, 1], ax=ax),
@@ -333,9 +339,11 @@ EYE4 = {"shared": np.eye(4)}
         lambda ax: plot.confusion(np.eye(2), np.eye(2), ax=ax),
         lambda ax: plot.convergence({"objective": np.ones(3)}, ax=ax),
         lambda ax: plot.distances(confidence(), ax=ax),
+        lambda ax: plot.loadings(EYE4, ax=ax),
         lambda ax: plot.ranks(ranks(), ax=ax),
         lambda ax: plot.reconstructions(np.eye(4), {"a": np.eye(4)}, (2, 2), ax=ax),
         lambda ax: plot.samples({"a": np.ones((1, 4))}, (2, 2), ax=ax),
+        lambda ax: plot.scores(MODEL, CLIENTS, ax=ax),
         lambda ax: plot.scree({"a": np.ones(3)}, ax=ax),
         lambda ax: plot.separation(*np.ones((3, 1, 4)), (2, 2), ax=ax),
         lambda ax: plot.variance_shares(metrics.EnergyShares(*np.full((3, 2), 1 / 3)), ax=ax),
@@ -371,6 +379,8 @@ def test_every_function_takes_axes():
         lambda part: plot.reconstructions(np.eye(4), {"a": np.eye(4)}, (2, 2), figure=part),
         lambda part: plot.convergence({"objective": np.ones(3)}, figure=part),
         lambda part: plot.clusters(np.eye(2), [0, 1], figure=part),
+        lambda part: plot.biplot(MODEL, CLIENTS, figure=part),
+        lambda part: plot.loadings(EYE4, figure=part),
     ],
 )
 def test_pictures_can_be_put_together_and_keep_no_state(draw):

@@ -8,6 +8,7 @@ import subprocess
 
 import jax
 import numpy as np
+import pandas as pd
 import pytest
 
 import jaxfed as jf
@@ -72,7 +73,7 @@ class Parts(html.parser.HTMLParser):
 
 def test_the_page_has_all_sections_and_says_what_ran(page, solution):
     parts = Parts(page)
-    wanted = "data choice-of-ranks convergence components clients costs what-was-revealed"
+    wanted = "data choice-of-ranks convergence components scores clients costs what-was-revealed"
     assert [name for name in parts.text if name] == wanted.split()
     assert "PerPCA(shared_rank=1, local_rank=1, solver='gradient')" in parts.text[""]
     assert "20 to 23, median 22" in parts.text["data"] and "a & b" in parts.text["data"]
@@ -83,7 +84,7 @@ def test_the_page_has_all_sections_and_says_what_ran(page, solution):
     revealed = parts.text["what-was-revealed"]
     assert "the weighted mean over the clients" in revealed and "second moment" in revealed
     assert "lossless()" in revealed and "no guarantee" in revealed
-    assert parts.tags.count("svg") == 5
+    assert parts.tags.count("svg") == 6
 
 
 def test_names_are_escaped_and_nothing_is_loaded(page):
@@ -256,6 +257,7 @@ def test_many_clients_are_shown_in_part():
         ({"names": ["a"]}, "names: wanted the run's 4"),
         ({"feature_names": ["a"]}, "feature_names: wanted 9, one per feature, got 1"),
         ({"metadata": [1.0]}, "metadata: wanted the run's 4"),
+        ({"metadata": np.array(1.0)}, "metadata: wanted the run's 4"),
         ({"table": [{"a": 1}, {"b": 1}]}, "table: wanted"),
         ({"seconds": -1}, "seconds: wanted"),
         ({"confidence": 0.95}, "confidence: wanted the result of"),
@@ -284,6 +286,7 @@ def test_the_command_writes_a_page_beside_the_results(tmp_path, clients):
     parts = Parts(page)
     assert "jaxfed fit oneshot, data & more" in parts.text[""] and "<script>" not in page
     assert "error on held-out samples" in parts.text["results"]
+    assert "arrows are features" in parts.text["scores"] and "loadings" in parts.text
     assert main([*command, "--out", str(tmp_path / "without")]) == 0
     assert not (tmp_path / "without" / "report.html").exists()
 
@@ -370,7 +373,8 @@ def test_the_browser_test_can_fail(page, tmp_path):
 
 def test_a_saved_result_has_a_page_of_what_it_knows(solution, clients, tmp_path):
     solution.save(tmp_path / "result.npz")
-    known = {"data", "choice-of-ranks", "convergence", "components", "clients", "costs"}
+    known = {"data", "choice-of-ranks", "convergence", "components", "loadings", "scores"}
+    known |= {"clients", "costs"}
     whole = Parts(jf.report.html(solution, clients)).text
     saved = Parts(jf.report.html(jf.load(tmp_path / "result.npz"), clients)).text
     alone = Parts(jf.report.html(solution.result, clients)).text
@@ -379,3 +383,98 @@ def test_a_saved_result_has_a_page_of_what_it_knows(solution, clients, tmp_path)
     for name in known:
         assert saved[name].split() == whole[name].split()
     assert "rounds" not in alone[""]
+
+
+def drawn(page, section):
+    """The pictures of a section, without what numbers them."""
+    inner = re.search(rf'<section id="{section}">(.*?)</section>', page, re.S)[1]
+    return re.sub(r"p\d+-", "", inner)
+
+
+def test_an_estimator_and_its_table_have_the_page_of_its_run():
+    from jaxfed.estimators import PersonalizedPCA
+
+    tables = planted_samples((20, 21, 22), 5, [3.0], [2.0])
+    X, groups = np.concatenate(tables) + 5, np.repeat(["b", "a", "c"], (20, 21, 22))
+    frame = pd.DataFrame(X, columns=list("uvwxy"))
+    model = PersonalizedPCA(2, 1, n_init=1, rounds=20, random_state=0).fit(frame, groups=groups)
+    page = jf.report.html(model, frame, groups=groups)
+    parts = Parts(page)
+    wanted = "data choice-of-ranks convergence components loadings scores clients costs"
+    assert [name for name in parts.text if name] == wanted.split()
+    assert re.search(r"a 21.*b 20.*c 22", " ".join(parts.text["data"].split()))
+    assert "u, v, w, x, y" in parts.text[""]
+    centred = [np.float64(X[groups == name] - model.mean_) for name in "abc"]
+    with jax.enable_x64(True):
+        clients = jf.Clients.from_samples(centred, names=list("abc"), features=list("uvwxy"))
+        same = jf.report.html(model, clients)
+    for section in wanted.split():
+        assert drawn(page, section) == drawn(same, section)
+
+
+@pytest.mark.slow
+def test_an_estimator_with_gaps_has_the_page_of_completed_samples():
+    from jaxfed.estimators import FederatedPCA
+
+    X = np.concatenate(planted_samples((20, 21), 5, [3.0], [2.0]))
+    X = np.where(np.random.default_rng(0).random(X.shape) < 0.1, np.nan, X)
+    X[:, 0] = 1 + np.arange(len(X)) % 3
+    model = FederatedPCA(2, impute=(1, 1), random_state=0).fit(X, groups=np.arange(41) % 2)
+    parts = Parts(jf.report.html(model, X, groups=np.arange(41) % 2))
+    assert "20 to 21" in parts.text["data"] and "scores" in parts.text
+
+
+@pytest.mark.slow
+def test_an_estimator_of_views_takes_a_list_of_them(tmp_path):
+    from jaxfed.estimators import FederatedGCCA
+
+    rng = np.random.default_rng(0)
+    views = [rng.normal(size=(20, 4)) + 3, rng.normal(size=(20, 3))]
+    model = FederatedGCCA(1, random_state=0, tol=1e-3).fit(views)
+    jf.report.write(tmp_path / "page.html", model, views)
+    parts = Parts((tmp_path / "page.html").read_text())
+    assert "views 2" in parts.text["data"] and "entities 20" in parts.text["data"]
+    with pytest.raises(ValueError, match=r"groups: wanted None, since each view is a client"):
+        jf.report.html(model, views, groups=[0, 1])
+
+
+def test_a_table_that_does_not_fit_the_estimator_is_refused(tmp_path):
+    from jaxfed.estimators import FederatedPCA
+
+    X, groups = np.concatenate(planted_samples((20, 21), 5, [3.0], [2.0])), np.arange(41) % 2
+    model = FederatedPCA(1, random_state=0)
+    place = tmp_path / "page.html"
+    with pytest.raises(ValueError, match=r"^fitted: wanted a fitted estimator, got FederatedPCA"):
+        jf.report.write(place, model, X, groups=groups)
+    with pytest.raises(ValueError, match=r"^fitted: wanted a fitted estimator, got FederatedPCA"):
+        jf.report.write(place, model, jf.Clients.from_samples([X]))
+    model.fit(X, groups=groups)
+    for options, message in (
+        ({}, r"^groups: wanted the label of each row's client, got None"),
+        ({"groups": groups[:4]}, r"inconsistent numbers of samples"),
+        ({"groups": 0 * groups}, r"^groups: wanted those of fit, 0, 1, got 0"),
+        ({"groups": groups + 1}, r"^groups: wanted those of fit, 0, 1, got 1, 2"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            jf.report.write(place, model, X, **options)
+    with pytest.raises(ValueError, match=r"5 features"):
+        jf.report.write(place, model, X[:, :3], groups=groups)
+    assert not place.exists()
+
+
+@pytest.mark.slow
+def test_scores_show_a_selection_of_many_samples():
+    tables = planted_samples((700, 500), 4, [3.0], [2.0])
+    clients = jf.Clients.from_samples(tables)
+    solution = jf.fit(jf.pca.OneShot(1, 1), clients, rounds=1, key=KEY)
+    page = jf.report.html(solution, clients)
+    assert "1,000 of 1,200 samples, selected evenly" in Parts(page).text["scores"]
+    assert 1000 <= drawn(page, "scores").count("<use") < 1100
+
+
+def test_a_run_that_protects_persons_shows_none():
+    clients = jf.Clients.from_samples(planted_samples((60, 50), 4, [3.0], [2.0]))
+    released = jf.privacy.release_moments(clients, epsilon=1.0, delta=1e-5)
+    solution = jf.fit(jf.pca.Pooled(2), released, rounds=1, key=KEY)
+    found = Parts(jf.report.html(solution, clients)).text
+    assert "scores" not in found and "loadings" in found

@@ -35,6 +35,7 @@ CLIENTS, FEATURES, RANK = 3, 5, 2
 
 adjoint = instance(jf.adjoint.Adjoint)
 backend = instance(jf.backend.Backend)
+clients = instance(jf.Clients)
 compressor = instance(Compressor)
 dictionary = instance(dict)
 moment = instance(jf.linalg.Moment)
