@@ -167,9 +167,9 @@ def looks_like_header(path: Path, rows: list[tuple[int, list[str]]], decimal: st
             values.append([float(number(cell, decimal)) for cell in row])
     width = len(values[0])
     rising = [is_rising(row) for row in values]
-    even = rising[0] and _is_even(values[0])
     if width < _FEW or len(values) < 2 or not rising[0] or any(rising[1:]):
         return False  # too few to tell, or nothing sets the first line apart
+    even = _is_even(values[0])
     if even and width >= _WIDE:
         return True
     if even or width >= _WIDE:

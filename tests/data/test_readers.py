@@ -1000,6 +1000,13 @@ def test_a_dialect_may_be_given(tmp_path):
         read_folder(tmp_path / "a.npy", sep=";")
 
 
+@pytest.mark.parametrize("width", [1, 2])
+def test_few_columns_need_no_header(tmp_path, width):
+    x = np.random.default_rng(0).normal(size=(5, width))
+    np.savetxt(tmp_path / "a.csv", x, delimiter=",")
+    np.testing.assert_allclose(read_client(tmp_path / "a.csv").samples[0], x)
+
+
 def test_wavelengths_are_a_header_and_not_a_sample(tmp_path):
     rng, waves = np.random.default_rng(0), np.arange(400, 500, 10)
     spectra = rng.random((5, 10))

@@ -101,7 +101,6 @@ def test_a_limit_on_messages_allows_those_of_a_release(tmp_path):
         run(tmp_path / "raw", configs=[limits] * 3, raw=(2,))
 
 
-@pytest.mark.slow
 def test_nothing_is_guaranteed_unless_all_data_are_released(tmp_path):
     saved = run(tmp_path, raw=(1,))
     assert saved.guarantees == ()
