@@ -66,6 +66,8 @@ TAKE = {
     "report.html": ("pca", lambda f, x: f(x, CLIENTS)),
     "report.write": ("pca", lambda f, x: f("report.html", x, CLIENTS)),
     "plot.components": ("pca", lambda f, x: f(x)),
+    "plot.scores": ("pca", lambda f, x: f(x, CLIENTS)),
+    "plot.biplot": ("pca", lambda f, x: f(x, CLIENTS)),
     "gcca.transform": ("gcca", lambda f, x: f(x, VIEWS)),
     "nmf.transform": ("nmf", lambda f, x: f(x, np.abs(SAMPLES), penalty=1.0)),
     "nmf.complete": ("nmf", lambda f, x: f(x, np.abs(SAMPLES), penalty=1.0)),
