@@ -37,7 +37,7 @@ from jaxfed.core.run.result import check_run, clients_of_run
 from jaxfed.core.run.rollout import rollout
 from jaxfed.core.run.solution import Solution
 from jaxfed.inference.resampled import Of, Resampled
-from jaxfed.inference.weights import check_resampled, reweighted, rows_of
+from jaxfed.inference.weights import check_observed, check_resampled, reweighted, rows_of
 from jaxfed.linalg import polar
 from jaxfed.linalg.precision import precise
 from jaxfed.multi_start import MultiStart
@@ -194,9 +194,9 @@ def bootstrap(
 
     Raises:
         ValueError: if an argument does not fit; the clients are not those of the solution, hold no
-            samples, are not in the memory of one process or have fewer than 3 samples; the
-            algorithm sees samples otherwise or has no such derivative; or its rounds do not change
-            what it has learned from the clients.
+            samples, are not in the memory of one process or have fewer than 3 samples; samples to
+            draw again were imputed; the algorithm sees samples otherwise or has no such derivative;
+            or its rounds do not change what it has learned from the clients.
         DivergenceError: if a run diverges.
         ImportError: if Lineax is missing, for `"one_step"`.
     """
@@ -215,6 +215,8 @@ def bootstrap(
             "that of one start; run `algorithm` of the MultiStart from it, with warm_start",
             solution.algorithm,
         )
+    if of == "samples":
+        check_observed(clients, "bootstrap")
     key = checked_key("key", key)
     clients.layout.check_in_memory("bootstrap")
     if not clients.layout.in_one_process:

@@ -18,6 +18,7 @@ from jaxfed._checks import check_count, check_name, check_number, refuse
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.samples import Samples, check_complete_samples
 from jaxfed.core.run.result import clients_of_run
+from jaxfed.inference.weights import check_observed
 from jaxfed.linalg.blocks import map_in_blocks
 from jaxfed.linalg.division import ratio
 from jaxfed.linalg.sums import unit_of
@@ -152,8 +153,8 @@ def membership(
         P-values, and which clients share which components.
 
     Raises:
-        ValueError: if an argument does not fit, there are fewer than two clients, or all features
-            are taken by components.
+        ValueError: if an argument does not fit, there are fewer than two clients, all features are
+            taken by components, or samples were imputed.
 
     Example:
         >>> import jax, jaxfed as jf
@@ -174,6 +175,7 @@ def membership(
     if shared is None or local is None:
         raise refuse("fitted", "shared components with local ones orthogonal to them", fitted)
     check_complete_samples(clients, "membership")
+    check_observed(clients, "membership")
     m, d, r2 = local.shape
     if m < 2 or len(clients) != m or clients.features != d:
         wanted = f"{m} clients of {d} features" if m > 1 else "at least 2 clients"

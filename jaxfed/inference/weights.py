@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Int, Key, PyTree
 
 from jaxfed._checks import refuse
+from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.samples import SampleRows, other_data
 from jaxfed.core.common.printing import is_known
 from jaxfed.gcca.views import View
@@ -73,6 +74,20 @@ def rows_of(data: PyTree) -> Float[Array, "*clients"] | Float[np.ndarray, "*clie
     if isinstance(data, View):
         return jnp.full(data.count.shape, data.values.shape[-2], data.values.dtype)
     return data.count
+
+
+def check_observed(clients: Clients, caller: str) -> None:
+    """Refuse imputed samples, for a function of this name.
+
+    Raises:
+        ValueError: says why.
+    """
+    if clients.imputed:
+        raise ValueError(
+            f"clients: wanted observed samples for {caller}, got imputed ones, which vary less, so "
+            "that it would be far too sure; draw samples again with their gaps, and impute and fit "
+            "each draw"
+        )
 
 
 def check_resampled(data: PyTree) -> None:

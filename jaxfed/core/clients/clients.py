@@ -54,6 +54,7 @@ class Clients(eqx.Module):
     # For clients spread over processes: the number of clients per device, without padding.
     blocks: tuple[int, ...] | None = eqx.field(static=True, default=None)
     guarantee: Guarantee | None = eqx.field(static=True, default=None)  # of released moments
+    imputed: bool = eqx.field(static=True, default=False)  # whether missing entries were filled in
     # On the host: programs are compiled for clients without names.
     names: Names = eqx.field(static=True, default=NAMELESS)
 

@@ -1,18 +1,21 @@
 """What completes samples with missing entries: a Gaussian model of each client's samples."""
 
+from dataclasses import replace
 from typing import Any, NamedTuple, final
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, ArrayLike, Bool, Float
 
 from jaxfed._checks import check_instance
 from jaxfed._numbers import checked_rows
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.learned import check_learned_from, of_client
-from jaxfed.core.clients.samples import SampleRows
+from jaxfed.core.clients.samples import IncompleteSamples, SampleRows
 from jaxfed.core.common.buckets import in_order, layout_of, parts_of
+from jaxfed.core.common.printing import is_known
 from jaxfed.linalg import Moment
 from jaxfed.linalg.precision import precise
 from jaxfed.linalg.sums import unit_of
@@ -88,6 +91,8 @@ class Imputation(eqx.Module):
 
         Returns:
             Clients or rows, complete; what was observed changes only to the precision in use.
+            Clients with missing entries then have `imputed` set, since tests and intervals need
+            samples that were observed.
 
         Raises:
             ValueError: for what holds no samples, other clients or features, and rows of nobody.
@@ -95,7 +100,7 @@ class Imputation(eqx.Module):
         if isinstance(samples, Clients):
             check_learned_from(self.mean, samples)
             data = samples.layout.mapped(self._completed_rows, complete=True)
-            return eqx.tree_at(lambda c: c.data, samples, data)
+            return replace(samples, data=data, imputed=_have_gaps(samples))
         axes = f"... {self.mean.shape[-1]}"
         rows = checked_rows("samples", samples, axes, finite=True, missing=True)
         own, table = of_client(self, self.mean, client), rows.reshape(-1, rows.shape[-1])
@@ -174,3 +179,14 @@ def _moment(model: Imputation, data: SampleRows) -> Moment:
     alone = model.noise + model.mean_variance + squares @ model.loadings_variance.T
     total = values.T @ values + factor.T @ factor + jnp.diag(jnp.sum(missing * alone, axis=0))
     return Moment.from_dense(total / data.count, data.count)
+
+
+def _have_gaps(clients: Clients) -> bool:
+    """Whether some entries of samples are missing; also if that is unknown."""
+
+    def has_gaps(part: Any) -> bool:
+        if not isinstance(part, IncompleteSamples):
+            return False
+        return not is_known(part.values) or bool(np.isnan(np.asarray(part.values)).any())
+
+    return any(map(has_gaps, clients.parts))

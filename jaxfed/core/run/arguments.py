@@ -86,10 +86,11 @@ def problem_of(
     clients.layout.check_backend(mapped)
     participants.check(len(clients))
     key = checked_key("key", key)
-    # Without them, so that runs on clients of other names, or on releases of different guarantees,
+    # Without them, so that runs on clients of other names, imputed or released otherwise,
     # share one compiled program.
     own = without_names(clients)
-    own = own if own.guarantee is None else replace(own, guarantee=None)
+    if own.guarantee is not None or own.imputed:
+        own = replace(own, guarantee=None, imputed=False)
     problem = Problem(algorithm, own, wire, participants, mapped, key, len(clients))
     if isinstance(earlier, Solution | Saved):
         start = by_id(earlier, problem)
