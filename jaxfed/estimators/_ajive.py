@@ -67,8 +67,8 @@ class FederatedAJIVE(ViewEstimator):
         """Set up the estimator.
 
         Args:
-            joint_rank: number of joint components before those that some view lacks are dropped;
-                None to estimate it by `jaxfed.gcca.joint_rank`, the paper's two bounds.
+            joint_rank: number of joint components, 0 or more, before those that some view lacks are
+                dropped; None to estimate it by `jaxfed.gcca.joint_rank`, the paper's two bounds.
             individual_rank: number of a view's individual components, one for all views or one per
                 view; None for those above the view's noise.
             signal_rank: number of directions of a view that are not noise, joint and individual
@@ -93,7 +93,7 @@ class FederatedAJIVE(ViewEstimator):
         if rank is None:
             rank = gcca.joint_rank(views, signal, key=key).rank
         else:
-            check_whole("joint_rank", rank)
+            check_whole("joint_rank", rank, least=0)
             if rank > most:
                 raise refuse("joint_rank", f"at most {most}", rank)
         algorithm = gcca.AJIVE(max(int(rank), 1), signal, individual_rank=individual)

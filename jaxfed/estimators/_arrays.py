@@ -29,6 +29,9 @@ def checked_samples(estimator: Any, given: Any, incomplete: bool, **wanted: Any)
     return check(estimator, unmasked(given), dtype=types, ensure_all_finite=finite, **wanted)
 
 
+LEAST, MOST = 1e-250, 1e250  # of weights: beyond, sums of squares are not finite, or zero
+
+
 class Rows(NamedTuple):
     """Rows of a table, and how often each counts."""
 
@@ -38,18 +41,21 @@ class Rows(NamedTuple):
 
 
 def weighted(X: np.ndarray, labels: np.ndarray, sample_weight: Any) -> Rows:
-    """Return the rows of positive weight.
+    """Return the rows of positive weight, in double precision.
 
     Raises:
-        ValueError: if weights are of another number, negative, not finite, or fewer than two are
-            positive.
+        ValueError: if weights are of another number, negative, not finite, too small or too large,
+            or fewer than two are positive.
     """
     check: Any = validation._check_sample_weight
     weights = check(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
     kept = weights > 0
+    for largest in (weights.max(initial=0), weights.sum()):
+        if largest and not LEAST < largest < MOST:
+            raise refuse("sample_weight", f"weights from {LEAST:g} to {MOST:g}", largest)
     if kept.sum() < 2:
         raise refuse("sample_weight", "two positive weights or more", int(kept.sum()))
-    return Rows(X[kept], labels[kept], weights[kept])
+    return Rows(X[kept].astype(float), labels[kept], weights[kept])
 
 
 def mean_of(X: np.ndarray) -> np.ndarray:

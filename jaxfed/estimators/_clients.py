@@ -104,6 +104,8 @@ class ClientPCA(Likelihoods):
     ) -> Self:
         """Learn components, in the precision of the table: double, but for `float32`.
 
+        With weights, it is double throughout.
+
         Args:
             X: samples as rows, `(n, d)`.
             y: ignored.
@@ -127,6 +129,8 @@ class ClientPCA(Likelihoods):
         X, labels = self._checked(X, groups, first=True, method="fit")
         self._seen, self._solution, self._completion, self._precision = None, None, None, X.dtype
         X, labels, weights = self._weighted(X, labels, sample_weight)
+        if weights is not None:  # moments are squares, which single precision may not hold
+            self._precision = np.dtype(float)
         with precision_of(self._precision):
             # From moments: imputed samples vary less than true ones.
             if self.impute is not None or weights is not None:
@@ -323,8 +327,8 @@ class ClientPCA(Likelihoods):
         self._record(solution)
         self.noise_variance_ = found.noise_variance
         self.explained_variance_ = found.variance
-        self._models = [self._whitened(law) for law in found.laws]
-        self._anybody = self._whitened(found.law)
+        laws = [*found.laws, found.law]
+        *self._models, self._anybody = map(self._whitened, laws) if self.whiten else laws
         self.explained_variance_ratio_ = found.variance_ratio
 
     @property

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from jaxfed import aggregation
-from jaxfed._checks import check_flag, check_number, check_whole, refuse
+from jaxfed._checks import check_flag, check_number, check_whole, is_whole, refuse
 from jaxfed._names import caller
 from jaxfed.core.contract.algorithm import Algorithm
 from jaxfed.estimators._arrays import client_labels
@@ -36,8 +36,10 @@ def check_parameters(estimator: Any, ranks: Sequence[str]) -> None:
     check_whole("rounds", estimator.rounds)
     for name in ranks:
         given = getattr(estimator, name)
-        if not isinstance(given, float | np.floating):
+        if is_whole(given):
             check_whole(name, given)
+        elif not isinstance(given, float | np.floating):
+            raise refuse(name, "a whole number of components, or a share in (0, 1)", given)
         elif estimator.epsilon is not None:
             raise refuse(name, "a whole number with epsilon, which covers no shares", given)
         else:

@@ -100,11 +100,8 @@ class IntegrativeNMF(FactorsOfSamples):
         check_factor("penalty", self.penalty, single=True)
         return Sizes(int(self.n_components), int(self.n_components))
 
-    def _algorithm(self) -> nmf.INMF:
-        return nmf.INMF(int(self.n_components), float(self.penalty))
-
     def _solved(self, run, tables):
-        return run(self._algorithm())
+        return run(nmf.INMF(int(self.n_components), float(self.penalty)))
 
     def _other_start(self, algorithm, shared, key):
         return Start(dataclasses.replace(algorithm, start="random"), None)
@@ -144,9 +141,11 @@ class IntegrativeNMF(FactorsOfSamples):
         with precision_of(self._precision):
             sent = named(DOWNLINK, jnp.asarray(self.components_))
             clients = Clients.from_samples([table], missing="mask")
-            found = personalize(self._algorithm(), self.saved_._replace(downlink=sent), clients)
+            penalty = self._anybody.penalty  # of `fit`, whatever was set afterwards
+            algorithm = nmf.INMF(self.n_components_, penalty)
+            found = personalize(algorithm, self.saved_._replace(downlink=sent), clients)
         (own,) = np.asarray(found.local, np.float64)
-        return Parts(self.components_, own.T, float(self.penalty))
+        return Parts(self.components_, own.T, penalty)
 
     def _local_of(self, model: Parts) -> Float[np.ndarray, "r d"]:
         return model.local

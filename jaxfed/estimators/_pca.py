@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxfed import inference, pca
-from jaxfed._checks import check_count, refuse
+from jaxfed._checks import check_count, is_whole, refuse
 from jaxfed.core.clients.samples import Samples
 from jaxfed.core.contract.algorithm import Personalized
 from jaxfed.estimators._clients import ClientPCA
@@ -115,8 +115,14 @@ class PersonalizedPCA(ClientPCA):
         return scores, scores
 
     def _numbers(self, clients, *given):
-        found = pca.ranks_for_variance(clients, *given)
-        return found.shared, max(found.local, 1)
+        shared, local = given
+        if not is_whole(shared) and not is_whole(local) and local < shared:
+            raise refuse("local_rank", f"at least the share of shared_rank, {shared}", local)
+        found = pca.ranks_for_variance(clients, shared, local)
+        if found.shared >= clients.features:
+            wanted = f"a smaller share, which leaves some of {clients.features} components local"
+            raise refuse("shared_rank", wanted, self.shared_rank)
+        return found.shared, min(max(found.local, 1), clients.features - found.shared)
 
     def _solved(self, run, clients):
         if self.bootstrap and not isinstance(clients.data, Samples):
@@ -299,7 +305,11 @@ class HierarchicalBayesPCA(ClientPCA):
         return self.n_components_, self.n_components_ + 1
 
     def _numbers(self, clients, *given):
-        return [pca.ranks_for_variance(clients, 0, *given).local]
+        found = pca.ranks_for_variance(clients, 0, *given)
+        if found.local >= clients.features:
+            wanted = f"a smaller share, which takes fewer than all {clients.features} components"
+            raise refuse("n_components", wanted, self.n_components)
+        return [found.local]
 
     def _solved(self, run, clients):
         variances = self.noise_variance, self.prior_variance

@@ -57,14 +57,13 @@ class Scores(ClientComponents):
         if local.size:
             local = local @ axes(local, moment_of_samples(table, local).scores)
         basis = beside(self.components_.T, local) if self._beside else local
-        moment = moment_of_samples(table, basis)
-        return self._whitened(Normal.fitted(basis, moment, self.noise_variance_))
+        law = Normal.fitted(basis, moment_of_samples(table, basis), self.noise_variance_)
+        # As of the clients that were in `fit`, whatever was set afterwards.
+        return law if self._models[0].units is None else self._whitened(law)
 
     @final
     def _whitened(self, law: Normal) -> Normal:
-        """Give scores the units that `whiten` asks for."""
-        if not self.whiten:
-            return law
+        """Give scores a mean square of one."""
         units = np.sqrt(np.diagonal(law.within))
         if self._beside:  # shared scores have one unit for all clients
             shared = self.explained_variance_[: len(self.components_)]

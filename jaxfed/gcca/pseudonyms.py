@@ -69,7 +69,8 @@ def _key(secret: object) -> bytes:
 
 
 def _folded(text: str) -> str:
-    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", text).strip().casefold())
+    text = text.strip().strip("\ufeff").strip()  # also the mark that may begin a file
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", text).casefold())
 
 
 def _pseudonym(key: bytes, text: str) -> str:

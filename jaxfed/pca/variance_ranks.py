@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from jaxfed._checks import check_number, is_whole
+from jaxfed._checks import check_number, is_whole, refuse
 from jaxfed.contract import check_count, check_instance
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.samples import Samples, other_data
@@ -99,6 +99,9 @@ def ranks_for_variance(
         elif given is not None or name == "shared":
             wanted = "a number of components or a share in (0, 1)"
             check_number(name, given, wanted, lambda x: 0 < x < 1)
+    shares = not is_whole(shared) and not is_whole(total)
+    if shares and total is not None and total < shared:
+        raise refuse("total", f"at least the share of the shared components, {shared:g}", total)
     tables = _tables(clients)
     energy = sum(np.trace(x.values) * x.samples if x.dense else np.sum(x.values**2) for x in tables)
     if not energy > 0:

@@ -44,7 +44,8 @@ def scores(
     principal axes (`jaxfed.pca.principal_axes`), to which every client counts equally. Those of an
     estimator are principal axes already, in which every sample counts equally, and stay as they
     are. Labels of orthonormal axes have the share of the samples' squared lengths that is along the
-    axis: the explained variance if the samples are centred.
+    axis: the explained variance if the samples are centred. Every sample counts once, also where an
+    estimator was fitted with weights, and scores are those before `whiten`.
 
     Up to eight clients have a legend. With more, colours are those of a scale, in the order of the
     clients. Along a single axis, each client has a row.

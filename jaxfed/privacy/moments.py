@@ -5,7 +5,7 @@ import warnings
 import zlib
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -155,14 +155,16 @@ def release_moments(
         raise refuse("clients", "samples that are not released yet", clients)
     whole = clients.unbucketed()
     data: Samples = whole.data
-    codes, people = _persons(whole, person)
+    codes, people = persons_of(whole, person)
     _check_data(data, people, rows)
     _check_delta(delta, people)
     if person is not None:
         _check_weights(whole)
+    dtype = data.count.dtype
+    if bound is not None:
+        _check_bound(bound, dtype)
     if ledger is not None:
         ledger.spend(guarantee, whole)
-    dtype = data.count.dtype
     far = sensitivity(people, rows, 1.0 if bound is None else float(bound), neighbours)
     # With the guarantee, so that one key gives releases of other kinds other noise.
     key = jax.random.fold_in(key, zlib.crc32(repr(guarantee).encode()))
@@ -244,7 +246,7 @@ def guarantee_of(
     )
 
 
-def _persons(clients: Clients, person: object) -> tuple[Array, Array]:
+def persons_of(clients: Clients, person: object) -> tuple[Array, Array]:
     """Whose row each is, as numbers from 0 on, and each client's number of persons.
 
     Raises:
@@ -278,6 +280,15 @@ def _labels(name: str, given: object, rows: int) -> np.ndarray:
             )
     found = checked_labels(name, given, rows)
     return np.unique(found, return_inverse=True)[1].reshape(-1)
+
+
+def _check_bound(bound: float, dtype: Any) -> None:
+    """Refuse a bound whose square, divided by many persons, the precision cannot hold."""
+    limits = jnp.finfo(dtype)
+    least, most = 1e6 * float(limits.tiny) ** 0.5, 1e-6 * float(limits.max) ** 0.5
+    if not least <= bound <= most:
+        wanted = f"a number from {least:.0e} to {most:.0e} in {np.dtype(dtype).name}"
+        raise refuse("bound", f"{wanted}; divide rows and bound by a public unit", bound)
 
 
 def _check_data(data: Samples, people: Array, rows: Rows) -> None:

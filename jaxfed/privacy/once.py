@@ -1,14 +1,15 @@
 """A release of second moments that is kept in a file, so that the same data are released once."""
 
+import inspect
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from jaxfed._checks import check_instance, check_options, checked_path, is_list
+from jaxfed._checks import check_instance, check_options, checked_path
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.guarantee import checked_guarantee
 from jaxfed.core.clients.samples import check_complete_samples
@@ -17,7 +18,7 @@ from jaxfed.core.common.processes import is_tracing
 from jaxfed.core.store.arrays import Content, read, write
 from jaxfed.core.store.identity import digest_of, digest_of_text
 from jaxfed.linalg import Moment
-from jaxfed.privacy.moments import release_moments
+from jaxfed.privacy.moments import guarantee_of, persons_of, release_moments
 
 KIND = "jaxfed.release"
 
@@ -27,8 +28,9 @@ def release_once(path: str | os.PathLike[str], clients: Clients, **options: Any)
 
     Another call with the same data and options returns what the file has, and spends nothing: a
     process that starts again, as each run of a deployment does, must not draw new noise on the same
-    moments. With other data or options, it is another release, which replaces the file. A `ledger`
-    then counts both, or refuses the second one and leaves the file as it is.
+    moments. With other data (also in another precision, or clients in another order) or options
+    that mean something else, it is another release, which replaces the file. A `ledger` then counts
+    both, or refuses the second one and leaves the file as it is.
 
     The file also has a digest of the data. Only its owner may read it. A process that is killed
     between release and file has spent a release. Processes that share a path wait for each other.
@@ -53,6 +55,8 @@ def release_once(path: str | os.PathLike[str], clients: Clients, **options: Any)
     if is_tracing((clients, options.get("key"))):
         raise ValueError("clients: wanted arrays, got tracers; call this outside of jax.jit")
     identity = _identity(clients, options)
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"path: wanted a file in an existing folder, got {path}")
     with locked(path.parent, "path", private=True, wait=True):
         if path.exists():
             try:
@@ -70,13 +74,19 @@ def release_once(path: str | os.PathLike[str], clients: Clients, **options: Any)
 
 
 def _identity(clients: Clients, options: Mapping[str, Any]) -> list[str]:
-    """Digests of data and options; neither the key nor the ledger changes what was released."""
-    given = {name: x for name, x in options.items() if name not in ("ledger", "key", "person")}
-    person = options.get("person")
-    if is_list(person):
-        given["person"] = [[str(x) for x in own] for own in person if isinstance(own, Iterable)]
-    data = digest_of((clients.data, clients.ids, clients.weights))
-    return [data, digest_of_text(repr(sorted(given.items())))]
+    """Digests of data and of what options mean, however they are written.
+
+    Neither the key nor the ledger changes what was released.
+    """
+    known = {x.name: x.default for x in inspect.signature(release_moments).parameters.values()}
+    given: dict[str, Any] = known | dict(options)
+    terms = ("epsilon", "delta", "rows", "bound", "neighbours")
+    several = given["person"] is not None
+    guarantee = guarantee_of(*(given[name] for name in terms), several=several)
+    # Whose row each is, whatever the persons are called.
+    persons = persons_of(clients.unbucketed(), given["person"])
+    data = digest_of((clients.data, clients.ids, clients.weights, persons))
+    return [data, digest_of_text(repr((guarantee, given["noise"], bool(given["semidefinite"]))))]
 
 
 def _kept(found: Content, clients: Clients) -> Clients:

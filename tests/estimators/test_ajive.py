@@ -143,7 +143,7 @@ def test_a_fitted_estimator_is_stored(views, fitted):
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"joint_rank": 0}, r"^joint_rank: wanted a whole number of at least 1, got 0"),
+        ({"joint_rank": -1}, r"^joint_rank: wanted a whole number of at least 0, got -1"),
         ({"joint_rank": 11}, r"^joint_rank: wanted at most 10, got 11"),
         ({"signal_rank": (3, 4)}, r"^signal_rank: wanted a whole number, 3 of them or None"),
         ({"signal_rank": "auto"}, r"^signal_rank: wanted a whole number, 3 of them or None"),
@@ -164,3 +164,12 @@ def test_views_that_do_not_fit_are_refused(views, fitted):
         fitted.transform(views[::-1])
     with pytest.raises(ValueError, match=r"^scores: wanted \[3, 4, 3\] columns"):
         fitted.inverse_transform(views)
+
+
+def test_views_may_have_nothing_in_common(views):
+    model = FederatedAJIVE(0, signal_rank=(3, 4, 3), individual_rank=(3, 4, 3)).fit(views)
+    assert model.joint_rank_ == 0
+    for x, own, rank in zip(views, parts_of(model)[1], (3, 4, 3), strict=True):
+        left, values, right = np.linalg.svd(x - x.mean(axis=0), full_matrices=False)
+        best = (left[:, :rank] * values[:rank]) @ right[:rank]
+        np.testing.assert_allclose(own, best, atol=1e-8)

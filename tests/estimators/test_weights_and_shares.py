@@ -73,6 +73,8 @@ def test_weights_are_those_of_the_covariance():
     [
         (FederatedPCA(), -np.ones(600), "Negative values"),
         (FederatedPCA(), np.ones(3), r"sample_weight.shape"),
+        (FederatedPCA(), np.full(600, 1e-300), "sample_weight: wanted weights from 1e-250"),
+        (FederatedPCA(), np.full(600, 1e300), "sample_weight: wanted weights from 1e-250"),
         (FederatedPCA(), np.eye(600)[0], "sample_weight: wanted two positive weights or more, got"),
         (FederatedPCA(impute="auto"), np.ones(600), "impute: wanted None with sample_weight"),
         (PersonalizedPCA(bootstrap=9), np.ones(600), "bootstrap: wanted 0 with sample_weight"),
@@ -122,6 +124,38 @@ def test_a_stream_keeps_its_numbers_of_components():
 def test_wrong_shares(given):
     with pytest.raises(ValueError, match="n_components: wanted a"):
         FederatedPCA(given).fit(X, groups=GROUPS)
+
+
+def test_shares_that_no_model_has():
+    few = X[:, 20:24]
+    with pytest.raises(ValueError, match="local_rank: wanted at least the share of shared_rank"):
+        PersonalizedPCA(0.8, 0.4, n_init=1).fit(few, groups=GROUPS)
+    with pytest.raises(ValueError, match="shared_rank: wanted a smaller share"):
+        PersonalizedPCA(0.9999, 0.99999, n_init=1).fit(few, groups=GROUPS)
+    with pytest.raises(ValueError, match="n_components: wanted a smaller share"):
+        HierarchicalBayesPCA(0.9999).fit(few, groups=GROUPS)
+    with pytest.raises(ValueError, match=r"n_components: wanted a whole number .* or a share"):
+        FederatedPCA("0.9").fit(few, groups=GROUPS)
+
+
+@pytest.mark.parametrize("unit", [1e-20, 1e15])
+def test_single_precision_holds_no_squares_but_weights_do_not_need_them(unit):
+    x = (X[:, 10:30] * unit).astype(np.float32)
+    ones = np.ones(len(x))
+    found = FederatedPCA(2).fit(x, groups=GROUPS, sample_weight=ones)
+    wanted = FederatedPCA(2).fit(x.astype(float), groups=GROUPS)
+    np.testing.assert_allclose(found.components_, wanted.components_, atol=1e-6)
+    np.testing.assert_allclose(found.explained_variance_, wanted.explained_variance_, rtol=1e-6)
+
+
+def test_new_clients_have_the_units_of_known_ones():
+    model = HierarchicalBayesPCA(2, rounds=3, random_state=0).fit(X, groups=GROUPS)
+    before = model.transform(X, groups=GROUPS)
+    model.set_params(whiten=True)
+    np.testing.assert_array_equal(model.transform(X, groups=GROUPS), before)
+    with pytest.warns(UserWarning, match="not in fit"):
+        new = model.transform(X[:50], groups=np.full(50, 9))
+    assert new.std(axis=0).max() > 5
 
 
 def test_noise_covers_no_shares():

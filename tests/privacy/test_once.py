@@ -84,6 +84,31 @@ def test_persons_may_be_given_in_any_form(tmp_path):
     assert ledger.spent() == pytest.approx(1.0)
 
 
+def test_options_that_mean_the_same_are_the_same(tmp_path):
+    path = tmp_path / "release.npz"
+    ledger = privacy.Ledger(tmp_path / "ledger.jsonl", **OPTIONS)
+    first = privacy.release_once(path, CLIENTS, ledger=ledger, **OPTIONS)
+    for more in (
+        {"epsilon": 1},
+        {"epsilon": np.float64(1), "delta": np.float64(1e-5)},
+        {"rows": "pairs", "bound": None, "neighbours": "replace", "person": None},
+        {"semidefinite": False, "noise": "jax", "key": None},
+    ):
+        again = privacy.release_once(path, CLIENTS, ledger=ledger, **(OPTIONS | more))
+        np.testing.assert_array_equal(leaves(again)[0], leaves(first)[0])
+    persons = [np.arange(20) // 2] * 3
+    path = tmp_path / "persons.npz"
+    first = privacy.release_once(path, CLIENTS, person=persons, **OPTIONS)
+    renamed = [own + 5.0 for own in persons]
+    again = privacy.release_once(path, CLIENTS, person=renamed, **OPTIONS)
+    np.testing.assert_array_equal(leaves(again)[0], leaves(first)[0])
+
+
+def test_a_folder_that_is_missing(tmp_path):
+    with pytest.raises(FileNotFoundError, match="path: wanted a file in an existing folder"):
+        privacy.release_once(tmp_path / "missing" / "release.npz", CLIENTS, **OPTIONS)
+
+
 def release_in_process(folder):
     ledger = privacy.Ledger(f"{folder}/ledger.jsonl", **OPTIONS)
     found = privacy.release_once(f"{folder}/release.npz", CLIENTS, ledger=ledger, **OPTIONS)

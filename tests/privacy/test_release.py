@@ -383,3 +383,14 @@ def test_bad_data_are_refused_before_anything_is_spent(key, tmp_path):
     assert ledger.spent() == 0
     with pytest.warns(UserWarning, match="delta: 0.1 is above one over the 20 persons"):
         privacy.release_moments(sampled(), epsilon=1.0, delta=0.1, key=key)
+
+
+@pytest.mark.parametrize("bound", [3e-18, 1e20])
+@pytest.mark.parametrize("noise", ["jax", "opendp"])
+def test_a_bound_whose_square_is_lost_is_refused_before_anything_is_spent(tmp_path, bound, noise):
+    ledger = privacy.Ledger(tmp_path / "ledger", epsilon=1.0, delta=1e-6)
+    clients = jf.Clients.from_samples(np.full((1, 50, 3), bound, np.float32))
+    options = {"epsilon": 1.0, "delta": 1e-6, "rows": "clip", "bound": bound, "noise": noise}
+    with pytest.raises(ValueError, match="bound: wanted a number from 1e-13 to 2e\\+13 in float32"):
+        privacy.release_moments(clients, ledger=ledger, **options)
+    assert ledger.spent() == 0

@@ -1,6 +1,6 @@
 """Arrays whose dimensions and entries have names: those of xarray, which need not be installed."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 Texts = tuple[str, ...]
@@ -35,8 +35,10 @@ def variables_of(arrays: Any) -> Any:
     return arrays
 
 
-def labels_of(array: Any, axis: int) -> Texts | None:
-    """The names of an array's entries along an axis; None where there are none or they only count.
+def labels_of(array: Any, axis: int, *, counted: bool = False) -> Texts | None:
+    """The names of an array's entries along an axis; None where there are none.
+
+    Those that only count are none, either, unless `counted`.
 
     If they have several levels, a name is that of all of them, as of the columns of a data frame.
     """
@@ -44,7 +46,25 @@ def labels_of(array: Any, axis: int) -> Texts | None:
     if index is None:
         return None
     own = list(index)
-    return None if own == list(range(len(own))) else tuple(map(str, own))
+    return None if own == list(range(len(own))) and not counted else tuple(map(str, own))
+
+
+def labels_together(
+    tables: Sequence[Any], labels: Callable[..., Texts | None]
+) -> list[Texts | None]:
+    """The labels of several tables, which belong together.
+
+    Numbers that only count are names if those of another table do not: where one table has the
+    numbers 0, 1, 2 and another 2, 0, 1, they tell what belongs together.
+
+    Args:
+        tables: the tables.
+        labels: the labels of one table, also of one that only counts if `counted`.
+    """
+    found = [labels(table) for table in tables]
+    whole = [labels(table, counted=True) for table in tables]
+    numbers = all(own is not None and all(map(str.isdigit, own)) for own in whole)
+    return whole if numbers and any(found) else found
 
 
 def names_of_arrays(arrays: Sequence[Any]) -> Texts | None:

@@ -19,6 +19,7 @@ from jaxfed.core.clients.labelled import (
     Texts,
     check_dimension,
     labels_of,
+    labels_together,
     names_of_arrays,
     variables_of,
 )
@@ -180,17 +181,18 @@ def check_same_names(argument: str, wanted: Any, got: Any) -> None:
         raise ValueError(f"{argument}: wanted the order {listing(wanted)}, got {listing(got)}")
 
 
-def columns_of(table: Any) -> Texts | None:
+def columns_of(table: Any, *, counted: bool = False) -> Texts | None:
     """The names of the columns of a data frame or of an array of xarray, its last dimension.
 
-    None of other tables, and where they only count.
+    None of other tables, and where they only count, unless `counted`.
     """
     if isinstance(table, LabelledArray):
-        return labels_of(table, -1)
+        return labels_of(table, -1, counted=counted)
     if not isinstance(table, DataFrame):
         return None
     columns = list(table.columns)
-    return None if columns == list(range(len(columns))) else tuple(map(str, columns))
+    only = columns == list(range(len(columns))) and not counted
+    return None if only else tuple(map(str, columns))
 
 
 def in_columns(table: Any, features: Any, argument: str = "features") -> Any:
@@ -199,8 +201,16 @@ def in_columns(table: Any, features: Any, argument: str = "features") -> Any:
     Raises:
         ValueError: if the columns are others.
     """
-    columns = columns_of(table)
-    if columns is None or features is None or columns == features:
+    columns = columns_of(table, counted=True)
+    if columns is None:
+        return table
+    numbers = tuple(map(str, range(len(columns))))
+    # Numbers that only count are names where others are the same in another order.
+    if features is None and set(columns) == set(numbers):
+        features = numbers
+    if features is None or columns == tuple(features):
+        return table
+    if columns == numbers and set(features) != set(numbers):
         return table
     order = order_of(features, columns, argument)
     return table[..., order] if isinstance(table, LabelledArray) else table.iloc[:, order]
@@ -236,7 +246,7 @@ def named_tables(arrays: Any, names: Any, features: Any) -> tuple[Any, Any, Any]
     check_dimension(tables, -1, "feature")
     if names is None:
         names = labels_of(arrays, 0) if of_all else names_of_arrays(arrays)
-    columns = [columns_of(table) for table in tables.values()]
+    columns = labels_together(list(tables.values()), columns_of)
     if None not in columns:
         features = columns[0] if features is None else tuple(map(str, features))
         tables = {x: in_columns(own, features, f"{x}, columns") for x, own in tables.items()}
@@ -286,7 +296,7 @@ def views_in_order(arrays: Any, entities: Any, aligned: Any) -> tuple[Any, Any]:
         return arrays, entities
     tables = {f"arrays[{j}]": x for j, x in enumerate(arrays)}
     check_dimension(tables, 0, "entity")
-    known: list[Any] = [labels_of(x, 0) if isinstance(x, LabelledArray) else None for x in arrays]
+    known: list[Any] = labels_together(arrays, _rows_of)
     if aligned is not None:
         # What is no alignment is refused elsewhere, like one of other views.
         places = getattr(aligned, "places", ())
@@ -304,6 +314,10 @@ def views_in_order(arrays: Any, entities: Any, aligned: Any) -> tuple[Any, Any]:
         arrays = [x[order] for x, order in zip(arrays, orders, strict=True)]
         entities = known[0] if entities is None else entities
     return arrays, entities
+
+
+def _rows_of(table: Any, *, counted: bool = False) -> Texts | None:
+    return labels_of(table, 0, counted=counted) if isinstance(table, LabelledArray) else None
 
 
 def names_of_views(

@@ -269,3 +269,31 @@ def test_what_is_no_result_is_refused(monkeypatch):
     with pytest.raises(ImportError, match=r"xarray is needed .* pip install 'jaxfed\[sweep\]'"):
         jf.to_xarray(run)
     assert jf.Clients.from_samples(samples()).features == 4
+
+
+def test_numbers_that_count_in_another_order_are_names():
+    z = np.random.default_rng(0).normal(size=(6, 3))
+    order = [2, 0, 1]
+    frames = [pd.DataFrame(z), pd.DataFrame(z)[order]]
+    arrays = [xr.DataArray(z, dims=("sample", "feature"), coords={"feature": np.arange(3)})]
+    arrays.append(arrays[0][:, order])
+    for tables in (frames, frames[::-1], arrays, arrays[::-1]):
+        one, other = np.asarray(jf.Clients.from_samples(tables).data.values)
+        np.testing.assert_array_equal(one, other)
+        solution = jf.fit(jf.pca.Pooled(1), jf.Clients.from_samples([z]), rounds=1, key=KEY)
+        scores = [jf.pca.transform(solution, x) for x in tables]
+        np.testing.assert_array_equal(*scores)
+    wide = [pd.DataFrame(z), pd.DataFrame(z, columns=[7, 8, 9])]
+    with pytest.raises(ValueError, match="columns: wanted"):
+        jf.Clients.from_samples(wide)
+
+
+def test_entities_that_count_in_another_order_are_matched():
+    z, order = np.random.default_rng(0).normal(size=(6, 3)), [3, 5, 0, 1, 2, 4]
+    view = xr.DataArray(z, dims=("entity", "f"), coords={"entity": np.arange(6)})
+    for pair in ([view, view[order]], [view[order], view]):
+        one, other = np.asarray(jf.gcca.Views.from_arrays(pair).data.values)
+        np.testing.assert_array_equal(one, other)
+    others = view.assign_coords(entity=np.arange(100, 106))
+    with pytest.raises(ValueError, match="rows: wanted"):
+        jf.gcca.Views.from_arrays([view, others])
