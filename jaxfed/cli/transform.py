@@ -87,8 +87,13 @@ def _csv(arrays: dict[str, Any]) -> str:
     writer.writerow(["client", *(f"score_{k + 1}" for k in range(scores.shape[1])), "anomaly"])
     owners = np.asarray(arrays["names"])[arrays["client"]]
     for owner, row, distance in zip(owners, scores, arrays["anomaly"], strict=True):
-        writer.writerow([owner, *row, distance])
+        writer.writerow([_harmless(owner), *row, distance])
     return text.getvalue()
+
+
+def _harmless(cell: str) -> str:
+    """Return a cell that spreadsheets show, and do not compute as a formula."""
+    return f"'{cell}" if cell[:1] in ("=", "+", "-", "@", "\t", "\r") else cell
 
 
 @dataclass(frozen=True)

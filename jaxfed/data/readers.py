@@ -430,7 +430,10 @@ def _by_client(
         )
     place = names.index(client_column)
     # As strings, because numbers and names may both label clients.
-    owners = np.asarray(columns.pop(place)).astype(str)
+    given = np.asarray(columns.pop(place))
+    if given.dtype.kind == "f" and (gaps := int(np.isnan(given).sum())):
+        raise ValueError(f"{path}: column {client_column!r} has {gaps} missing values")
+    owners = np.char.strip(given.astype(str))  # as the cells of a .csv file
     if "" in owners:
         raise ValueError(f"{path}: column {client_column!r} has empty cells")
     features = names[:place] + names[place + 1 :]

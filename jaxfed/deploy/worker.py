@@ -10,6 +10,7 @@ Killing a worker loses nothing: a client's state is on disk before its answer is
 question gets the same answer.
 """
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -176,15 +177,20 @@ def _started(node_config: Config, idle: float) -> Connection:
 def _start(node_config: Config, idle: float) -> subprocess.Popen:
     """Start a worker that outlives this process and its SuperNode."""
     code = "import json, sys; from jaxfed.deploy import worker; "
-    code += "worker.serve(json.loads(sys.argv[1]), idle=float(sys.argv[2]))"
+    code += "worker.serve(json.load(sys.stdin), idle=float(sys.argv[1]))"
     with (_place(node_config) / "log").open("ab") as log:
-        return subprocess.Popen(
-            [sys.executable, "-c", code, json.dumps(node_config), str(idle)],
-            stdin=subprocess.DEVNULL,
+        process = subprocess.Popen(
+            [sys.executable, "-c", code, str(idle)],
+            # All users see a process's arguments, and nobody what it reads.
+            stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,
             start_new_session=True,
         )
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
+        pipe.write(json.dumps(node_config).encode())
+    return process
 
 
 def _folder_of(app: str) -> Path:

@@ -17,7 +17,7 @@ import scipy.sparse
 
 import jaxfed
 from jaxfed import backend
-from jaxfed.cli import main
+from jaxfed.cli import main, transform
 from jaxfed.cli._common import TABLE, backend_of
 from jaxfed.cli.fit import _image_files, pca
 from jaxfed.core.common.files import locked
@@ -292,6 +292,13 @@ def test_what_was_learned_is_shown_and_used(data, tmp_path, capsys):
     with np.load(tmp_path / "other" / "result.npz") as found:
         np.testing.assert_allclose(found["scores"][:, :2], own[:, :2], atol=1e-4)
     assert "not a zip file" in refused(capsys, main(["info", str(data / "client0.npy")]))
+
+
+def test_names_of_clients_are_no_formulas_of_spreadsheets():
+    names = np.array(["@SUM(1)", "=1+1", "Oslo"])
+    arrays = {"names": names, "client": np.arange(3), "scores": -np.ones((3, 1))}
+    lines = transform._csv(arrays | {"anomaly": np.zeros(3)}).splitlines()[1:]
+    assert lines == ["'@SUM(1),-1.0,0.0", "'=1+1,-1.0,0.0", "Oslo,-1.0,0.0"]
 
 
 @pytest.mark.slow

@@ -339,6 +339,17 @@ def test_numbered_clients_of_a_table(tmp_path):
     np.testing.assert_array_equal(np.concatenate(arrays), [[2], [1]])
 
 
+def test_clients_of_a_parquet_column(tmp_path):
+    path, x = tmp_path / "t.parquet", np.arange(8.0) ** 2
+    pd.DataFrame({"site": ["x", " x", "x ", "y"] * 2, "x": x}).to_parquet(path)
+    arrays, names, _ = read_table(path, client_column="site")
+    assert names == ["x", "y"] and [len(own) for own in arrays] == [6, 2]
+    column = pyarrow.array([1.0, float("nan")] * 4)  # which pandas would write as a null
+    pyarrow.parquet.write_table(pyarrow.table({"site": column, "x": x}), path)
+    with pytest.raises(ValueError, match="column 'site' has 4 missing values"):
+        read_table(path, client_column="site")
+
+
 def test_parquet_folder(tmp_path):
     pd.DataFrame({"x": [1, 2], "y": [True, False]}).to_parquet(tmp_path / "a.parquet")
     check(read_folder(tmp_path), [np.array([[1, 1], [2, 0]])], ["a"], dtype=np.float32)

@@ -238,6 +238,16 @@ def test_what_an_answer_depends_on_ends_a_worker(machine, monkeypatch, tmp_path,
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="needs /proc")
+def test_other_users_do_not_see_the_configuration(machine):
+    machine.config["password"] = "hidden words"
+    process = machine.ask()["process"]
+    line = Path(f"/proc/{process}/cmdline").read_text()
+    assert "worker.serve" in line
+    assert "hidden" not in line and str(machine.config["data"]) not in line
+
+
+@pytest.mark.slow
 def test_a_worker_that_is_killed_is_followed_by_another(machine, tmp_path):
     """In the middle of a message, which the other one answers."""
     second = machine.ask(dies=str(tmp_path / "dead"))["process"]
