@@ -29,7 +29,8 @@ def checked_samples(estimator: Any, given: Any, incomplete: bool, **wanted: Any)
     return check(estimator, unmasked(given), dtype=types, ensure_all_finite=finite, **wanted)
 
 
-LEAST, MOST = 1e-250, 1e250  # of weights: beyond, sums of squares are not finite, or zero
+MOST = float(np.finfo(float).max) ** 0.8  # of weights: sums of weighted squares stay finite
+LEAST = 1 / MOST
 
 
 class Rows(NamedTuple):
@@ -52,7 +53,7 @@ def weighted(X: np.ndarray, labels: np.ndarray, sample_weight: Any) -> Rows:
     kept = weights > 0
     for largest in (weights.max(initial=0), weights.sum()):
         if largest and not LEAST < largest < MOST:
-            raise refuse("sample_weight", f"weights from {LEAST:g} to {MOST:g}", largest)
+            raise refuse("sample_weight", f"weights from {LEAST:.0e} to {MOST:.0e}", largest)
     if kept.sum() < 2:
         raise refuse("sample_weight", "two positive weights or more", int(kept.sum()))
     return Rows(X[kept].astype(float), labels[kept], weights[kept])
