@@ -38,7 +38,7 @@ def release_once(path: str | os.PathLike[str], clients: Clients, **options: Any)
     Args:
         path: the file, such as `"release.npz"`, in an existing folder.
         clients: as for `release_moments`.
-        **options: the other arguments of `release_moments`.
+        options: the other arguments of `release_moments`.
 
     Returns:
         Clients with moments, as of `release_moments`.
