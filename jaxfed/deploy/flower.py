@@ -291,7 +291,7 @@ def released(
     Args:
         config: the node configuration.
         clients: with this client's samples.
-        epsilon: \(arepsilon\) of the release.
+        epsilon: \(\varepsilon\) of the release.
         delta: \(\delta\) of the release.
         options: further arguments of `jaxfed.privacy.release_moments`, such as `person`. Here,
             `noise` is `"opendp"` by default, unless there is a `key`, which is for trials.
