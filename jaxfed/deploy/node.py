@@ -177,8 +177,8 @@ class Node:
         Raises:
             NodeError: if the site's limit does not allow it.
         """
-        # What is computed from released moments costs no more.
-        if self.ledger is None or self.guarantee is not None:
+        # What is computed from released moments costs no more. A warm start may be of other data.
+        if self.ledger is None or (self.guarantee is not None and self.warm_start is None):
             return
         if (noise := way.noise()) is None:
             raise NodeError("limit", f"channel: wanted noise for a limited epsilon, got {way}")

@@ -27,7 +27,7 @@ def at_once(monkeypatch):
     monkeypatch.setattr(exchange, "PAUSE", 0.0)
 
 
-def run(folder, out="out", *, x=X, configs=({}, {}, {}), raw=(), channel=None):
+def run(folder, out="out", *, x=X, configs=({}, {}, {}), raw=(), channel=None, start=None):
     """The saved solution; sites in `raw` release nothing."""
 
     def make_data(config):
@@ -39,13 +39,23 @@ def run(folder, out="out", *, x=X, configs=({}, {}, {}), raw=(), channel=None):
 
     channel = jf.channel.lossless() if channel is None else channel
     app = flower.client_app(
-        lambda _: ALGORITHM, make_data, channel=channel, folder=folder / "states"
+        lambda _: ALGORITHM,
+        make_data,
+        channel=channel,
+        folder=folder / "states",
+        warm_start=start and (lambda _: start),
     )
     folders = {"folder": str(folder / "nodes")}
     configs = [{"partition-id": i} | folders | more for i, more in enumerate(configs)]
     grid = LocalGrid([app] * 3, {}, configs, None)
     server = flower.server_app(
-        lambda _: ALGORITHM, clients=3, rounds=4, key=3, channel=channel, out=folder / out
+        lambda _: ALGORITHM,
+        clients=3,
+        rounds=4,
+        key=3,
+        channel=channel,
+        out=folder / out,
+        warm_start=start and (lambda _: start),
     )
     server(grid, Context(1, 1, {}, RecordDict(), {}))
     return jf.load(folder / out / "solution.npz", like=None)
@@ -99,6 +109,11 @@ def test_a_limit_on_messages_allows_those_of_a_release(tmp_path):
     assert not list(tmp_path.rglob("ledger.jsonl"))
     with pytest.raises(RefusedError, match="has no noise"):
         run(tmp_path / "raw", configs=[limits] * 3, raw=(2,))
+    # A warm start may be of the raw data.
+    start = jf.Personalized(np.eye(5, 2, dtype=np.float32), None)
+    assert run(tmp_path / "start", start=start).guarantees == ()
+    with pytest.raises(RefusedError, match="has no noise"):
+        run(tmp_path / "limited", configs=[limits] * 3, start=start)
 
 
 def test_nothing_is_guaranteed_unless_all_data_are_released(tmp_path):
