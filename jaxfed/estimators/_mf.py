@@ -37,6 +37,7 @@ class SharedAndLocalFactors(  # pyright: ignore[reportIncompatibleMethodOverride
     Attributes after `fit`:
 
     - `groups_`: the clients' labels, sorted, `(m,)`; other attributes have the same order.
+    - `shared_rank_`, `local_rank_`: the numbers of components.
     - `components_`: the shared components as rows, `(r1, d)`.
     - `local_components_`: the clients' local components as rows, `(m, r2, d)`.
     - `mean_`: what is subtracted from samples, `(d,)`.
@@ -89,7 +90,9 @@ class SharedAndLocalFactors(  # pyright: ignore[reportIncompatibleMethodOverride
         check_whole("shared_rank", self.shared_rank)
         check_whole("local_rank", self.local_rank)
         check_flag("center", self.center)
-        rank = int(self.shared_rank) + int(self.local_rank)
+        # What later calls use, whatever is set after `fit`.
+        self.shared_rank_, self.local_rank_ = int(self.shared_rank), int(self.local_rank)
+        rank = self.shared_rank_ + self.local_rank_
         return Sizes(rank, rank)
 
     @final
@@ -131,7 +134,7 @@ class SharedAndLocalFactors(  # pyright: ignore[reportIncompatibleMethodOverride
     @final
     def _new_components(self, tables):
         known = Personalized(jnp.asarray(self.components_.T), None)
-        found = pca.fit_local(known, list(tables), int(self.local_rank)).local
+        found = pca.fit_local(known, list(tables), self.local_rank_).local
         return np.asarray(found, np.float64)
 
     @final
@@ -208,7 +211,7 @@ class HeterogeneousMF(  # pyright: ignore[reportIncompatibleMethodOverride]
         return np.nanmean(X, axis=0, dtype=np.float64)
 
     def _model(self):
-        return pca.HMF(int(self.shared_rank), int(self.local_rank))
+        return pca.HMF(self.shared_rank_, self.local_rank_)
 
     def _solved(self, run: Callable[..., Solution], tables):
         return run(self._model())
@@ -304,7 +307,7 @@ class TripleComponentMF(SharedAndLocalFactors):
         return np.nanmean(np.where(near, X, np.nan), axis=0, dtype=np.float64)
 
     def _model(self):
-        ranks = int(self.shared_rank), int(self.local_rank)
+        ranks = self.shared_rank_, self.local_rank_
         return pca.TCMF(*ranks, self.threshold_, decay=float(self.decay))
 
     def _solved(self, run: Callable[..., Solution], tables):

@@ -321,3 +321,15 @@ def test_a_run_can_be_used_where_solutions_are(rows, counts, hmf, nmf):
     np.testing.assert_allclose(scores, hmf.transform(frame, groups=NAMES), atol=1e-10)
     found = nmf.transform(counts, groups=NAMES)
     np.testing.assert_allclose(np.concatenate(loadings), found, atol=1e-8)
+
+
+@pytest.mark.filterwarnings("ignore:.*not in fit")
+def test_what_is_set_after_a_fit_changes_nothing_before_the_next(hmf, nmf, gaps, counts):
+    changes = ((hmf, gaps, {"shared_rank": 1, "local_rank": 1}), (nmf, counts, {"penalty": 50.0}))
+    for fitted, table, change in changes:
+        new = np.full(COUNTS[0], "new")
+        model = pickle.loads(pickle.dumps(fitted)).set_params(**change)
+        if hasattr(fitted, "feature_names_in_"):
+            table = pd.DataFrame(table, columns=fitted.feature_names_in_)
+        found, wanted = (x.transform(table[: COUNTS[0]], groups=new) for x in (model, fitted))
+        np.testing.assert_array_equal(found, wanted)
