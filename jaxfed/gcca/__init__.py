@@ -16,6 +16,8 @@ from jaxfed.gcca.metrics import optimum as optimum
 from jaxfed.gcca.metrics import subspace_distance as subspace_distance
 from jaxfed.gcca.metrics import transform as transform
 from jaxfed.gcca.mvlsa import MVLSA as MVLSA
+from jaxfed.gcca.permutations import CommonComponents as CommonComponents
+from jaxfed.gcca.permutations import permutation_test as permutation_test
 from jaxfed.gcca.pseudonyms import pseudonyms as pseudonyms
 from jaxfed.gcca.ranks import JointRank as JointRank
 from jaxfed.gcca.ranks import joint_rank as joint_rank

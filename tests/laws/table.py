@@ -331,6 +331,12 @@ LAWS: dict[str, Law | str] = {
         centred=True,
         counted=True,
     ),
+    "gcca.permutation_test": Law(
+        lambda x: gcca.permutation_test(views_of(x), 2, key=KEY, permutations=9).agreement,
+        centred=True,
+        ordered=True,
+        counted=True,
+    ),
     "gcca.transform": Law(
         lambda x: gcca.alignment_accuracy(
             gcca.transform(fit(gcca.MVLSA(2), views_of(x), 1), views_of(x))
