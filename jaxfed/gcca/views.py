@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.sparse
-from jax.experimental.sparse import BCOO
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, Key
 
@@ -20,12 +19,12 @@ from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.labelled import LabelledArray
 from jaxfed.core.clients.names import names_of_views, views_in_order
 from jaxfed.core.clients.samples import Ragged, padded, widened
+from jaxfed.core.clients.sparse import sparse_rows
 from jaxfed.core.common.printing import is_known
 from jaxfed.core.common.processes import on_host
 from jaxfed.gcca.alignment import Alignment
 from jaxfed.gcca.shares import seen_rows
 from jaxfed.linalg import matmul, transposed_product
-from jaxfed.linalg.sparse import checked_rows
 
 RandomKey = Key[Array, ""]
 Scores = Float[Array, "rows rank"]
@@ -276,7 +275,10 @@ class Views(Clients):
         """
         check_list("matrices", matrices, MATRICES)
         check_flag("center", center)
-        lists = [_as_list(matrix, f"matrices[{j}]") for j, matrix in enumerate(matrices)]
+        lists = [
+            sparse_rows(matrix, f"matrices[{j}]", dense="Views.from_arrays").tocoo()
+            for j, matrix in enumerate(matrices)
+        ]
         _check_aligned("matrices", lists, alignment)
         means = [_checked_mean(x, f"matrices[{j}]") for j, x in enumerate(lists)]
         if alignment is not None:
@@ -387,30 +389,6 @@ def _checked_mean(matrix: Any, name: str) -> Float[np.ndarray, " features"]:
             "Views.from_arrays centres dense views before it rounds them"
         )
     return mean
-
-
-def _as_list(matrix: Any, name: str) -> Any:
-    """Convert a matrix to a list of its values by rows, each position once."""
-    from_jax = isinstance(matrix, BCOO) and matrix.n_batch == matrix.n_dense == 0
-    if not (from_jax or scipy.sparse.issparse(matrix)):
-        raise ValueError(
-            f"{name}: wanted a matrix of scipy.sparse or a BCOO, got {type(matrix).__name__}; "
-            "Views.from_arrays takes dense ones"
-        )
-    try:
-        rows = checked_rows(_from_jax(matrix) if from_jax else matrix)
-    except ValueError as error:
-        raise ValueError(f"{name}: {error}") from error
-    values = np.asarray(checked_floats(rows.data, f"{name}, its non-zero values"))
-    return scipy.sparse.csr_array((values, rows.indices, rows.indptr), rows.shape).tocoo()
-
-
-def _from_jax(matrix: BCOO) -> scipy.sparse.coo_array:
-    places = np.asarray(matrix.indices)
-    inside = places[:, 0] < matrix.shape[0]  # JAX pads lists with positions outside the matrix
-    return scipy.sparse.coo_array(
-        (np.asarray(matrix.data)[inside], tuple(places[inside].T)), shape=matrix.shape
-    )
 
 
 def _mask(view: View | SparseView) -> Float[Array, "*clients features"]:

@@ -75,6 +75,7 @@ def _arrays() -> dict[str, Any]:
         "twelve_counts": np.abs(samples.reshape(-1, FEATURES)),
         "two_counts": [np.abs(samples[0])] * 2,
         "two_sparse": [scipy.sparse.csr_array(samples[0])] * 2,
+        "three_sparse": [scipy.sparse.csr_array(samples[0])] * 3,
         "frames": frames,
         "frame": frames[0],
         "other": frames[1],

@@ -30,6 +30,7 @@ from jaxfed.core.clients.mapped import TableSequence
 from jaxfed.core.clients.names import NAMELESS, Names, checked_names, named_tables, replace_names
 from jaxfed.core.clients.samples import at_least_single, kind_of, moments_of, samples_of
 from jaxfed.core.clients.source import FromSource, Source, source_of
+from jaxfed.core.clients.sparse import dense_parts
 from jaxfed.core.clients.spread import Spread, spread
 from jaxfed.core.common.buckets import Buckets, in_order, layout_of, parts_of
 from jaxfed.core.common.printing import is_known
@@ -218,6 +219,47 @@ class Clients(eqx.Module):
             raise ValueError("counts: weights='samples' needs the numbers of samples")
         moments, sizes = moments_of(matrices, counts)
         return cls._of_sizes(moments, sizes, weights, moments.count.dtype, names, features)
+
+    @classmethod
+    def from_sparse_samples(
+        cls,
+        matrices: Sequence[Any],
+        *,
+        center: Literal["shared", "local", "none"] = "none",
+        names: Sequence[str] | None = None,
+        features: Sequence[str] | None = None,
+        weights: Literal["equal", "samples"] | ArrayLike | Sequence[float] = "equal",
+    ) -> Self:
+        """Create clients from sparse matrices of their samples, such as counts of words or genes.
+
+        Clients hold whichever is smaller: their second moments, `(features, features)` each, for
+        algorithms that take `from_moments`, or if all have fewer samples than features, dense
+        samples; these also where single precision loses squares. Moments are computed in double
+        precision from the sparse matrices, which are never dense all at once.
+
+        Args:
+            matrices: one `(samples_i, features)` matrix per client: a `scipy.sparse` matrix in any
+                format, or a `jax.experimental.sparse.BCOO`.
+            center: subtract the mean of all samples (`"shared"`), each client's own (`"local"`), or
+                nothing. Zeros stay zeros in the matrices.
+            names: the clients' names.
+            features: the features' names.
+            weights: as in `from_samples`.
+
+        Returns:
+            The clients, in double precision if the values are and JAX has 64 bits enabled, else in
+            single.
+
+        Raises:
+            ValueError: if matrices are not sparse, indices are outside a matrix, or as in
+                `from_samples`.
+        """
+        found = dense_parts(matrices, center)
+        options: dict[str, Any] = {"names": names, "features": features, "weights": weights}
+        if found.samples is not None:
+            return cls.from_samples(found.samples, **options)
+        assert found.moments is not None
+        return cls.from_moments(found.moments, counts=found.counts, **options)
 
     @classmethod
     def _of_sizes(

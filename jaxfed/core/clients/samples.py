@@ -8,6 +8,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy.sparse
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
@@ -227,6 +228,10 @@ def samples_of(
         )
     if len(arrays) == 0:
         raise ValueError("arrays: at least one client is needed, got an empty list")
+    for i, table in enumerate(arrays):
+        if scipy.sparse.issparse(table):
+            todo = "jaxfed.Clients.from_sparse_samples takes those of sparse matrices"
+            raise ValueError(f"arrays[{i}]: wanted dense samples, got a sparse matrix; {todo}")
     tables = checked_samples(arrays, "arrays", missing)
     sizes = np.asarray([len(table) for table in tables])
     return in_buckets(tables, sizes, bucket, kind), sizes
