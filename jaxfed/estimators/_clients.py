@@ -217,7 +217,7 @@ class ClientPCA(Likelihoods):
         check_forgetting(self.forgetting)
         impute = impute_of(self.impute)
         if first:
-            self._set_ranks([given if is_whole(given) else 1 for given in self._given_ranks()])
+            self._set_ranks([int(x) if is_whole(x) else 1 for x in self._given_ranks()])
         self._n_features_out, least = self._sizes()
         # The number of features of later samples is compared with that of the first ones.
         if impute is not None:
