@@ -46,6 +46,7 @@ class PersonalizedPCA(ClientPCA):
         shrinkage: bool = False,
         robust: bool = False,
         center: bool = True,
+        scale: Literal["none", "shared"] = "none",
         whiten: bool = False,
         forgetting: float | None = None,
         impute: tuple[int, int] | Literal["auto"] | None = None,
@@ -71,8 +72,15 @@ class PersonalizedPCA(ClientPCA):
             shrinkage: remove the noise from the second moments first.
             robust: aggregate messages with `jaxfed.aggregation.Robust`, each client as a group of
                 its own, so that a few faulty clients do little harm. This needs at least three
-                clients. The mean of all samples remains a plain mean.
+                clients. The mean that is subtracted is then the median of the clients' means.
             center: whether to subtract the mean of all samples.
+            scale: "shared" divides each feature by its standard deviation over all samples, as
+                `jaxfed.preprocess.Standardize` and scikit-learn's `StandardScaler` do, with
+                `robust` by the root of the median of the clients' mean squares about the median of
+                their means; "none" divides by nothing. Features that are constant up to rounding
+                are divided by one. `partial_fit` uses the deviations of all samples so far, but
+                with `impute` always those of the entries that were observed in its first call. A
+                client has no scale of its own, since samples of unknown clients would have none.
             whiten: whether `transform` divides scores by the root of their mean square: shared ones
                 over all samples, local ones over their client's, and what noise alone explains by
                 the root of `noise_variance_`.
@@ -84,11 +92,11 @@ class PersonalizedPCA(ClientPCA):
                 unknown clients.
             bootstrap: number of resamples of each client's samples from which `fit` computes
                 standard errors and intervals, such as 200; 0 for none. Moments cannot be resampled,
-                so it excludes `impute` and `partial_fit`.
+                so it excludes `impute` and `partial_fit`. Mean and scale are taken as known.
             epsilon: release each client's second moment once, with noise that protects each person,
                 and learn from it, see `jaxfed.privacy.release_moments`; None adds no noise. What it
                 does not cover is refused: `center`, so subtract each client's own mean from its
-                rows first, `shrinkage`, `robust`, `forgetting`, `impute`, `bootstrap` and
+                rows first, `scale`, `shrinkage`, `robust`, `forgetting`, `impute`, `bootstrap` and
                 `partial_fit`. Each `fit` is another release, in a search too, and guarantees add
                 up.
             delta: probability that the guarantee fails, with `epsilon`.
@@ -102,7 +110,8 @@ class PersonalizedPCA(ClientPCA):
         """
         self.shared_rank, self.local_rank, self.rounds = shared_rank, local_rank, rounds
         self.n_init, self.shrinkage, self.robust = n_init, shrinkage, robust
-        self.center, self.whiten, self.forgetting, self.impute = center, whiten, forgetting, impute
+        self.center, self.scale, self.whiten = center, scale, whiten
+        self.forgetting, self.impute = forgetting, impute
         self.bootstrap, self.epsilon, self.delta = bootstrap, epsilon, delta
         self.ledger, self.random_state = ledger, random_state
 
@@ -179,6 +188,7 @@ class FederatedPCA(ClientPCA):
         rounds: int = 50,
         tol: float | None = None,
         center: bool = True,
+        scale: Literal["none", "shared"] = "none",
         whiten: bool = False,
         forgetting: float | None = None,
         impute: tuple[int, int] | Literal["auto"] | None = None,
@@ -197,6 +207,12 @@ class FederatedPCA(ClientPCA):
                 of the optimality condition is at most this share of all variance; None stops once
                 only rounding errors would change.
             center: whether to subtract the mean of all samples.
+            scale: "shared" divides each feature by its standard deviation over all samples, as
+                `jaxfed.preprocess.Standardize` and scikit-learn's `StandardScaler` do; "none"
+                divides by nothing. Features that are constant up to rounding are divided by one.
+                `partial_fit` uses the deviations of all samples so far, but with `impute` always
+                those of the entries that were observed in its first call. A client has no scale of
+                its own, since samples of unknown clients would have none.
             whiten: whether `transform` divides scores by the root of their mean square: shared ones
                 over all samples, local ones over their client's, and what noise alone explains by
                 the root of `noise_variance_`.
@@ -209,8 +225,8 @@ class FederatedPCA(ClientPCA):
             epsilon: release each client's second moment once, with noise that protects each person,
                 and learn from it, see `jaxfed.privacy.release_moments`; None adds no noise. What it
                 does not cover is refused: `center`, so subtract each client's own mean from its
-                rows first, `forgetting`, `impute` and `partial_fit`. Each `fit` is another release,
-                in a search too, and guarantees add up.
+                rows first, `scale`, `forgetting`, `impute` and `partial_fit`. Each `fit` is another
+                release, in a search too, and guarantees add up.
             delta: probability that the guarantee fails, with `epsilon`.
             ledger: the budget that each release counts against, with `epsilon`; a release beyond it
                 is refused before anything is computed.
@@ -221,7 +237,8 @@ class FederatedPCA(ClientPCA):
                 noise is from the system's randomness.
         """
         self.n_components, self.rounds, self.tol = n_components, rounds, tol
-        self.center, self.whiten, self.forgetting, self.impute = center, whiten, forgetting, impute
+        self.center, self.scale, self.whiten = center, scale, whiten
+        self.forgetting, self.impute = forgetting, impute
         self.epsilon, self.delta = epsilon, delta
         self.ledger, self.random_state = ledger, random_state
 
@@ -265,6 +282,7 @@ class HierarchicalBayesPCA(ClientPCA):
         rounds: int = 30,
         robust: bool = False,
         center: bool = True,
+        scale: Literal["none", "shared"] = "none",
         whiten: bool = False,
         forgetting: float | None = None,
         impute: tuple[int, int] | Literal["auto"] | None = None,
@@ -283,8 +301,15 @@ class HierarchicalBayesPCA(ClientPCA):
             rounds: number of rounds.
             robust: aggregate messages with `jaxfed.aggregation.Robust`, each client as a group of
                 its own, so that a few faulty clients do little harm. This needs at least three
-                clients. The mean of all samples remains a plain mean.
+                clients. The mean that is subtracted is then the median of the clients' means.
             center: whether to subtract the mean of all samples.
+            scale: "shared" divides each feature by its standard deviation over all samples, as
+                `jaxfed.preprocess.Standardize` and scikit-learn's `StandardScaler` do, with
+                `robust` by the root of the median of the clients' mean squares about the median of
+                their means; "none" divides by nothing. Features that are constant up to rounding
+                are divided by one. `partial_fit` uses the deviations of all samples so far, but
+                with `impute` always those of the entries that were observed in its first call. A
+                client has no scale of its own, since samples of unknown clients would have none.
             whiten: whether `transform` divides scores by the root of their mean square: shared ones
                 over all samples, local ones over their client's, and what noise alone explains by
                 the root of `noise_variance_`.
@@ -298,7 +323,8 @@ class HierarchicalBayesPCA(ClientPCA):
         """
         self.n_components, self.noise_variance = n_components, noise_variance
         self.prior_variance, self.rounds, self.robust = prior_variance, rounds, robust
-        self.center, self.whiten, self.forgetting, self.impute = center, whiten, forgetting, impute
+        self.center, self.scale, self.whiten = center, scale, whiten
+        self.forgetting, self.impute = forgetting, impute
         self.random_state = random_state
 
     def _sizes(self):
