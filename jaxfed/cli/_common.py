@@ -1,12 +1,15 @@
 """Options that several commands share, and functions that read their values."""
 
 import inspect
-from contextlib import ExitStack
+import re
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+from cyclopts import Token
 
 from jaxfed import backend, channel, data
 from jaxfed._checks import check_whole
@@ -85,6 +88,14 @@ BACKEND = [
     ),
     option("--clients-per-block", int, "clients in a block; not for vmap and auto", None),
 ]
+
+
+def whole_or_share(_: Any, words: Sequence[Token]) -> float:
+    """Read a number of components, or a share of the variance; one that is neither is refused."""
+    text = words[0].value
+    with suppress(ValueError):
+        return int(text) if re.fullmatch("[+-]?[0-9]+", text) else float(text)
+    raise ValueError(f"wanted a number, got {text!r}")
 
 
 def files(about: str, *default: None) -> list[inspect.Parameter]:

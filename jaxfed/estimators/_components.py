@@ -104,8 +104,9 @@ class ClientComponents(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
                     "personalize(X, groups)"
                 )
             found[rows] = model.reconstructed(X[rows])
-        if getattr(self, "scale_", None) is not None:
-            found = (found * self.scale_).astype(found.dtype)
+        scale = getattr(self, "scale_", None)
+        if scale is not None:
+            found = (found * scale).astype(found.dtype)
         return found + np.asarray(getattr(self, "mean_", 0), found.dtype)
 
     @final

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxfed import inference, pca
-from jaxfed._checks import check_count, is_whole, refuse
+from jaxfed._checks import check_count, refuse
 from jaxfed.core.clients.samples import Samples
 from jaxfed.core.contract.algorithm import Personalized
 from jaxfed.estimators._clients import ClientPCA
@@ -18,6 +18,7 @@ from jaxfed.linalg import Moment
 from jaxfed.multi_start import ROUNDS
 from jaxfed.pca.likelihood import joint_moment, precision
 from jaxfed.pca.one_shot import FirstShared
+from jaxfed.pca.variance_ranks import rank_below_all, shared_and_local_ranks
 from jaxfed.privacy.ledger import Ledger
 
 
@@ -124,14 +125,7 @@ class PersonalizedPCA(ClientPCA):
         return scores, scores
 
     def _numbers(self, clients, *given):
-        shared, local = given
-        if not is_whole(shared) and not is_whole(local) and local < shared:
-            raise refuse("local_rank", f"at least the share of shared_rank, {shared}", local)
-        found = pca.ranks_for_variance(clients, shared, local)
-        if found.shared >= clients.features:
-            wanted = f"a smaller share, which leaves some of {clients.features} components local"
-            raise refuse("shared_rank", wanted, self.shared_rank)
-        return found.shared, min(max(found.local, 1), clients.features - found.shared)
+        return shared_and_local_ranks(clients, *given)
 
     def _solved(self, run, clients):
         if self.bootstrap and not isinstance(clients.data, Samples):
@@ -331,11 +325,7 @@ class HierarchicalBayesPCA(ClientPCA):
         return self.n_components_, self.n_components_ + 1
 
     def _numbers(self, clients, *given):
-        found = pca.ranks_for_variance(clients, 0, *given)
-        if found.local >= clients.features:
-            wanted = f"a smaller share, which takes fewer than all {clients.features} components"
-            raise refuse("n_components", wanted, self.n_components)
-        return [found.local]
+        return [rank_below_all("n_components", clients, *given)]
 
     def _solved(self, run, clients):
         variances = self.noise_variance, self.prior_variance

@@ -126,16 +126,16 @@ def summary_of(seen: Seen, center: bool, robust: bool, scale: bool) -> Summary:
     # About a mean μ a moment is (I, -μ) S (I, -μ)ᵀ.
     cross = means[:, :, None] * mean
     moments = both[:, :-1, :-1] - cross - cross.swapaxes(1, 2) + mean[:, None] * mean
-    scales = seen.unit
+    scales = seen.unit if scale else None
     if scale and scales is None:
         squares = np.diagonal(both, axis1=1, axis2=2)[:, :-1] - (2 * means - about) * about
         variance = np.median(squares, axis=0) if robust else counts @ squares / counts.sum()
         scales = deviation(variance, seen.origin + about, np.dtype(float))
-    relative = (scales if scale else 1.0) / unit
+    relative = (1.0 if scales is None else scales) / unit
     moments = moments / relative / np.reshape(relative, (-1, 1))
     traces = np.trace(moments, axis1=1, axis2=2)
     dense, sizes, traces = (on_device(x, fresh=True) for x in (moments, counts, traces))
     data = jax.vmap(Moment)(dense, None, sizes, traces)
     clients = Clients(data, on_device(ids), on_device(weights))
     found = seen.origin + unit * mean if center else np.zeros(len(seen.origin))
-    return Summary(seen.labels[ids], found, scales if scale else None, clients, moments)
+    return Summary(seen.labels[ids], found, scales, clients, moments)
