@@ -15,6 +15,7 @@ from jaxtyping import Array, Float, Int, Key
 
 from jaxfed import data, multi_start, pca, plot, privacy
 from jaxfed._checks import is_whole
+from jaxfed._numbers import precision_of
 from jaxfed.cli import _evaluate
 from jaxfed.cli._common import (
     BACKEND,
@@ -27,6 +28,7 @@ from jaxfed.cli._common import (
     read_samples,
     rounds,
     share_of,
+    taken_out,
     whole_or_share,
 )
 from jaxfed.cli._options import (
@@ -38,7 +40,7 @@ from jaxfed.cli._options import (
     option,
     options_of,
 )
-from jaxfed.cli.fit import _confidence, _processes, _release, _run, _shares
+from jaxfed.cli.fit import _confidence, _processes, _release, _run, _shares, _weights
 from jaxfed.cli.fit._run import CHECKPOINTS, ONE_EXCHANGE, PARTICIPATION, ROBUST, RUN, TOL
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
@@ -107,6 +109,7 @@ def _command(name: str, entry: Entry) -> Callable[..., bool | None]:
             *files(SAMPLES),
             *RUN,
             *TABLE,
+            *([_weights.OPTION] if entry.shares else []),
             held_out("share of each client's samples to test on; 0 for none", 0.2),
             *UNITS,
             IMPUTE,
@@ -174,6 +177,7 @@ class Split(NamedTuple):
     choices: tuple[str, str]  # `--center` and `--scale`
     features: list[str] | None = None  # names of the features
     persons: list[np.ndarray] | None = None  # whose training samples these are
+    weighted: Clients | None = None  # the second moments of training samples that have weights
     imputed: Solution | None = None  # the run that imputed missing entries
     missing: float = 0.0  # share of the entries of training samples that were missing
 
@@ -192,6 +196,7 @@ class Split(NamedTuple):
 def prepare(arguments: SimpleNamespace, precision: ExitStack, *, entry: Entry) -> _run.FitInputs:
     """Make the algorithm, and read the samples."""
     _release.check(arguments)
+    _weights.check(arguments)
     given = _shares.given_in(arguments, entry.shares)
     # With shares, other options are checked before any file is read, the numbers afterwards.
     planned = _planned(arguments, entry, {x: 1 for x, n in given.items() if not is_whole(n)})
@@ -219,6 +224,8 @@ def prepare(arguments: SimpleNamespace, precision: ExitStack, *, entry: Entry) -
         fitted = imputed.result.local.moments(incomplete)
         split = _completed(split, imputed)
     clients = split.clients()
+    if split.weighted is not None:
+        fitted = split.weighted
     _confidence.check(arguments, clients)
     ranks = {}
     if entry.shares is not None and given:
@@ -257,7 +264,11 @@ def prepare(arguments: SimpleNamespace, precision: ExitStack, *, entry: Entry) -
         ),
         planned.start,
         start_rounds=planned.start_rounds,
-        page={"image_shape": shape, "feature_names": split.features, "clients": clients},
+        page={
+            "image_shape": shape,
+            "feature_names": split.features,
+            "clients": split.weighted or clients,
+        },
         preprocessing=split.units,
         imputed=split.imputed,
         finish=partial(_release.at_home, clients=clients) if protected else lambda found: found,
@@ -291,10 +302,16 @@ def read(arguments: SimpleNamespace, key: Key[Array, ""], precision: ExitStack) 
     # Not all commands that read samples have this option.
     incomplete = getattr(arguments, "impute", None) is not None
     arrays, names, features = read_samples(arguments, precision, incomplete=incomplete)
+    column = getattr(arguments, "weight_column", None)
+    if column is not None:
+        precision.enter_context(precision_of(np.dtype(float)))
+        arrays = _weights.counted(column, arrays, names, features)
     share = share_of(arguments)
     train, held_out = arrays, []
     if share > 0:
         train, held_out = data.train_test_split(arrays, share, key=key)
+    if column is not None:
+        return _weighted(arguments, names, train, held_out, features)
     persons = None
     if getattr(arguments, "person", None) is not None:
         _, held_out, _ = _release.persons_of(arguments, held_out, features)
@@ -308,15 +325,43 @@ def read(arguments: SimpleNamespace, key: Key[Array, ""], precision: ExitStack) 
     # Without an exchange, the round changes nothing; if its objective overflows, the fit says so.
     units = fit(algorithm, clients, rounds=1, key=key, throw=exchanged).result.local
 
-    # With NumPy, since JAX would compile a division for each number of samples. Either all
-    # clients have held-out samples or none.
-    means, scales = np.asarray(units.mean), np.asarray(units.scale)
-    train, held_out = (
-        [(y - mean) / scale for y, mean, scale in zip(tables, means, scales, strict=False)]
-        for tables in (train, held_out)
-    )
+    train, held_out = _moved(train, units), _moved(held_out, units)
     choices = arguments.center, arguments.scale
     return Split(names, train, held_out, units, choices, features, persons)
+
+
+def _moved(tables: list[np.ndarray], units: Standardization) -> list[np.ndarray]:
+    """Standardize the samples of all clients, or of none."""
+    # With NumPy, since JAX would compile a division for each number of samples.
+    means, scales = np.asarray(units.mean), np.asarray(units.scale)
+    return [(y - mean) / scale for y, mean, scale in zip(tables, means, scales, strict=False)]
+
+
+def _weighted(
+    arguments: SimpleNamespace,
+    names: list[str],
+    train: list[np.ndarray],
+    held_out: list[np.ndarray],
+    features: list[str] | None,
+) -> Split:
+    """Standardize samples whose weights are in a column."""
+    column = arguments.weight_column
+    weights, train, own = taken_out("weight-column", column, train, features)
+    units = _weights.standardization(train, weights, arguments.center, arguments.scale)
+
+    train = _moved(train, units)
+    if held_out:
+        unseen, held_out, _ = taken_out("weight-column", column, held_out, features)
+        held_out = _weights.scaled(_moved(held_out, units), unseen)
+    return Split(
+        names,
+        _weights.scaled(train, weights),
+        held_out,
+        units,
+        (arguments.center, arguments.scale),
+        own,
+        weighted=_weights.moments(train, weights, names, own),
+    )
 
 
 def _completed(split: Split, imputed: Solution) -> Split:
