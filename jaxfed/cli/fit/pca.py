@@ -43,6 +43,7 @@ from jaxfed.cli._options import (
 from jaxfed.cli.fit import _confidence, _processes, _release, _run, _shares, _weights
 from jaxfed.cli.fit._run import CHECKPOINTS, ONE_EXCHANGE, PARTICIPATION, ROBUST, RUN, TOL
 from jaxfed.core.clients.clients import Clients
+from jaxfed.core.clients.names import Names, replace_names
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
 from jaxfed.core.run.fit import fit
 from jaxfed.core.run.solution import Solution
@@ -321,7 +322,8 @@ def read(arguments: SimpleNamespace, key: Key[Array, ""], precision: ExitStack) 
     exchanged = "shared" in (arguments.center, arguments.scale)
     if exchanged:
         algorithm = _run.robust(arguments, algorithm)
-    clients = Clients.from_samples(train, missing="mask" if incomplete else "refuse")
+    missing = "mask" if incomplete else "refuse"
+    clients = Clients.from_samples(train, names=names, features=features, missing=missing)
     # Without an exchange, the round changes nothing; if its objective overflows, the fit says so.
     units = fit(algorithm, clients, rounds=1, key=key, throw=exchanged).result.local
 
@@ -348,6 +350,7 @@ def _weighted(
     column = arguments.weight_column
     weights, train, own = taken_out("weight-column", column, train, features)
     units = _weights.standardization(train, weights, arguments.center, arguments.scale)
+    units = replace_names(units, Names(tuple(names), tuple(own)))
 
     train = _moved(train, units)
     if held_out:
