@@ -173,3 +173,20 @@ def test_names_compile_nothing_again():
     with compilations() as compiled:
         run(["a", "b", "c"])
     assert not compiled
+
+
+def test_clients_that_are_read_later_are_known_by_name():
+    given = tables(np.float32)
+    model = learned("scale", named(given))[1].result.local
+    source = jf.Clients.from_source(
+        [given[i][:, COLUMNS] for i in CLIENTS],
+        names=[NAMES[i] for i in CLIENTS],
+        features=[FEATURES[j] for j in COLUMNS],
+    )
+    found = model.transform(source)
+    assert found.names == named(given).names._replace(clients=source.names.clients)
+    wanted = model.transform(named(given))
+    first, second = (
+        helpers.fit(jf.pca.Pooled(1), each, rounds=1).result.shared for each in (found, wanted)
+    )
+    np.testing.assert_allclose(np.abs(first.T @ second), 1, rtol=1e-5)
