@@ -1,12 +1,15 @@
 """Options that several commands share, and functions that read their values."""
 
 import inspect
-from contextlib import ExitStack
+import re
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from cyclopts import Token
 
 from jaxfed import backend, channel, data
 from jaxfed._checks import check_whole
@@ -87,6 +90,14 @@ BACKEND = [
 ]
 
 
+def whole_or_share(_: Any, words: Sequence[Token]) -> float:
+    """Read a number of components, or a share of the variance; one that is neither is refused."""
+    text = words[0].value
+    with suppress(ValueError):
+        return int(text) if re.fullmatch("[+-]?[0-9]+", text) else float(text)
+    raise ValueError(f"wanted a number, got {text!r}")
+
+
 def files(about: str, *default: None) -> list[inspect.Parameter]:
     """Describe the options of data files; `about` is their help."""
     limit = "memory limit of a compressed file or an image, in bytes"
@@ -128,12 +139,17 @@ def read_samples(
     Raises:
         ValueError: if entries are missing without `incomplete`, or a sample has no entry.
     """
+    how = how_written(arguments)
+    # Without `--columns`, all are read.
+    if how["columns"] is not None and getattr(arguments, "weight_column", None) is not None:
+        others = [x for x in how["columns"] if x != arguments.weight_column]
+        how["columns"] = [*others, arguments.weight_column]
     found = data.read_folder(
         arguments.data,
         client_column=arguments.client_column,
         missing="mask" if incomplete else "refuse",
         max_bytes=arguments.max_bytes,
-        **how_written(arguments),
+        **how,
     )
     for name, table in zip(found.names, found.samples, strict=True):
         empty = np.isnan(table).all(axis=1)
@@ -144,6 +160,39 @@ def read_samples(
             )
     precision.enter_context(precision_of(found.samples[0].dtype))
     return found
+
+
+class TakenOut(NamedTuple):
+    """A column of the clients' tables, and the tables without it."""
+
+    column: list[np.ndarray]
+    tables: list[np.ndarray]
+    features: list[str]
+
+
+def taken_out(
+    option: str, name: str, tables: Sequence[np.ndarray], features: list[str] | None
+) -> TakenOut:
+    """Take a column that is no feature out of tables.
+
+    Args:
+        option: which names the column, without dashes.
+        name: of the column.
+        tables: of the clients.
+        features: the names of their columns; None without a header.
+
+    Raises:
+        ValueError: if there is no such column.
+    """
+    if features is None or name not in features:
+        known = "none, without a header" if features is None else ", ".join(features)
+        raise ValueError(f"--{option}: wanted a column of the tables ({known}), got {name}")
+    place = features.index(name)
+    return TakenOut(
+        [table[:, place] for table in tables],
+        [np.delete(table, place, axis=1) for table in tables],
+        [other for other in features if other != name],
+    )
 
 
 def how_written(arguments: SimpleNamespace) -> dict[str, Any]:

@@ -14,9 +14,19 @@ from cyclopts import App
 from jax.tree_util import Partial
 
 from jaxfed import data, metrics, pca, plot
+from jaxfed._checks import is_whole
 from jaxfed._optional import require
 from jaxfed.cli import _report
-from jaxfed.cli._common import OUTPUT, SAMPLES, TABLE, UNITS, files, held_out, rounds
+from jaxfed.cli._common import (
+    OUTPUT,
+    SAMPLES,
+    TABLE,
+    UNITS,
+    files,
+    held_out,
+    rounds,
+    whole_or_share,
+)
 from jaxfed.cli._folder import Folder
 from jaxfed.cli._options import define, option
 from jaxfed.cli.fit.pca import read
@@ -51,7 +61,7 @@ AXES = [
     option("--seeds", int, "number of draws or splits", 3),
 ]
 MODEL = [
-    option("--rank", int, "number of components", 10),
+    option("--rank", float, "number of components", 10, converter=whole_or_share),
     option(
         "--noise-variance",
         float,
@@ -84,6 +94,9 @@ def _run(arguments: SimpleNamespace, precision: ExitStack) -> None:
     require("xarray", extra="sweep")
     folder = Folder(arguments.out)
     folder.check(force=arguments.force, resumable=True)
+    if not is_whole(arguments.rank):
+        wanted = "a whole number, since a share of the variance takes another in each run"
+        raise ValueError(f"--rank: wanted {wanted}, got {arguments.rank}")
     if arguments.seeds < 1:
         raise ValueError(f"--seeds: wanted a positive number, got {arguments.seeds}")
     if arguments.data is None and arguments.noise_variance is None:

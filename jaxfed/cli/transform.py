@@ -18,7 +18,7 @@ from jaxfed.cli._folder import Folder
 from jaxfed.cli._options import define, option
 from jaxfed.cli.info import file_of
 from jaxfed.core.clients.clients import Clients
-from jaxfed.core.clients.names import order_of
+from jaxfed.core.clients.names import order_of, without_names
 from jaxfed.core.contract.algorithm import Personalized
 from jaxfed.core.run.fit import fit
 from jaxfed.core.store.arrays import opened
@@ -127,7 +127,8 @@ class FitResult:
         features = (local if shared is None else shared).shape[-2]
         # In a run of several processes, each process writes its own clients' local components.
         clients = len(names) if local is None else len(local)
-        units = saved.preprocessing
+        # Here, clients are taken by their positions in `names`.
+        units = without_names(saved.preprocessing)
         means = [each.mean for each in (units, saved.imputation) if each is not None]
         shapes = {mean.shape for mean in means}
         if np.shape(names) != (clients,) or shapes != {(clients, features)}:

@@ -81,6 +81,38 @@ def median_of_means(
     return np.nanmedian(means, axis=0).astype(X.dtype)
 
 
+def scale_of(
+    X: np.ndarray, places: Int[np.ndarray, " n"], mean: np.ndarray, robust: bool
+) -> np.ndarray:
+    """Return each feature's standard deviation over all entries that are not NaN, in double.
+
+    Args:
+        X: samples as rows, `(n, d)`.
+        places: the client of each row, `(n,)`.
+        mean: of the features, up to rounding, `(d,)`.
+        robust: use the medians of the clients' means and mean squares instead of those of all rows.
+
+    Source: as `jaxfed.preprocess.Standardize` with `scale="shared"`.
+    """
+    clients = [places == i for i in range(places.max() + 1)] if robust else [slice(None)]
+    first, second = [], []
+    with warnings.catch_warnings():  # of a client without an entry of some feature
+        warnings.simplefilter("ignore", RuntimeWarning)
+        for own in clients:
+            apart = np.subtract(X[own], mean, dtype=np.float64)
+            first.append(np.nanmean(apart, axis=0))
+            second.append(np.nanmean(np.square(apart, out=apart), axis=0))
+    variance = np.nanmedian(second, axis=0) - np.nanmedian(first, axis=0) ** 2
+    return deviation(variance, mean, X.dtype)
+
+
+def deviation(variance: np.ndarray, mean: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Return the root of variances; one where it is rounding error of numbers near the mean."""
+    least = 8 * np.finfo(dtype).eps * np.abs(mean.astype(float))
+    found = np.sqrt(np.maximum(variance, 0))
+    return np.where(found <= least, 1, found)
+
+
 def check_energies(X: np.ndarray, groups: np.ndarray) -> None:
     """Refuse samples whose sums of squares overflow.
 
@@ -109,7 +141,10 @@ def check_energies(X: np.ndarray, groups: np.ndarray) -> None:
 
 
 def clients_of(
-    X: np.ndarray, places: Int[np.ndarray, " n"], mean: np.ndarray | None
+    X: np.ndarray,
+    places: Int[np.ndarray, " n"],
+    mean: np.ndarray | None,
+    scale: np.ndarray | None = None,
 ) -> tuple[Clients, list[np.ndarray]]:
     """Make clients from rows that are known to be finite, copied once or not at all.
 
@@ -117,18 +152,21 @@ def clients_of(
         X: samples as rows, `(n, d)`. It must not change as long as the clients are in use.
         places: the client of each row, `(n,)`; clients count from 0, and each has a row.
         mean: to subtract, `(d,)`; None to subtract nothing.
+        scale: to divide by, `(d,)`; None to divide by nothing.
 
     Returns:
         The clients, and the samples of each as rows of the same memory.
     """
     counts = np.bincount(places)
-    if len(counts) == 1 and mean is None:
+    if len(counts) == 1 and mean is None and scale is None:
         block = X[None]
     else:
         block = zeros_to_lend((len(counts), int(counts.max()), X.shape[1]), X.dtype)
         for i, count in enumerate(counts):
             rows = X if len(counts) == 1 else X[places == i]
             np.subtract(rows, 0 if mean is None else mean, out=block[i, :count])
+        if scale is not None:
+            block /= scale
     data = Samples(on_device(block, fresh=True), on_device(counts.astype(X.dtype)))
     weights = on_device(np.full(len(counts), 1 / len(counts), X.dtype))
     clients = Clients(data, on_device(np.arange(len(counts), dtype=np.int32)), weights)

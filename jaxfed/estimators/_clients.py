@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Key
 from sklearn.utils import check_random_state
 
 from jaxfed import aggregation
-from jaxfed._checks import is_whole, refuse
+from jaxfed._checks import check_name, is_whole, refuse
 from jaxfed._numbers import precision_of
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.units import exceed_single_precision
@@ -48,6 +48,9 @@ class ClientPCA(Likelihoods):
     - `local_components_`: the clients' local components as rows, `(m, r2, d)`; r2 may be 0.
     - `mean_`: what is subtracted from samples, `(d,)`: their mean; with `robust=True`, the median
       of the clients' means.
+    - `scale_`: what samples minus `mean_` are divided by, `(d,)`, in double precision; None with
+      `scale="none"`. All other attributes, scores and likelihoods are those of scaled samples, as
+      in scikit-learn's `make_pipeline(StandardScaler(), PCA())`.
     - `explained_variance_ratio_`: for each column of `transform`, the sum of its squares over all
       samples, divided by that of the samples minus `mean_`: as of scikit-learn's `PCA`.
     - `explained_variance_`: the mean of the same squares, before `whiten`.
@@ -68,6 +71,7 @@ class ClientPCA(Likelihoods):
     delta: float = 1e-5
     ledger: Ledger | None = None
     center: bool
+    scale: Literal["none", "shared"]
     forgetting: float | None
     impute: tuple[int, int] | Literal["auto"] | None
     tol: float | None = None
@@ -138,13 +142,14 @@ class ClientPCA(Likelihoods):
                 self._seen = self._solution = None
                 return self
             self.groups_, places = np.unique(labels, return_inverse=True)
-            if not self.center:
-                self.mean_ = np.zeros(X.shape[1], X.dtype)
-            elif self.robust:
-                self.mean_ = _arrays.median_of_means(X, places)
-            else:
-                self.mean_ = _arrays.mean_of(X)
-            clients, tables = _arrays.clients_of(X, places, self.mean_ if self.center else None)
+            mean = scale = None
+            if self.center or self._scales:
+                mean = _arrays.median_of_means(X, places) if self.robust else _arrays.mean_of(X)
+                scale = _arrays.scale_of(X, places, mean, self.robust) if self._scales else None
+            mean = mean if self.center else None
+            self.mean_ = np.zeros(X.shape[1], X.dtype) if mean is None else mean
+            self.scale_ = scale
+            clients, tables = _arrays.clients_of(X, places, mean, scale)
             sent = clients
             if self.epsilon is not None:
                 key = None if self.random_state is None else self._key()
@@ -214,6 +219,7 @@ class ClientPCA(Likelihoods):
     ) -> tuple[Table, np.ndarray]:
         """Check parameters, samples and groups; return the samples and their labels."""
         _groups.check_parameters(self, self._ranks())
+        check_name("scale", self.scale, ("none", "shared"))
         check_forgetting(self.forgetting)
         impute = impute_of(self.impute)
         if first:
@@ -244,7 +250,7 @@ class ClientPCA(Likelihoods):
         if self._seen is None and impute is not None:
             robust = self._aggregated(impute, len(np.unique(labels)))
             self._completion = Completion.learned(
-                X, labels, robust, self.center, self.robust, self._key()
+                X, labels, robust, self.center, self.robust, self._scales, self._key()
             )
         seen = taken_in(
             on_device(self._seen),
@@ -253,14 +259,19 @@ class ClientPCA(Likelihoods):
             self.forgetting,
             self.center,
             self.robust,
+            self._scales,
             self._completion,
             weights,
         )
-        now = summary_of(seen, self.center, self.robust)
+        now = summary_of(seen, self.center, self.robust, self._scales)
         solution = self._run(now.clients, on_device(self._solution))
-        self.groups_, self.mean_ = now.labels, now.mean
+        self.groups_, self.mean_, self.scale_ = now.labels, now.mean, now.scale
         self._seen, self._solution = on_host(seen), on_host(solution)
         self._describe(solution, now.clients, now.moments, moment_of_matrix)
+
+    @property
+    def _scales(self) -> bool:
+        return self.scale == "shared"
 
     def _key(self) -> Key[Array, ""]:
         return jax.random.key(check_random_state(self.random_state).randint(2**31 - 1))

@@ -13,7 +13,7 @@ from jaxfed._names import caller
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
 from jaxfed.core.run.fit import fit
-from jaxfed.estimators._arrays import median_of_means
+from jaxfed.estimators._arrays import median_of_means, scale_of
 from jaxfed.preprocess import Imputation
 from jaxfed.preprocess.impute import ROUNDS, Impute
 
@@ -25,6 +25,7 @@ class Completion(NamedTuple):
 
     labels: np.ndarray  # of the clients
     origin: Float[np.ndarray, " d"]  # subtracted from samples first
+    unit: Float[np.ndarray, " d"]  # by which samples are divided then
     models: Personalized
 
     @classmethod
@@ -35,6 +36,7 @@ class Completion(NamedTuple):
         impute: Algorithm,
         center: bool,
         robust: bool,
+        scale: bool,
         key: Key[Array, ""],
     ) -> Self:
         """Learn the models.
@@ -45,6 +47,7 @@ class Completion(NamedTuple):
             impute: `jaxfed.preprocess.Impute`, or one with a robust aggregate.
             center: whether to subtract the mean of the observed entries.
             robust: whether to subtract the median of the clients' means instead.
+            scale: whether to divide by the standard deviations of the observed entries.
             key: random key of the run.
 
         Raises:
@@ -60,15 +63,16 @@ class Completion(NamedTuple):
                 raise ValueError(f"{wanted}, got none of {what} {np.argmax(empty)}")
         present, places = np.unique(labels, return_inverse=True)
         origin = np.zeros(X.shape[1])
-        if center:
+        if center or scale:
             origin = median_of_means(X, places) if robust else np.nanmean(X, axis=0)
-        tables = [X[places == i] - origin for i in range(len(present))]
+        unit = scale_of(X, places, origin, robust) if scale else np.ones(X.shape[1])
+        tables = [(X[places == i] - origin) / unit for i in range(len(present))]
         clients = Clients.from_samples(tables, missing="mask")
         solution = fit(impute, clients, rounds=ROUNDS, key=key)
         for remark in impute.remarks(solution.result, solution.history):
             warnings.warn(f"impute: {remark}", UserWarning, stacklevel=caller())
         # On the host, where copies keep their precision.
-        return cls(present, origin, jax.device_get(solution.result))
+        return cls(present, origin, unit, jax.device_get(solution.result))
 
     def completed(self, X: Table, labels: np.ndarray | None) -> Table:
         """Replace missing entries by their conditional means.
@@ -84,15 +88,15 @@ class Completion(NamedTuple):
         found = np.empty_like(X)
         for i, values in enumerate(np.asarray(models.transform(clients).data.values)):
             found[places == i] = values[: np.sum(places == i), :-1]
-        return np.where(np.isnan(X), found + self.origin.astype(X.dtype), X)
+        return np.where(np.isnan(X), (found * self.unit + self.origin).astype(X.dtype), X)
 
     def moments(self, X: Table, labels: np.ndarray) -> Clients:
-        """Compute the clients' expected second moments of (sample - origin, 1)."""
+        """Compute the clients' expected second moments of ((sample - origin) / unit, 1)."""
         return self._models(labels).moments(self._clients(X, _places(X, labels)))
 
     def _clients(self, X: Table, places: Int[np.ndarray, " n"]) -> Clients:
         """Make clients from samples, each with an additional entry of one."""
-        rows = np.column_stack([X - self.origin, np.ones(len(X))])
+        rows = np.column_stack([(X - self.origin) / self.unit, np.ones(len(X))])
         tables = [rows[places == i] for i in range(places.max() + 1)]
         return Clients.from_samples(tables, missing="mask")
 

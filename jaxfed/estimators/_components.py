@@ -26,6 +26,7 @@ class ClientComponents(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
     """Scores and reconstructions by the clients' models that `fit` of a subclass has set."""
 
     n_features_in_: int
+    scale_: Float[np.ndarray, " d"] | None
     components_: Float[np.ndarray, "r1 d"]
     local_components_: Float[np.ndarray, "m r2 d"]
     groups_: np.ndarray
@@ -103,6 +104,9 @@ class ClientComponents(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
                     "personalize(X, groups)"
                 )
             found[rows] = model.reconstructed(X[rows])
+        scale = getattr(self, "scale_", None)
+        if scale is not None:
+            found = (found * scale).astype(found.dtype)
         return found + np.asarray(getattr(self, "mean_", 0), found.dtype)
 
     @final

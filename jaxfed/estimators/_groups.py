@@ -8,10 +8,11 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from jaxfed import aggregation
-from jaxfed._checks import check_flag, check_number, check_whole, is_whole, refuse
+from jaxfed._checks import check_flag, check_whole
 from jaxfed._names import caller
 from jaxfed.core.contract.algorithm import Algorithm
 from jaxfed.estimators._arrays import client_labels
+from jaxfed.pca.variance_ranks import check_rank
 
 LISTED = 5  # clients in a warning
 
@@ -35,16 +36,7 @@ def check_parameters(estimator: Any, ranks: Sequence[str]) -> None:
     """
     check_whole("rounds", estimator.rounds)
     for name in ranks:
-        given = getattr(estimator, name)
-        if is_whole(given):
-            check_whole(name, given)
-        elif not isinstance(given, float | np.floating):
-            raise refuse(name, "a whole number of components, or a share in (0, 1)", given)
-        elif estimator.epsilon is not None:
-            raise refuse(name, "a whole number with epsilon, which covers no shares", given)
-        else:
-            wanted = "a number of components, or a share of the variance in (0, 1)"
-            check_number(name, given, wanted, lambda x: 0 < x < 1)
+        check_rank(name, getattr(estimator, name), private=estimator.epsilon is not None)
     for name in ("center", "robust", "whiten"):
         check_flag(name, getattr(estimator, name))
 

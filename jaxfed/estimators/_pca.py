@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxfed import inference, pca
-from jaxfed._checks import check_count, is_whole, refuse
+from jaxfed._checks import check_count, refuse
 from jaxfed.core.clients.samples import Samples
 from jaxfed.core.contract.algorithm import Personalized
 from jaxfed.estimators._clients import ClientPCA
@@ -18,6 +18,7 @@ from jaxfed.linalg import Moment
 from jaxfed.multi_start import ROUNDS
 from jaxfed.pca.likelihood import joint_moment, precision
 from jaxfed.pca.one_shot import FirstShared
+from jaxfed.pca.variance_ranks import rank_below_all, shared_and_local_ranks
 from jaxfed.privacy.ledger import Ledger
 
 
@@ -46,6 +47,7 @@ class PersonalizedPCA(ClientPCA):
         shrinkage: bool = False,
         robust: bool = False,
         center: bool = True,
+        scale: Literal["none", "shared"] = "none",
         whiten: bool = False,
         forgetting: float | None = None,
         impute: tuple[int, int] | Literal["auto"] | None = None,
@@ -71,8 +73,15 @@ class PersonalizedPCA(ClientPCA):
             shrinkage: remove the noise from the second moments first.
             robust: aggregate messages with `jaxfed.aggregation.Robust`, each client as a group of
                 its own, so that a few faulty clients do little harm. This needs at least three
-                clients. The mean of all samples remains a plain mean.
+                clients. The mean that is subtracted is then the median of the clients' means.
             center: whether to subtract the mean of all samples.
+            scale: "shared" divides each feature by its standard deviation over all samples, as
+                `jaxfed.preprocess.Standardize` and scikit-learn's `StandardScaler` do, with
+                `robust` by the root of the median of the clients' mean squares about the median of
+                their means; "none" divides by nothing. Features that are constant up to rounding
+                are divided by one. `partial_fit` uses the deviations of all samples so far, but
+                with `impute` always those of the entries that were observed in its first call. A
+                client has no scale of its own, since samples of unknown clients would have none.
             whiten: whether `transform` divides scores by the root of their mean square: shared ones
                 over all samples, local ones over their client's, and what noise alone explains by
                 the root of `noise_variance_`.
@@ -84,11 +93,11 @@ class PersonalizedPCA(ClientPCA):
                 unknown clients.
             bootstrap: number of resamples of each client's samples from which `fit` computes
                 standard errors and intervals, such as 200; 0 for none. Moments cannot be resampled,
-                so it excludes `impute` and `partial_fit`.
+                so it excludes `impute` and `partial_fit`. Mean and scale are taken as known.
             epsilon: release each client's second moment once, with noise that protects each person,
                 and learn from it, see `jaxfed.privacy.release_moments`; None adds no noise. What it
                 does not cover is refused: `center`, so subtract each client's own mean from its
-                rows first, `shrinkage`, `robust`, `forgetting`, `impute`, `bootstrap` and
+                rows first, `scale`, `shrinkage`, `robust`, `forgetting`, `impute`, `bootstrap` and
                 `partial_fit`. Each `fit` is another release, in a search too, and guarantees add
                 up.
             delta: probability that the guarantee fails, with `epsilon`.
@@ -102,7 +111,8 @@ class PersonalizedPCA(ClientPCA):
         """
         self.shared_rank, self.local_rank, self.rounds = shared_rank, local_rank, rounds
         self.n_init, self.shrinkage, self.robust = n_init, shrinkage, robust
-        self.center, self.whiten, self.forgetting, self.impute = center, whiten, forgetting, impute
+        self.center, self.scale, self.whiten = center, scale, whiten
+        self.forgetting, self.impute = forgetting, impute
         self.bootstrap, self.epsilon, self.delta = bootstrap, epsilon, delta
         self.ledger, self.random_state = ledger, random_state
 
@@ -115,14 +125,7 @@ class PersonalizedPCA(ClientPCA):
         return scores, scores
 
     def _numbers(self, clients, *given):
-        shared, local = given
-        if not is_whole(shared) and not is_whole(local) and local < shared:
-            raise refuse("local_rank", f"at least the share of shared_rank, {shared}", local)
-        found = pca.ranks_for_variance(clients, shared, local)
-        if found.shared >= clients.features:
-            wanted = f"a smaller share, which leaves some of {clients.features} components local"
-            raise refuse("shared_rank", wanted, self.shared_rank)
-        return found.shared, min(max(found.local, 1), clients.features - found.shared)
+        return shared_and_local_ranks(clients, *given)
 
     def _solved(self, run, clients):
         if self.bootstrap and not isinstance(clients.data, Samples):
@@ -179,6 +182,7 @@ class FederatedPCA(ClientPCA):
         rounds: int = 50,
         tol: float | None = None,
         center: bool = True,
+        scale: Literal["none", "shared"] = "none",
         whiten: bool = False,
         forgetting: float | None = None,
         impute: tuple[int, int] | Literal["auto"] | None = None,
@@ -197,6 +201,12 @@ class FederatedPCA(ClientPCA):
                 of the optimality condition is at most this share of all variance; None stops once
                 only rounding errors would change.
             center: whether to subtract the mean of all samples.
+            scale: "shared" divides each feature by its standard deviation over all samples, as
+                `jaxfed.preprocess.Standardize` and scikit-learn's `StandardScaler` do; "none"
+                divides by nothing. Features that are constant up to rounding are divided by one.
+                `partial_fit` uses the deviations of all samples so far, but with `impute` always
+                those of the entries that were observed in its first call. A client has no scale of
+                its own, since samples of unknown clients would have none.
             whiten: whether `transform` divides scores by the root of their mean square: shared ones
                 over all samples, local ones over their client's, and what noise alone explains by
                 the root of `noise_variance_`.
@@ -209,8 +219,8 @@ class FederatedPCA(ClientPCA):
             epsilon: release each client's second moment once, with noise that protects each person,
                 and learn from it, see `jaxfed.privacy.release_moments`; None adds no noise. What it
                 does not cover is refused: `center`, so subtract each client's own mean from its
-                rows first, `forgetting`, `impute` and `partial_fit`. Each `fit` is another release,
-                in a search too, and guarantees add up.
+                rows first, `scale`, `forgetting`, `impute` and `partial_fit`. Each `fit` is another
+                release, in a search too, and guarantees add up.
             delta: probability that the guarantee fails, with `epsilon`.
             ledger: the budget that each release counts against, with `epsilon`; a release beyond it
                 is refused before anything is computed.
@@ -221,7 +231,8 @@ class FederatedPCA(ClientPCA):
                 noise is from the system's randomness.
         """
         self.n_components, self.rounds, self.tol = n_components, rounds, tol
-        self.center, self.whiten, self.forgetting, self.impute = center, whiten, forgetting, impute
+        self.center, self.scale, self.whiten = center, scale, whiten
+        self.forgetting, self.impute = forgetting, impute
         self.epsilon, self.delta = epsilon, delta
         self.ledger, self.random_state = ledger, random_state
 
@@ -265,6 +276,7 @@ class HierarchicalBayesPCA(ClientPCA):
         rounds: int = 30,
         robust: bool = False,
         center: bool = True,
+        scale: Literal["none", "shared"] = "none",
         whiten: bool = False,
         forgetting: float | None = None,
         impute: tuple[int, int] | Literal["auto"] | None = None,
@@ -283,8 +295,15 @@ class HierarchicalBayesPCA(ClientPCA):
             rounds: number of rounds.
             robust: aggregate messages with `jaxfed.aggregation.Robust`, each client as a group of
                 its own, so that a few faulty clients do little harm. This needs at least three
-                clients. The mean of all samples remains a plain mean.
+                clients. The mean that is subtracted is then the median of the clients' means.
             center: whether to subtract the mean of all samples.
+            scale: "shared" divides each feature by its standard deviation over all samples, as
+                `jaxfed.preprocess.Standardize` and scikit-learn's `StandardScaler` do, with
+                `robust` by the root of the median of the clients' mean squares about the median of
+                their means; "none" divides by nothing. Features that are constant up to rounding
+                are divided by one. `partial_fit` uses the deviations of all samples so far, but
+                with `impute` always those of the entries that were observed in its first call. A
+                client has no scale of its own, since samples of unknown clients would have none.
             whiten: whether `transform` divides scores by the root of their mean square: shared ones
                 over all samples, local ones over their client's, and what noise alone explains by
                 the root of `noise_variance_`.
@@ -298,18 +317,15 @@ class HierarchicalBayesPCA(ClientPCA):
         """
         self.n_components, self.noise_variance = n_components, noise_variance
         self.prior_variance, self.rounds, self.robust = prior_variance, rounds, robust
-        self.center, self.whiten, self.forgetting, self.impute = center, whiten, forgetting, impute
+        self.center, self.scale, self.whiten = center, scale, whiten
+        self.forgetting, self.impute = forgetting, impute
         self.random_state = random_state
 
     def _sizes(self):
         return self.n_components_, self.n_components_ + 1
 
     def _numbers(self, clients, *given):
-        found = pca.ranks_for_variance(clients, 0, *given)
-        if found.local >= clients.features:
-            wanted = f"a smaller share, which takes fewer than all {clients.features} components"
-            raise refuse("n_components", wanted, self.n_components)
-        return [found.local]
+        return [rank_below_all("n_components", clients, *given)]
 
     def _solved(self, run, clients):
         variances = self.noise_variance, self.prior_variance

@@ -15,6 +15,7 @@ from jaxfed.privacy.moments import guarantee_of, release_moments
 # Parameters whose messages the guarantee does not cover, and their values without such messages.
 UNCOVERED = {
     "center": False,
+    "scale": "none",
     "shrinkage": False,
     "robust": False,
     "forgetting": None,
@@ -23,6 +24,7 @@ UNCOVERED = {
 }
 WHY = {
     "center": "the mean of all clients' rows; subtract each client's own mean from its rows",
+    "scale": "the deviations of all clients' rows; divide rows by known units",
 }
 
 

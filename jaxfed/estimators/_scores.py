@@ -19,7 +19,7 @@ Bases = Float[np.ndarray, "m d r2"]
 
 
 class Scores(ClientComponents):
-    """Scores and reconstructions by orthonormal components of samples minus `mean_`."""
+    """Scores and reconstructions by orthonormal components of centred, maybe scaled, samples."""
 
     mean_: Float[np.ndarray, " d"]
     noise_variance_: float
@@ -86,9 +86,14 @@ class Scores(ClientComponents):
         parts = self._groups_of(X, groups)
         with precision_of(self._precision):
             completed = self._completed(X, groups, parts)
-        mean = self.mean_.astype(X.dtype)
-        centred = X - mean
-        return _groups.Parted(centred, centred if completed is X else completed - mean, parts)
+        mean, scale = self.mean_.astype(X.dtype), getattr(self, "scale_", None)
+
+        def moved(samples: Table) -> Table:
+            centred = samples - mean
+            return centred if scale is None else (centred / scale).astype(X.dtype)
+
+        own = moved(X)
+        return _groups.Parted(own, own if completed is X else moved(completed), parts)
 
 
 class Likelihoods(Scores):

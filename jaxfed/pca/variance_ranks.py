@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from jaxfed._checks import check_number, is_whole, refuse
+from jaxfed._checks import check_number, check_whole, is_whole, refuse
 from jaxfed.contract import check_count, check_instance
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.samples import Samples, other_data
@@ -116,6 +116,66 @@ def ranks_for_variance(
         local = int(total) if is_whole(total) else _fewest(left, along, total * energy)
         inside += float(left[:local].sum())
     return VarianceRanks(rank, local, along / energy, inside / energy)
+
+
+def check_rank(argument: str, given: object, *, private: bool) -> None:
+    """Refuse what is neither a number of components nor a share of the variance.
+
+    Args:
+        argument: its name.
+        given: the number, at least 1, or the share.
+        private: whether noise protects persons, which covers no shares.
+
+    Raises:
+        ValueError: names the argument.
+    """
+    if is_whole(given):
+        check_whole(argument, given)
+    elif not isinstance(given, float | np.floating):
+        raise refuse(argument, "a whole number of components, or a share in (0, 1)", given)
+    elif private:
+        raise refuse(argument, "a whole number with epsilon, which covers no shares", given)
+    else:
+        wanted = "a number of components, or a share of the variance in (0, 1)"
+        check_number(argument, given, wanted, lambda x: 0 < x < 1)
+
+
+def shared_and_local_ranks(clients: Clients, shared: float, local: float) -> list[int]:
+    """The numbers of shared and of local components, of which there is at least one.
+
+    Args:
+        clients: with samples or second moments.
+        shared: `shared_rank`, a number or a share.
+        local: `local_rank`, a number, or the share that both explain together.
+
+    Raises:
+        ValueError: if the shared ones explain a larger share, or take all features.
+    """
+    if not is_whole(shared) and not is_whole(local) and local < shared:
+        raise refuse("local_rank", f"at least the share of shared_rank, {shared}", local)
+    found = ranks_for_variance(clients, shared, local)
+    if found.shared >= clients.features:
+        wanted = f"a smaller share, which leaves some of {clients.features} components local"
+        raise refuse("shared_rank", wanted, shared)
+    return [found.shared, min(max(found.local, 1), clients.features - found.shared)]
+
+
+def rank_below_all(argument: str, clients: Clients, given: float) -> int:
+    """The number of each client's components, less than that of features.
+
+    Args:
+        argument: its name.
+        clients: with samples or second moments.
+        given: a share.
+
+    Raises:
+        ValueError: if the share takes all components.
+    """
+    found = ranks_for_variance(clients, 0, given)
+    if found.local >= clients.features:
+        wanted = f"a smaller share, which takes fewer than all {clients.features} components"
+        raise refuse(argument, wanted, given)
+    return found.local
 
 
 def _tables(clients: Clients) -> Sequence[_Table]:

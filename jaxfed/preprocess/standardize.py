@@ -162,12 +162,12 @@ class Standardize(Algorithm):
         about = own.mean if downlink.mean is None else downlink.mean
         mean = {"shared": about, "local": own.mean, "none": jnp.zeros_like(own.mean)}[self.center]
         if self.scale == "shared":
-            scale = _deviation(downlink.variance, about**2)
+            scale = deviation(downlink.variance, about**2)
         elif self.scale == "local":
-            scale = _deviation(own.variance, own.mean**2)
+            scale = deviation(own.variance, own.mean**2)
         elif self.scale == "energy":
             left = _sums(data, mean)
-            scale = _deviation(jnp.mean(_over(left.second, left.counts)), jnp.mean(mean**2))
+            scale = deviation(jnp.mean(_over(left.second, left.counts)), jnp.mean(mean**2))
         else:
             scale = jnp.asarray(1.0, mean.dtype)
         return Standardization(mean, jnp.broadcast_to(scale, mean.shape))
@@ -178,7 +178,7 @@ class Standardize(Algorithm):
             return None
         zeros = jnp.zeros_like(server.mean)
         common = server.variance is not None
-        scale = _deviation(server.variance, server.mean**2) if common else zeros + 1
+        scale = deviation(server.variance, server.mean**2) if common else zeros + 1
         return Standardization(zeros if self.center == "none" else server.mean, scale)
 
     def _message(self, sums: _Sums) -> Sum | Gather:
@@ -220,7 +220,7 @@ def _own(data: SampleRows) -> Moments:
     return Moments(about + shift, jnp.maximum(square - shift**2, 0))
 
 
-def _deviation(variance: Array, square: Array) -> Array:
+def deviation(variance: Array, square: Array) -> Array:
     """Return the root of a variance, or one if it is rounding error beside the squared mean."""
     # Numbers near a mean μ are rounded by up to eps |μ|, so a variance below about eps² μ² says
     # nothing.

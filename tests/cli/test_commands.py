@@ -18,6 +18,7 @@ import jaxfed as jf
 from jaxfed.cli import _app, _report, main
 from jaxfed.cli._options import descriptions
 from jaxfed.cli.fit import pca
+from jaxfed.cli.fit._shares import ABOUT
 from jaxfed.core.common.files import locked
 from jaxfed.core.store import saved
 from tests.cli.command_line import fit, loaded, parsed, refused, run, value, written
@@ -488,12 +489,14 @@ LINEAR = [
 def test_the_settings_of_an_algorithm_are_those_of_its_class(described, name):
     made = ALGORITHMS[name][0]
     options = described["fit", name]
+    shares = ABOUT if name in pca.ALGORITHMS and pca.ALGORITHMS[name].shares else {}
     about, parameters = descriptions(made), inspect.signature(made).parameters
     assert about.keys() == parameters.keys()
     for setting in about:
         found = options[f"--{setting.replace('_', '-')}"]
         assert found.field_info.default == parameters[setting].default
-        assert setting == "start" or found.parameter.help == about[setting]
+        more = f", {shares[setting]}" if setting in shares else ""
+        assert setting == "start" or found.parameter.help == about[setting] + more
 
 
 def test_command_words_are_the_names_of_the_classes():

@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxfed import pca
 from jaxfed._checks import check_number, check_positive
-from jaxfed.cli._common import DELTA, PERSON
+from jaxfed.cli._common import DELTA, PERSON, taken_out
 from jaxfed.cli._options import option
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.run.solution import Solution
@@ -99,17 +99,8 @@ def persons_of(
     Raises:
         ValueError: if there is no such column.
     """
-    if features is None or arguments.person not in features:
-        known = "none, without a header" if features is None else ", ".join(features)
-        raise ValueError(
-            f"--person: wanted a column of the tables ({known}), got {arguments.person}"
-        )
-    place = features.index(arguments.person)
-    return (
-        [table[:, place] for table in tables],
-        [np.delete(table, place, axis=1) for table in tables],
-        [name for name in features if name != arguments.person],
-    )
+    taken = taken_out("person", arguments.person, tables, features)
+    return taken.column, taken.tables, taken.features
 
 
 def at_home(solution: Solution, clients: Clients) -> Solution:

@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from types import SimpleNamespace
@@ -14,6 +14,8 @@ from cyclopts import Token
 from jaxtyping import Array, Float, Int, Key
 
 from jaxfed import data, multi_start, pca, plot, privacy
+from jaxfed._checks import is_whole
+from jaxfed._numbers import precision_of
 from jaxfed.cli import _evaluate
 from jaxfed.cli._common import (
     BACKEND,
@@ -26,11 +28,22 @@ from jaxfed.cli._common import (
     read_samples,
     rounds,
     share_of,
+    taken_out,
+    whole_or_share,
 )
-from jaxfed.cli._options import call, define, first_line, option, options_of
-from jaxfed.cli.fit import _confidence, _processes, _release, _run
+from jaxfed.cli._options import (
+    call,
+    define,
+    descriptions,
+    first_line,
+    flag_of,
+    option,
+    options_of,
+)
+from jaxfed.cli.fit import _confidence, _processes, _release, _run, _shares, _weights
 from jaxfed.cli.fit._run import CHECKPOINTS, ONE_EXCHANGE, PARTICIPATION, ROBUST, RUN, TOL
 from jaxfed.core.clients.clients import Clients
+from jaxfed.core.clients.names import Names, replace_names
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
 from jaxfed.core.run.fit import fit
 from jaxfed.core.run.solution import Solution
@@ -53,23 +66,32 @@ class Entry(NamedTuple):
     has_warm_start: bool = False  # whether it may start from the solution of `OneShot`
     has_bootstrap: bool = False  # whether few rounds from the solution fit a resample
     has_release: bool = False  # whether moments with negative eigenvalues suit it
+    shares: _shares.Rule | None = None  # how shares of the variance determine its ranks
 
 
 # By command word: the name of the class in lower case.
 ALGORITHMS = {
-    "perpca": Entry(pca.PerPCA, has_warm_start=True, has_bootstrap=True, has_release=True),
+    "perpca": Entry(
+        pca.PerPCA,
+        has_warm_start=True,
+        has_bootstrap=True,
+        has_release=True,
+        shares=_shares.shared_and_local,
+    ),
     "hmf": Entry(pca.HMF, has_warm_start=True),
     "tcmf": Entry(pca.TCMF, has_warm_start=True),
     "pertucker": Entry(pca.PerTucker),
-    "local": Entry(pca.Local, has_rounds=False),
-    "pooled": Entry(pca.Pooled, has_rounds=False, has_release=True),
-    "oneshot": Entry(pca.OneShot, has_rounds=False, has_release=True),
-    "hierarchicalpca": Entry(pca.HierarchicalPCA),
-    "empiricalbayespca": Entry(pca.EmpiricalBayesPCA),
-    "blocklanczos": Entry(pca.BlockLanczos),
-    "subspaceiteration": Entry(pca.SubspaceIteration),
-    "localpower": Entry(pca.LocalPower),
-    "faps": Entry(pca.FAPS),
+    "local": Entry(pca.Local, has_rounds=False, shares=_shares.of_each),
+    "pooled": Entry(pca.Pooled, has_rounds=False, has_release=True, shares=_shares.of_all),
+    "oneshot": Entry(
+        pca.OneShot, has_rounds=False, has_release=True, shares=_shares.shared_and_local
+    ),
+    "hierarchicalpca": Entry(pca.HierarchicalPCA, shares=_shares.under_a_prior),
+    "empiricalbayespca": Entry(pca.EmpiricalBayesPCA, shares=_shares.under_a_prior),
+    "blocklanczos": Entry(pca.BlockLanczos, shares=_shares.of_all),
+    "subspaceiteration": Entry(pca.SubspaceIteration, shares=_shares.of_all),
+    "localpower": Entry(pca.LocalPower, shares=_shares.of_all),
+    "faps": Entry(pca.FAPS, shares=_shares.of_all),
 }
 
 
@@ -88,13 +110,14 @@ def _command(name: str, entry: Entry) -> Callable[..., bool | None]:
             *files(SAMPLES),
             *RUN,
             *TABLE,
+            *([_weights.OPTION] if entry.shares else []),
             held_out("share of each client's samples to test on; 0 for none", 0.2),
             *UNITS,
             IMPUTE,
             option("--image-shape", str, shape, None, converter=_shape, metavar="HxW"),
             *BACKEND,
         ],
-        "Algorithm": options_of(entry.algorithm, without={"start"} if entry.has_warm_start else ()),
+        "Algorithm": _options_of(entry),
     }
     if entry.has_rounds:
         options["Rounds"] = [rounds(200), TOL, PARTICIPATION, CHECKPOINTS]
@@ -120,6 +143,19 @@ def _command(name: str, entry: Entry) -> Callable[..., bool | None]:
     return define(run, options, first_line(entry.algorithm), **fixed)
 
 
+def _options_of(entry: Entry) -> list[inspect.Parameter]:
+    """Describe the options of an algorithm, whose numbers of components may be shares."""
+    about, found = descriptions(entry.algorithm), []
+    for each in options_of(entry.algorithm, without={"start"} if entry.has_warm_start else ()):
+        if each.name in _shares.ABOUT:
+            words = f"{about[each.name]}, {_shares.ABOUT[each.name]}" if entry.shares else ""
+            each = option(
+                flag_of(each.name), float, words or about[each.name], converter=whole_or_share
+            )
+        found.append(each)
+    return found
+
+
 def _shape(_: Any, words: Sequence[Token]) -> tuple[int, int]:
     text = words[0].value
     match = re.fullmatch(r"([0-9]+)x([0-9]+)", text)
@@ -142,6 +178,7 @@ class Split(NamedTuple):
     choices: tuple[str, str]  # `--center` and `--scale`
     features: list[str] | None = None  # names of the features
     persons: list[np.ndarray] | None = None  # whose training samples these are
+    weighted: Clients | None = None  # the second moments of training samples that have weights
     imputed: Solution | None = None  # the run that imputed missing entries
     missing: float = 0.0  # share of the entries of training samples that were missing
 
@@ -160,15 +197,10 @@ class Split(NamedTuple):
 def prepare(arguments: SimpleNamespace, precision: ExitStack, *, entry: Entry) -> _run.FitInputs:
     """Make the algorithm, and read the samples."""
     _release.check(arguments)
-    settings, start, start_rounds = SimpleNamespace(**vars(arguments)), None, 1
-    if entry.has_warm_start and arguments.start in (*WARM_STARTS, SEVERAL):
-        delattr(settings, "start")  # the algorithm's own default, which the warm start replaces
-    algorithm = call(settings, entry.algorithm)
-    if entry.has_warm_start and arguments.start == SEVERAL:
-        start = multi_start.MultiStart(algorithm, STARTS)
-        start_rounds = multi_start.ROUNDS
-    elif entry.has_warm_start and arguments.start in WARM_STARTS:
-        start = pca.OneShot(arguments.shared_rank, arguments.local_rank, method=arguments.start)
+    _weights.check(arguments)
+    given = _shares.given_in(arguments, entry.shares)
+    # With shares, other options are checked before any file is read, the numbers afterwards.
+    planned = _planned(arguments, entry, {x: 1 for x, n in given.items() if not is_whole(n)})
     split_key, key = jax.random.split(jax.random.key(arguments.seed))
     # Processes split different clients, each by its own key; the key of the run is common.
     if process := jax.process_index():
@@ -193,7 +225,13 @@ def prepare(arguments: SimpleNamespace, precision: ExitStack, *, entry: Entry) -
         fitted = imputed.result.local.moments(incomplete)
         split = _completed(split, imputed)
     clients = split.clients()
+    if split.weighted is not None:
+        fitted = split.weighted
     _confidence.check(arguments, clients)
+    ranks = {}
+    if entry.shares is not None and given:
+        ranks = entry.shares(clients if fitted is None else fitted, given)
+        planned = _planned(arguments, entry, ranks)
     protected = getattr(arguments, "epsilon", None) is not None
     if protected:
         # With noise that nobody can draw again, whatever the seed.
@@ -206,21 +244,58 @@ def prepare(arguments: SimpleNamespace, precision: ExitStack, *, entry: Entry) -
             ledger=_release.ledger_of(arguments),
         )
     confidence = partial(_confidence.computed, arguments, key=jax.random.fold_in(key, 1))
+    chosen = _shares.told(ranks)
+    listed = " and ".join(f"{number} {name}" for name, number in chosen.items())
     return _run.FitInputs(
-        algorithm,
+        planned.algorithm,
         clients if fitted is None else fitted,
         split.names,
         f"{len(clients)} clients, {clients.features} features, {sum(map(len, split.train))} "
-        f"samples to learn from and {sum(map(len, split.held_out))} held out.",
+        f"samples to learn from and {sum(map(len, split.held_out))} held out."
+        + f" The variance to explain takes {listed}."
+        * bool(chosen),
         key,
-        partial(_evaluated, clients=clients, split=split, shape=shape, confidence=confidence),
-        start,
-        start_rounds=start_rounds,
-        page={"image_shape": shape, "feature_names": split.features, "clients": clients},
+        partial(
+            _evaluated,
+            clients=clients,
+            split=split,
+            shape=shape,
+            confidence=confidence,
+            chosen=chosen,
+        ),
+        planned.start,
+        start_rounds=planned.start_rounds,
+        page={
+            "image_shape": shape,
+            "feature_names": split.features,
+            "clients": split.weighted or clients,
+        },
         preprocessing=split.units,
         imputed=split.imputed,
         finish=partial(_release.at_home, clients=clients) if protected else lambda found: found,
     )
+
+
+class _Planned(NamedTuple):
+    """What runs, and what it starts from."""
+
+    algorithm: Algorithm
+    start: Algorithm | None
+    start_rounds: int
+
+
+def _planned(arguments: SimpleNamespace, entry: Entry, ranks: _shares.Ranks) -> _Planned:
+    """Make the algorithms, some of whose numbers of components come from the data."""
+    settings, start, start_rounds = SimpleNamespace(**vars(arguments) | dict(ranks)), None, 1
+    if entry.has_warm_start and arguments.start in (*WARM_STARTS, SEVERAL):
+        delattr(settings, "start")  # the algorithm's own default, which the warm start replaces
+    algorithm = call(settings, entry.algorithm)
+    if entry.has_warm_start and arguments.start == SEVERAL:
+        start = multi_start.MultiStart(algorithm, STARTS)
+        start_rounds = multi_start.ROUNDS
+    elif entry.has_warm_start and arguments.start in WARM_STARTS:
+        start = pca.OneShot(settings.shared_rank, settings.local_rank, method=arguments.start)
+    return _Planned(algorithm, start, start_rounds)
 
 
 def read(arguments: SimpleNamespace, key: Key[Array, ""], precision: ExitStack) -> Split:
@@ -228,10 +303,16 @@ def read(arguments: SimpleNamespace, key: Key[Array, ""], precision: ExitStack) 
     # Not all commands that read samples have this option.
     incomplete = getattr(arguments, "impute", None) is not None
     arrays, names, features = read_samples(arguments, precision, incomplete=incomplete)
+    column = getattr(arguments, "weight_column", None)
+    if column is not None:
+        precision.enter_context(precision_of(np.dtype(float)))
+        arrays = _weights.counted(column, arrays, names, features)
     share = share_of(arguments)
     train, held_out = arrays, []
     if share > 0:
         train, held_out = data.train_test_split(arrays, share, key=key)
+    if column is not None:
+        return _weighted(arguments, names, train, held_out, features)
     persons = None
     if getattr(arguments, "person", None) is not None:
         _, held_out, _ = _release.persons_of(arguments, held_out, features)
@@ -241,19 +322,49 @@ def read(arguments: SimpleNamespace, key: Key[Array, ""], precision: ExitStack) 
     exchanged = "shared" in (arguments.center, arguments.scale)
     if exchanged:
         algorithm = _run.robust(arguments, algorithm)
-    clients = Clients.from_samples(train, missing="mask" if incomplete else "refuse")
+    missing = "mask" if incomplete else "refuse"
+    clients = Clients.from_samples(train, names=names, features=features, missing=missing)
     # Without an exchange, the round changes nothing; if its objective overflows, the fit says so.
     units = fit(algorithm, clients, rounds=1, key=key, throw=exchanged).result.local
 
-    # With NumPy, since JAX would compile a division for each number of samples. Either all
-    # clients have held-out samples or none.
-    means, scales = np.asarray(units.mean), np.asarray(units.scale)
-    train, held_out = (
-        [(y - mean) / scale for y, mean, scale in zip(tables, means, scales, strict=False)]
-        for tables in (train, held_out)
-    )
+    train, held_out = _moved(train, units), _moved(held_out, units)
     choices = arguments.center, arguments.scale
     return Split(names, train, held_out, units, choices, features, persons)
+
+
+def _moved(tables: list[np.ndarray], units: Standardization) -> list[np.ndarray]:
+    """Standardize the samples of all clients, or of none."""
+    # With NumPy, since JAX would compile a division for each number of samples.
+    means, scales = np.asarray(units.mean), np.asarray(units.scale)
+    return [(y - mean) / scale for y, mean, scale in zip(tables, means, scales, strict=False)]
+
+
+def _weighted(
+    arguments: SimpleNamespace,
+    names: list[str],
+    train: list[np.ndarray],
+    held_out: list[np.ndarray],
+    features: list[str] | None,
+) -> Split:
+    """Standardize samples whose weights are in a column."""
+    column = arguments.weight_column
+    weights, train, own = taken_out("weight-column", column, train, features)
+    units = _weights.standardization(train, weights, arguments.center, arguments.scale)
+    units = replace_names(units, Names(tuple(names), tuple(own)))
+
+    train = _moved(train, units)
+    if held_out:
+        unseen, held_out, _ = taken_out("weight-column", column, held_out, features)
+        held_out = _weights.scaled(_moved(held_out, units), unseen)
+    return Split(
+        names,
+        _weights.scaled(train, weights),
+        held_out,
+        units,
+        (arguments.center, arguments.scale),
+        own,
+        weighted=_weights.moments(train, weights, names, own),
+    )
 
 
 def _completed(split: Split, imputed: Solution) -> Split:
@@ -283,6 +394,7 @@ def _evaluated(
     split: Split,
     shape: tuple[int, int] | None,
     confidence: Callable[[Solution, Clients], Confidence | None],
+    chosen: Mapping[str, int],
 ) -> _run.Findings:
     result = Personalized(*side_by_side(solution))
     kept = finite_clients(result.local, split.train)
@@ -298,6 +410,7 @@ def _evaluated(
         unseen = 100 * float(_evaluate.shares(result, others.data).residual)
     objective = _evaluate.objective(result, clients.data)
     quantities = {
+        **chosen,
         "objective (mean squared error of a training sample)": objective,
         "error on training samples (% of their energy)": 100 * float(train.residual),
         "error on held-out samples (% of their energy)": unseen,

@@ -12,7 +12,9 @@ from jaxtyping import Array, ArrayLike, Bool, Float
 from jaxfed._checks import check_instance
 from jaxfed._numbers import checked_rows
 from jaxfed.core.clients.clients import Clients
-from jaxfed.core.clients.learned import check_learned_from, of_client
+from jaxfed.core.clients.labelled import LabelledArray
+from jaxfed.core.clients.learned import in_learned_columns, matched, of_client
+from jaxfed.core.clients.names import NAMELESS, DataFrame, Names
 from jaxfed.core.clients.samples import IncompleteSamples, SampleRows
 from jaxfed.core.common.buckets import in_order, layout_of, parts_of
 from jaxfed.core.common.printing import is_known
@@ -41,6 +43,10 @@ class Imputation(eqx.Module):
     \(e_d \sim N(0, \psi_d)\), where mean and loadings are known up to a variance. What
     `jaxfed.preprocess.Impute` learns: `solution.result.local` has a model of each client,
     `solution.result.shared` is one for samples of anybody. Works under `jit`, `vmap` and `grad`.
+
+    What was learned from clients with names has them as `names`: clients with names may come in any
+    order, and so may their named features. Without names on either side, as of a model made from
+    arrays, clients and features count by position.
     """
 
     mean: Float[Array, "*clients features"]
@@ -48,6 +54,7 @@ class Imputation(eqx.Module):
     noise: Float[Array, "*clients features"]  # variances
     mean_variance: Float[Array, "*clients features"]
     loadings_variance: Float[Array, "*clients features rank"]
+    names: Names = eqx.field(static=True, default=NAMELESS, init=False)
 
     def scores(
         self, values: Float[Array, "samples features"], observed: Bool[Array, "samples features"]
@@ -80,17 +87,23 @@ class Imputation(eqx.Module):
         return ScorePosterior(jnp.einsum("nrs,ns->nr", covariance, projected), covariance)
 
     def transform(
-        self, samples: Clients | Float[ArrayLike, "... features"], *, client: int | None = None
+        self,
+        samples: Clients | Float[ArrayLike, "... features"] | DataFrame | LabelledArray,
+        *,
+        client: int | str | None = None,
     ) -> Any:
         """Samples with the conditional means in place of missing entries.
 
         Args:
             samples: `jaxfed.Clients` of samples in any layout; or rows `(..., features)`, in which
-                NaN stands for a missing entry.
-            client: whose rows they are, where each client has a model of its own.
+                NaN stands for a missing entry, or a data frame of them, whose columns are put in
+                the order of the features.
+            client: name or position of whose rows they are, where each client has a model of its
+                own.
 
         Returns:
-            Clients or rows, complete; what was observed changes only to the precision in use.
+            Clients or rows, complete, with features in the order in which they were learned; what
+            was observed changes only to the precision in use.
             Clients with missing entries then have `imputed` set, since tests and intervals need
             samples that were observed.
 
@@ -98,12 +111,13 @@ class Imputation(eqx.Module):
             ValueError: for what holds no samples, other clients or features, and rows of nobody.
         """
         if isinstance(samples, Clients):
-            check_learned_from(self.mean, samples)
-            data = samples.layout.mapped(self._completed_rows, complete=True)
-            return replace(samples, data=data, imputed=_have_gaps(samples))
+            known, clients = matched(self, samples)
+            data = clients.layout.mapped(known._completed_rows, complete=True)
+            return replace(clients, data=data, imputed=_have_gaps(clients))
+        samples = in_learned_columns(self, samples)
         axes = f"... {self.mean.shape[-1]}"
         rows = checked_rows("samples", samples, axes, finite=True, missing=True)
-        own, table = of_client(self, self.mean, client), rows.reshape(-1, rows.shape[-1])
+        own, table = of_client(self, client), rows.reshape(-1, rows.shape[-1])
         with precise():
             return _completed(own, table).reshape(rows.shape).astype(rows.dtype)
 
@@ -123,13 +137,13 @@ class Imputation(eqx.Module):
             ValueError: for what holds no samples in memory, and other clients or features.
         """
         check_instance("clients", clients, Clients, "jaxfed.Clients")
-        check_learned_from(self.mean, clients)
+        known, clients = matched(self, clients)
         clients.layout.check_in_memory("second moments")
         layout = layout_of(clients.data)
         places = (slice(None),) if layout is None else layout.places
         with precise():
             found = [
-                _moments(self._at(own, len(part.count)), part)
+                _moments(known._at(own, len(part.count)), part)
                 for part, own in zip(parts_of(clients.data), places, strict=True)
             ]
         return eqx.tree_at(lambda c: c.data, clients, in_order(layout, found))

@@ -349,26 +349,39 @@ def names_of_views(
     return Names(clients, features, checked_names("entities", entities, rows, "entity"))
 
 
-def without_names(tree: T) -> T:
-    """The same tree, whose clients and solutions have no names, to be compiled or stacked."""
+def _is_named(x: Any) -> bool:
+    return isinstance(x, eqx.Module) and isinstance(getattr(x, "names", None), Names)
 
-    def is_named(x: Any) -> bool:
-        return isinstance(x, eqx.Module) and isinstance(getattr(x, "names", None), Names)
+
+def without_names(tree: T) -> T:
+    """The same tree, whose clients, solutions and models are nameless, to compile or stack it."""
 
     def bare(x: Any) -> Any:
-        return replace_names(x, NAMELESS) if is_named(x) else x
+        if not _is_named(x):
+            return x
+        inside = jax.tree.map(bare, x, is_leaf=lambda y: y is not x and _is_named(y))
+        return replace_names(inside, NAMELESS)
 
-    return jax.tree.map(bare, tree, is_leaf=is_named)
+    return jax.tree.map(bare, tree, is_leaf=_is_named)
+
+
+def with_names(tree: T, names: Names) -> T:
+    """The same tree, whose models, where they keep names, have those of the clients behind them."""
+
+    def named(x: Any) -> Any:
+        return replace_names(x, names) if _is_named(x) else x
+
+    return jax.tree.map(named, tree, is_leaf=_is_named)
 
 
 def replace_names(named: T, names: Names) -> T:
-    """Clients or a solution with other names; the same object if they are its own."""
+    """Clients, a solution or a model with other names; the same object if they are its own."""
     if named.names == names:  # pyright: ignore[reportAttributeAccessIssue]
         return named
     # Not by the constructor, which refuses clients that were taken twice.
     found = object.__new__(type(named))
-    for name, value in vars(named).items():
-        object.__setattr__(found, name, names if name == "names" else value)
+    for name, value in (vars(named) | {"names": names}).items():
+        object.__setattr__(found, name, value)
     return found
 
 
@@ -397,8 +410,7 @@ def like(clients: Any, earlier: Any) -> Any:
     if not isinstance(names, Names) or not isinstance(getattr(clients, "names", None), Names):
         return clients  # what is no clients is refused elsewhere
     _check_views(names, clients.names)
-    if names.features is not None and clients.names.features is not None:
-        clients = _in_order(clients, names)
+    clients = in_order(clients, names)
     known = getattr(earlier, "ids", None)
     if names.clients is None or clients.names.clients is None or known is None:
         return clients
@@ -441,13 +453,19 @@ def _check_views(known: Names, names: Names) -> None:
         check_same_names(argument, wanted, got)
 
 
-def _in_order(clients: Any, names: Names) -> Any:
-    """Clients with their features in this order."""
+def in_order(clients: Any, names: Names) -> Any:
+    """Clients with their features in the order of these names, where both are known.
+
+    Raises:
+        ValueError: if the features are others.
+    """
+    if names.features is None or clients.names.features is None:
+        return clients
     if names.features == clients.names.features:
         return clients
     if names.of_views or clients.names.of_views:
         return clients  # `_check_views` has compared them
-    order = order_of(names.features or (), clients.names.features)
+    order = order_of(names.features, clients.names.features)
     part = clients.parts[0]
     if isinstance(part, Moment):
         data = clients.layout.over_parts(lambda part: _moment_in_order(part, order))

@@ -10,7 +10,9 @@ from jaxtyping import Array, ArrayLike, Float
 from jaxfed._checks import check_positive, checked_array, refuse
 from jaxfed._numbers import checked_rows
 from jaxfed.core.clients.clients import Clients
-from jaxfed.core.clients.learned import check_learned_from, of_client
+from jaxfed.core.clients.labelled import LabelledArray
+from jaxfed.core.clients.learned import in_learned_columns, matched, of_client
+from jaxfed.core.clients.names import NAMELESS, DataFrame, Names
 
 
 @final
@@ -19,10 +21,15 @@ class Standardization(eqx.Module):
 
     `jaxfed.preprocess.Standardize` learns them: `solution.result.local` has a row for each client;
     `solution.result.shared`, if it exists, is one for all. Works under `jit`, `vmap` and `grad`.
+
+    What was learned from clients with names has them as `names`: clients with names may come in any
+    order, and so may their named features. Without names on either side, as of a map made from
+    arrays, clients and features count by position.
     """
 
     mean: Float[Array, "*clients features"]
     scale: Float[Array, "*clients features"]
+    names: Names = eqx.field(static=True, default=NAMELESS, init=False)
 
     def __init__(
         self,
@@ -41,32 +48,41 @@ class Standardization(eqx.Module):
         self.mean = checked_array("mean", mean, "... features", finite=True)
         if self.mean.ndim > 2:
             raise refuse("mean", "an array (features,) or (clients, features)", mean)
+        self.names = NAMELESS
         self.scale = checked_array("scale", scale, "... features")
         if self.scale.shape != self.mean.shape:
             raise refuse("scale", f"as many numbers as means, {self.mean.shape}", scale)
         check_positive("scale", scale)
 
     def transform(
-        self, samples: Clients | Float[ArrayLike, "... features"], *, client: int | None = None
+        self,
+        samples: Clients | Float[ArrayLike, "... features"] | DataFrame | LabelledArray,
+        *,
+        client: int | str | None = None,
     ) -> Any:
         """Standardize samples.
 
         Args:
             samples: `jaxfed.Clients` with samples in any layout, or rows `(..., features)`. Samples
                 of `from_source` are still read only when needed. NaN, a missing entry, stays NaN.
-            client: position of the client whose rows these are, if clients have their own means.
+                Rows may be a data frame, whose columns are put in the order of the features.
+            client: name or position of the client whose rows these are, if clients have their own
+                means.
 
         Returns:
-            Clients or rows of the same type.
+            Clients or rows of the same type, with features in the order in which they were learned.
 
         Raises:
-            ValueError: if the clients hold no samples or differ in number or features, or `client`
-                is missing.
+            ValueError: if the clients hold no samples or differ in number, names or features, or
+                `client` is missing or unknown.
         """
         return self._applied(samples, client, inverse=False)
 
     def inverse_transform(
-        self, samples: Clients | Float[ArrayLike, "... features"], *, client: int | None = None
+        self,
+        samples: Clients | Float[ArrayLike, "... features"] | DataFrame | LabelledArray,
+        *,
+        client: int | str | None = None,
     ) -> Any:
         """Undo `transform`.
 
@@ -82,15 +98,16 @@ class Standardization(eqx.Module):
         """
         return self._applied(samples, client, inverse=True)
 
-    def _applied(self, samples: Any, client: int | None, *, inverse: bool) -> Any:
+    def _applied(self, samples: Any, client: int | str | None, *, inverse: bool) -> Any:
         if isinstance(samples, Clients):
-            return self._of_clients(samples, inverse)
+            known, clients = matched(self, samples)
+            return known._of_clients(clients, inverse)
+        samples = in_learned_columns(self, samples)
         axes = f"... {self.mean.shape[-1]}"
         rows = checked_rows("samples", samples, axes, finite=True, missing=True)
-        return of_client(self, self.mean, client)._moved(rows, inverse).astype(rows.dtype)
+        return of_client(self, client)._moved(rows, inverse).astype(rows.dtype)
 
     def _of_clients(self, clients: Clients, inverse: bool) -> Clients:
-        check_learned_from(self.mean, clients)
         # Samples that are read later are mapped on the host, in the thread that reads them: no
         # device is needed for that.
         own = self if clients.layout.in_memory else jax.tree.map(np.asarray, self)

@@ -22,6 +22,9 @@ class Personalized(NamedTuple):
     For the PCA family `shared` is `(features, shared_rank)` and `local` is
     `(clients, features, local_rank)`, both with orthonormal columns. A part that a method does not
     learn is None.
+
+    It has no names, so functions that take it match clients and features by position. The solution,
+    and what `jaxfed.load` returns, know the names: pass these where the order may be another.
     """
 
     shared: PyTree

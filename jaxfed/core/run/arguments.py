@@ -94,6 +94,7 @@ def problem_of(
     problem = Problem(algorithm, own, wire, participants, mapped, key, len(clients))
     if isinstance(earlier, Solution | Saved):
         start = by_id(earlier, problem)
+    start = without_names(start)
     for leaf in jax.tree.leaves(None if start is None else start.local):
         if leaf.shape[0] != len(clients.ids):
             raise ValueError(

@@ -8,7 +8,7 @@ from jaxtyping import Array, Key
 from jaxfed._checks import LARGEST, is_whole, refuse
 from jaxfed.core.backends import backend
 from jaxfed.core.clients.clients import Clients
-from jaxfed.core.clients.names import like
+from jaxfed.core.clients.names import like, with_names, without_names
 from jaxfed.core.clients.units import as_precise_as, in_enough_precision
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
 from jaxfed.core.run.arguments import LOSSLESS, VMAP, problem_of
@@ -77,7 +77,7 @@ def _personalized(
     key: Key[Array, ""] | None,
     backend: backend.Backend,
 ) -> Personalized:
-    solution = as_precise_as(clients, solution)
+    solution = without_names(as_precise_as(clients, solution))
     start = Personalized(solution.result.shared, None)
     key = jax.random.key(0) if key is None else key
     try:
@@ -91,4 +91,4 @@ def _personalized(
     assert start is not None
     downlink = downlink_of(solution, problem, "solution")
     local = local_models(problem, downlink, start, rounds=rounds)
-    return Personalized(start.shared, local)
+    return with_names(Personalized(start.shared, local), clients.names)

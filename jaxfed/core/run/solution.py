@@ -16,7 +16,7 @@ from jaxfed._versions import versions
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.guarantee import Guarantee
 from jaxfed.core.clients.imputation import Imputation
-from jaxfed.core.clients.names import NAMELESS, Names
+from jaxfed.core.clients.names import NAMELESS, Names, with_names
 from jaxfed.core.clients.standardization import Standardization
 from jaxfed.core.common.printing import columns, is_known
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
@@ -283,4 +283,5 @@ def with_earlier(warm_start: object, clients: Clients, solution: Solution) -> So
     """
     earlier = warm_start.releases if isinstance(warm_start, Solution) else ()
     own = [replace(each, guarantee=clients.guarantee) for each in solution.releases]
-    return replace(solution, releases=(*earlier, *own), names=clients.names)
+    result = with_names(solution.result, clients.names)
+    return replace(solution, releases=(*earlier, *own), result=result, names=clients.names)

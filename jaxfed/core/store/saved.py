@@ -13,6 +13,7 @@ The layout is that of `jaxfed.core.store.arrays`, of the kind `jaxfed.solution`.
     guarantees   what protects the persons behind the data, as of `Guarantee`; empty if nothing does
     names        of clients, features and entities, as lists of texts; null without any
     moments      names of the clients' moments, in the same form, if there are such moments
+    preprocessing, imputation  names behind these models, in the same form, if there are such models
 
 The arrays are `shared` and `local` if such a part is one array, `shared.encoder` and the like if it
 is a tree of arrays, `history_NAME`, `ids`, `downlink` or `downlink.NAME` if there are local models,
@@ -36,7 +37,7 @@ from jaxfed._checks import check_count, check_instance, checked_path
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.guarantee import Guarantee, checked_guarantee
 from jaxfed.core.clients.imputation import Imputation
-from jaxfed.core.clients.names import NAMELESS, Names, listing, texts_of
+from jaxfed.core.clients.names import NAMELESS, Names, listing, replace_names, texts_of
 from jaxfed.core.clients.standardization import Standardization
 from jaxfed.core.common.printing import columns, in_bytes
 from jaxfed.core.contract.algorithm import Personalized
@@ -199,6 +200,9 @@ def _content(run: Saved) -> tuple[dict[str, Any], dict[str, Any]]:
     header["guarantees"] = [each._asdict() for each in run.guarantees]
     if run.moments is not None:
         header[MOMENTS] = run.moments.names._asdict()
+    for name in BEFORE:
+        if getattr(run, name) is not None:
+            header[name] = getattr(run, name).names._asdict()
     return header | {"names": run.names._asdict()}, arrays
 
 
@@ -229,8 +233,9 @@ def load(path: str | os.PathLike[str], *, like: Personalized | None = None) -> S
     try:
         header, arrays = files.read(place, KIND)
         known = _known(header)
+        names = {name: known.pop(name) for name in BEFORE}
         before = {
-            name: kind(*map(jnp.asarray, found))
+            name: replace_names(kind(*map(jnp.asarray, found)), names[name])
             for name, kind in BEFORE.items()
             if (found := [x for path, x in arrays.items() if path.startswith(f"{name}.")])
         }
@@ -278,10 +283,10 @@ def _known(header: Mapping[str, Any]) -> dict[str, Any]:
     packages, remarks = dict(known["versions"]), tuple(known["remarks"])
     guarantees = tuple(checked_guarantee(**each) for each in header.get("guarantees", ()))
     # Files of earlier versions have none.
-    names, of_moments = (
-        Names.of_lists(*(header.get(part, {}).get(each) for each in Names._fields))
-        for part in ("names", MOMENTS)
-    )
+    names = {
+        part: Names.of_lists(*(header.get(part, {}).get(each) for each in Names._fields))
+        for part in ("names", MOMENTS, *BEFORE)
+    }
     # Files may come from others, and these texts are printed.
     texts = (
         *(known[name] for name in TEXTS),
@@ -290,11 +295,10 @@ def _known(header: Mapping[str, Any]) -> dict[str, Any]:
         *packages,
         *packages.values(),
         *header["types"],
-        *texts_of(names),
-        *texts_of(of_moments),
+        *(text for each in names.values() for text in texts_of(each)),
     )
     for text in texts:
         if not isinstance(text, str) or not text.isprintable():
             raise ValueError(f"wanted text that can be printed, got {text!r}")
     known |= {"versions": packages, "remarks": remarks, "guarantees": guarantees}
-    return known | {"names": names, MOMENTS: of_moments}
+    return known | names
