@@ -65,7 +65,7 @@ def given_in(arguments: SimpleNamespace, rule: Rule | None) -> dict[str, float]:
     return given
 
 
-def told(found: Ranks) -> dict[str, int]:
+def in_words(found: Ranks) -> dict[str, int]:
     """The numbers, in words."""
     kinds = (name.removesuffix("rank").replace("_", " ") for name in found)
     return dict(zip((f"{kind}components" for kind in kinds), found.values(), strict=True))

@@ -244,7 +244,7 @@ def prepare(arguments: SimpleNamespace, precision: ExitStack, *, entry: Entry) -
             ledger=_release.ledger_of(arguments),
         )
     confidence = partial(_confidence.computed, arguments, key=jax.random.fold_in(key, 1))
-    chosen = _shares.told(ranks)
+    chosen = _shares.in_words(ranks)
     listed = " and ".join(f"{number} {name}" for name, number in chosen.items())
     return _run.FitInputs(
         planned.algorithm,
