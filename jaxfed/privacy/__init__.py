@@ -26,10 +26,12 @@ from jaxfed.privacy.moments import release_moments
 from jaxfed.privacy.once import release_once
 from jaxfed.privacy.statement import statement
 from jaxfed.privacy.transcript import Transcript, record
+from jaxfed.privacy.units import ReleasedUnits, release_units
 
 __all__ = [
     "Guarantee",
     "Ledger",
+    "ReleasedUnits",
     "Transcript",
     "audit",
     "client_matrix",
@@ -47,6 +49,7 @@ __all__ = [
     "relative_error",
     "release_moments",
     "release_once",
+    "release_units",
     "restart_attack",
     "spent",
     "statement",

@@ -114,6 +114,7 @@ class Ledger:
         """
         check_instance("guarantee", guarantee, Guarantee, "a jaxfed.privacy.Guarantee")
         check_instance("clients", clients, Clients, "jaxfed.Clients")
+        what = "means and deviations" if guarantee.rows == "ranges" else "second moments"
         known = {
             "noise_multiplier": guarantee.noise_multiplier,
             "neighbours": guarantee.neighbours,
@@ -123,7 +124,7 @@ class Ledger:
             "mechanism": guarantee.mechanism,
             "rows": guarantee.rows,
             "bound": guarantee.bound,
-            "released": f"second moments of {clients.features} features, {len(clients)} clients",
+            "released": f"{what} of {clients.features} features, {len(clients)} clients",
             "data": digest_of(clients.data),
         }
         self._write(_Spent(guarantee.noise_multiplier, guarantee.neighbours, guarantee.unit), known)

@@ -19,7 +19,8 @@ from jaxfed.core.common.processes import is_tracing
 from jaxfed.core.store.arrays import Content, read, write
 from jaxfed.core.store.identity import digest_of, digest_of_text
 from jaxfed.linalg import Moment
-from jaxfed.privacy.moments import guarantee_of, persons_of, release_moments
+from jaxfed.privacy._release import guarantee_of, persons_of
+from jaxfed.privacy.moments import release_moments
 
 KIND = "jaxfed.release"
 

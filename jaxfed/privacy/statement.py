@@ -27,10 +27,12 @@ BECOMES = {
     "pairs": "the direction of the difference of two persons' rows",
     "directions": "its direction",
     "clip": "itself, shortened to length {bound:g} if it is longer",
+    "ranges": "itself, each number moved into the public range of its feature",
 }
 NOT_COVERED = (
     "numbers of persons, of features and of clients, and the clients' weights: they are public",
-    "scales, centres, bounds and ranks that somebody chose by looking at the data",
+    "scales, centres, bounds and ranks that somebody chose by looking at the data, but for those of "
+    "jaxfed.privacy.release_units",
     "what is computed at home from the raw data, such as local components of jaxfed.pca.fit_local "
     "and scores: it must stay at home",
     "a refusal of data that cannot be released, such as rows that are all equal",
@@ -44,12 +46,13 @@ SIMULATED = (
 )
 
 
-def statement(released: Solution | Clients | Guarantee | Any) -> str:
+def statement(*released: Solution | Clients | Guarantee | Any) -> str:
     r"""Say who is protected from whom, how far, and what is not covered, for a protocol.
 
     Args:
         released: clients of `release_moments`, their guarantee, the solution of a run on them, an
-            estimator that was fitted with `epsilon`, or what `jaxfed.load` returned of one of both.
+            estimator that was fitted with `epsilon`, or what `jaxfed.load` returned of one of both;
+            or several of them, and of `release_units`, whose guarantees add up.
 
     Returns:
         Sentences in plain text, one paragraph a line.
@@ -58,7 +61,10 @@ def statement(released: Solution | Clients | Guarantee | Any) -> str:
         ValueError: if it is something else, or there is no guarantee: clients were not released, or
             a run or its warm start used other data.
     """
-    guarantees = _guarantees(released)
+    if not released:
+        raise ValueError("released: wanted what was released, got nothing")
+    # The same release counts once; another one with the same numbers is another one.
+    guarantees = list({id(x): x for each in released for x in _guarantees(each)}.values())
     first = guarantees[0]
     lines = [
         "Who: each person behind the data, from everybody who sees what the clients released or "
@@ -89,8 +95,9 @@ def statement(released: Solution | Clients | Guarantee | Any) -> str:
 
 def _release(guarantee: Guarantee) -> str:
     becomes = BECOMES[guarantee.rows].format(bound=guarantee.bound or 1)
+    what = "means and mean squares" if guarantee.rows == "ranges" else "second moments"
     return (
-        f"second moments with noise of the {guarantee.mechanism} mechanism, {guarantee.epsilon:g} "
+        f"{what} with noise of the {guarantee.mechanism} mechanism, {guarantee.epsilon:g} "
         f"for epsilon and {guarantee.delta:g} for delta, if {CHANGES[guarantee.neighbours]}. A row "
         f"became {becomes}. The noise has {guarantee.noise_multiplier:.4g} times the standard "
         "deviation of the largest change."
@@ -98,17 +105,16 @@ def _release(guarantee: Guarantee) -> str:
 
 
 def _guarantees(released: object) -> list[Guarantee]:
-    """The guarantees of all that was released; the same object counts once.
+    """The guarantees of all that was released.
 
     Raises:
         ValueError: if something has no guarantee.
     """
     if isinstance(released, Guarantee):
         return [released]
-    if isinstance(released, Clients) and released.guarantee is not None:
-        return [released.guarantee]
-    if isinstance(own := getattr(released, "guarantee_", None), Guarantee):
-        return [own]
+    for name in ("guarantee", "guarantee_"):  # of units, and of an estimator
+        if isinstance(own := getattr(released, name, None), Guarantee):
+            return [own]
     if isinstance(released, Saved) and released.guarantees:
         return list(released.guarantees)
     if isinstance(released, Solution):

@@ -194,6 +194,13 @@ def released(x):
     return projector(fit(pca.Pooled(2), out, 1).result.shared)
 
 
+def units_of(x):
+    most = 2 * float(np.abs(x).max())
+    options = {"epsilon": 5.0, "delta": 1e-5, "key": KEY}
+    found = jf.privacy.release_units(clients_of(x), -most, most, **options)
+    return found.units.mean, found.units.scale, found.mean_error
+
+
 def attacked(x):
     """Attacks on the first messages of a run, whose answers are not exact yet."""
     clients = clients_of(x)
@@ -473,6 +480,7 @@ LAWS: dict[str, Law | str] = {
     ),
     "preprocess.Standardize": Law(standardize, 0, centred=True, ordered=True, counted=True),
     "privacy.release_moments": Law(released, ordered=True, counted=True),
+    "privacy.release_units": Law(units_of, (1, 1, 1), ordered=True),
     "privacy.release_once": "release_moments, whose result is kept in a file",
     "privacy.client_matrix": Law(attacked, (2, 0, 0, 0, 0), ordered=True, counted=True, tol=1e-2),
     **dict.fromkeys(

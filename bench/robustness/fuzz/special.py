@@ -82,6 +82,18 @@ def as_many_as_clients(value) -> bool:
     return value == CLIENTS
 
 
+def lower_end(value) -> bool:
+    """Of the ranges of five features, whose upper end is 9."""
+    ends = real(finite=True)(value) or real(5, finite=True)(value)
+    return bool(ends and (np.asarray(value, float) < 9).all())
+
+
+def upper_end(value) -> bool:
+    """Of ranges whose lower end is -9."""
+    ends = real(finite=True)(value) or real(5, finite=True)(value)
+    return bool(ends and (np.asarray(value, float) > -9).all())
+
+
 def below_one(value) -> bool:
     return number(least=0)(value) and value < 1
 

@@ -7,16 +7,16 @@ from jaxtyping import Array
 
 from jaxfed._checks import check_name, check_number
 
-Rows = Literal["pairs", "directions", "clip"]
+Rows = Literal["pairs", "directions", "clip", "ranges"]
 Neighbours = Literal["replace", "add_remove"]
-ROWS: tuple[Rows, ...] = ("pairs", "directions", "clip")
+ROWS: tuple[Rows, ...] = ("pairs", "directions", "clip")  # of second moments
 # The mechanism of noise that is exact, and not of floating-point numbers.
 DISCRETE = "discrete Gaussian"
 NEIGHBOURS: tuple[Neighbours, ...] = ("replace", "add_remove")
 
 
 class Guarantee(NamedTuple):
-    r"""The privacy of one release of `jaxfed.privacy.release_moments`.
+    r"""The privacy of one release, of `jaxfed.privacy.release_moments` or `release_units`.
 
     Attributes:
         unit: `"row"`, where each row is one person's, or `"person"`, with all rows of a person.
@@ -26,7 +26,7 @@ class Guarantee(NamedTuple):
         delta: \(\delta\).
         noise_multiplier: \(\sigma\), the standard deviation of the noise relative to the
             sensitivity.
-        rows: what a row contributes.
+        rows: what a row contributes; `"ranges"` of `release_units`.
         bound: of the length of a row with `"clip"`, else None.
         mechanism: how the noise was calibrated.
     """
@@ -56,7 +56,7 @@ def checked_guarantee(**given: Any) -> Guarantee:
     found = Guarantee(**given)
     check_name("unit", found.unit, ("row", "person"))
     check_name("neighbours", found.neighbours, NEIGHBOURS)
-    check_name("rows", found.rows, ROWS)
+    check_name("rows", found.rows, (*ROWS, "ranges"))
     for name in ("epsilon", "delta", "noise_multiplier", *["bound"] * (found.rows == "clip")):
         check_number(name, getattr(found, name), "a positive number", lambda x: x > 0)
     return found
