@@ -48,7 +48,6 @@ from jaxfed.inference.weights import (
 from jaxfed.linalg import polar
 from jaxfed.linalg.precision import precise
 from jaxfed.multi_start import MultiStart
-from jaxfed.preprocess.impute import ROUNDS as IMPUTE_ROUNDS
 
 Statistic = Callable[[Personalized, Clients], PyTree]
 Method = Literal["refit", "one_step"]
@@ -82,8 +81,9 @@ class Bootstrap(eqx.Module):
         replicates: the statistic of every resample, along a leading axis.
         unfinished: what the slowest resample would still gain with more rounds, by its stopping
             measure, as a share of what resamples have gained on average: the largest of all
-            blocks. If it is not small, more rounds would change the replicates. 0 for the one-step
-            version, and 1 if there are too few rounds to tell.
+            blocks; of imputations, the share that the last rounds gained. If it is not small, more
+            rounds would change the replicates. 0 for the one-step version, and 1 if there are too
+            few rounds to tell.
         of: what was drawn again, "samples" or "clients".
         method: "refit" or "one_step".
         drawn: the least number that was drawn again: samples of a client, or clients.
@@ -199,7 +199,8 @@ def bootstrap(
             the solution with respect to the weights, which is cheaper, and as good where errors are
             small.
         rounds: rounds of each run; by default 10, and 10 more until what is unfinished is at most
-            1e-4, or there are 320; and 50 of each imputation.
+            1e-4, or there are 320. Of each imputation, by default 25, and 25 more until the last
+            ones gained at most 1 % of all, or there are 300.
         runs_at_once: largest number of resamples at once, a block. Memory grows with it.
         progress: show a progress bar.
 
@@ -313,7 +314,7 @@ def _imputed(
 ) -> _Block:
     """Draw rows of a block, impute them, and run the algorithm on their moments."""
     own = _numbered(draws, number)
-    drawing = draw(impute, own, rows, rounds or IMPUTE_ROUNDS, key)
+    drawing = draw(impute, own, rows, rounds, key)
     block = _refitted(draws, solution, drawing.clients, rounds, key, number)
     return block._replace(unfinished=max(block.unfinished, float(drawing.unfinished)))
 

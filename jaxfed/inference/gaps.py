@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from jaxfed._checks import refuse
 from jaxfed.contract import Algorithm, Personalized
@@ -26,12 +26,17 @@ from jaxfed.inference.resampled import Resampled, resample
 from jaxfed.inference.weights import Drawn
 from jaxfed.linalg import Moment
 
+# Rounds of an imputation at first, and further ones while the last run gained more than this share
+# of all that was gained; and the number of runs. With fewer rounds nothing tells what is left.
+ROUNDS, ENOUGH, MOST_RUNS = 25, 0.01, 12
+LEAST_ROUNDS = 4
+
 
 class Drawing(NamedTuple):
     """What was drawn for a block of resamples."""
 
     clients: Clients  # whose data are the moments of all resamples
-    unfinished: Float[Array, ""]  # of the imputation, as in `Bootstrap`
+    unfinished: Float[Array, ""]  # the largest share that the last rounds of an imputation gained
 
 
 def check_impute(impute: object, clients: Clients) -> None:
@@ -50,7 +55,7 @@ def check_impute(impute: object, clients: Clients) -> None:
 
 
 def draw(
-    impute: Solution, draws: Resampled, clients: Clients, rounds: int, key: Key[Array, ""]
+    impute: Solution, draws: Resampled, clients: Clients, rounds: int | None, key: Key[Array, ""]
 ) -> Drawing:
     """Draw the rows or clients of a block again, impute them, and return their second moments.
 
@@ -61,7 +66,8 @@ def draw(
         impute: the solution of `Impute` on the clients.
         draws: the resamples.
         clients: the clients, with rows that may have gaps.
-        rounds: rounds of each run.
+        rounds: rounds of each imputation; by default 25, and 25 more until the last ones gained at
+            most 1 % of all, or there are 300.
         key: random key.
     """
     given = impute.algorithm, impute.result, draws, clients, key, rounds
@@ -74,35 +80,61 @@ def _compiled(**options: bool | int) -> Callable[..., Drawing]:
     return eqx.filter_jit(_drawn, **more)
 
 
+class _Imputed(NamedTuple):
+    """Models of one resample."""
+
+    models: Personalized
+    first: Float[Array, ""]  # the objective in the second round: the first has the start's noise
+    last: Float[Array, ""]  # the objective in the last round
+    unfinished: Float[Array, ""]
+    runs: Int[Array, ""]
+
+
 def _drawn(
     algorithm: Algorithm,
     models: Personalized,
     draws: Resampled,
     clients: Clients,
     key: Key[Array, ""],
-    rounds: int,
+    rounds: int | None,
 ) -> Drawing:
     rows = IncompleteSamples(clients.data.values, clients.data.count)
     clients = eqx.tree_at(lambda x: x.data, clients, rows)
+    dtype = clients.data.count.dtype
+    models = jax.tree.map(lambda x: jnp.asarray(x, dtype), models)
 
-    def one(place: Int[Array, ""]) -> tuple[Moment, Float[Array, " rounds"]]:
+    def one(place: Int[Array, ""]) -> tuple[Moment, Float[Array, ""]]:
         own = resample(draws, clients, place)
         # A run from a model keeps its mean, so a first one finds that of the resample.
         mean = rollout(algorithm, own, rounds=1, key=key).result.shared.mean
         start = eqx.tree_at(lambda x: x.shared.mean, models, mean)
-        run = rollout(algorithm, own, rounds=rounds, key=key, warm_start=start)
-        return run.result.local.moments(own).data, run.history["objective"]
 
-    moments, objective = jax.lax.map(one, jnp.arange(draws.resamples))
+        def is_unfinished(found: _Imputed) -> Bool[Array, ""]:
+            return (found.runs < (MOST_RUNS if rounds is None else 1)) & (found.unfinished > ENOUGH)
+
+        def run(found: _Imputed) -> _Imputed:
+            after = rollout(
+                algorithm, own, rounds=rounds or ROUNDS, key=key, warm_start=found.models
+            )
+            return _gains(found, after.result, after.history["objective"])
+
+        zero = jnp.zeros((), dtype)
+        found = _Imputed(start, zero, zero, jnp.full((), jnp.inf, dtype), jnp.zeros((), jnp.int32))
+        found = jax.lax.while_loop(is_unfinished, run, found)
+        return found.models.local.moments(own).data, found.unfinished
+
+    moments, unfinished = jax.lax.map(one, jnp.arange(draws.resamples))
     data = Drawn(jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), moments))
-    return Drawing(eqx.tree_at(lambda x: x.data, clients, data), _left(objective.mean(axis=0)))
+    return Drawing(eqx.tree_at(lambda x: x.data, clients, data), jnp.max(unfinished))
 
 
-def _left(objective: Float[Array, " rounds"]) -> Float[Array, ""]:
-    """Return what is left to gain as a share of the gain, if gains fall by equal factors."""
-    if len(objective) < 4:
-        return jnp.ones(())
-    # The first round still has the noise of the start.
-    first, half, last = objective[1], objective[len(objective) // 2], objective[-1]
-    factor = jnp.clip((half - last) / (first - half), 0, 1)
-    return jnp.where(jnp.isfinite(factor), factor**2 / (1 - factor**2), 0).clip(0, 1)
+def _gains(found: _Imputed, models: Personalized, objective: Float[Array, " rounds"]) -> _Imputed:
+    """Return what is known after one more run."""
+    more, last = found.runs > 0, objective[-1]
+    first = jnp.where(more, found.first, objective[min(1, len(objective) - 1)])
+    gain = jnp.where(more, found.last, objective[len(objective) // 2]) - last
+    share = (gain / (first - last)).clip(0, 1)
+    unfinished = jnp.where(jnp.isfinite(share), share, 0)
+    if len(objective) < LEAST_ROUNDS:
+        unfinished = jnp.ones_like(share)
+    return _Imputed(models, first, last, unfinished, found.runs + 1)
