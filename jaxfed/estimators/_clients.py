@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Float, Key
 from sklearn.utils import check_random_state
 
-from jaxfed import aggregation
+from jaxfed import aggregation, inference
 from jaxfed._checks import check_name, is_whole, refuse
 from jaxfed._numbers import precision_of
 from jaxfed.core.clients.clients import Clients
@@ -20,7 +20,7 @@ from jaxfed.core.run.solution import Solution
 from jaxfed.core.run.update import update
 from jaxfed.estimators import _arrays, _groups, _release
 from jaxfed.estimators._arrays import checked_samples, client_labels
-from jaxfed.estimators._completion import Completion, impute_of
+from jaxfed.estimators._completion import Completion, Imputed, impute_of
 from jaxfed.estimators._components import ArrayOrFrame, Table
 from jaxfed.estimators._normal import (
     Learned,
@@ -67,6 +67,7 @@ class ClientPCA(Likelihoods):
 
     rounds: int
     robust: bool = False
+    bootstrap: int = 0
     epsilon: float | None = None
     delta: float = 1e-5
     ledger: Ledger | None = None
@@ -154,7 +155,9 @@ class ClientPCA(Likelihoods):
             if self.epsilon is not None:
                 key = None if self.random_state is None else self._key()
                 sent = _release.released(self, clients, places, person, key)
-            self._describe(self._run(sent), clients, tables, moment_of_samples, sent)
+            solution = self._run(sent)
+            self._describe(solution, clients, tables, moment_of_samples, sent)
+            self._assess(solution, clients, None)
         return self
 
     @final
@@ -188,6 +191,8 @@ class ClientPCA(Likelihoods):
         if self.epsilon is not None:
             wanted = "None in partial_fit, which keeps moments without noise"
             raise refuse("epsilon", wanted, self.epsilon)
+        if self.bootstrap:
+            raise refuse("bootstrap", "0 in partial_fit, which keeps moments", self.bootstrap)
         seen = getattr(self, "_seen", None)
         X, labels = self._checked(X, groups, first=seen is None, method="partial_fit")
         if seen is not None and (fault := _groups.other_type(self.groups_, labels)):
@@ -240,18 +245,19 @@ class ClientPCA(Likelihoods):
         if sample_weight is None:
             return _arrays.Rows(X, labels, None)
         for name, kept in (("epsilon", None), ("impute", None), ("bootstrap", 0)):
-            if (given := getattr(self, name, kept)) != kept:
+            if (given := getattr(self, name)) != kept:
                 raise refuse(name, f"{kept} with sample_weight", given)
         return _arrays.weighted(X, labels, sample_weight)
 
     def _go_on(self, X: Table, labels: np.ndarray, weights: np.ndarray | None = None) -> None:
         """Learn components from moments of new and earlier samples."""
-        impute = impute_of(self.impute)
+        impute, imputed = impute_of(self.impute), None
         if self._seen is None and impute is not None:
             robust = self._aggregated(impute, len(np.unique(labels)))
-            self._completion = Completion.learned(
+            imputed = Completion.learned(
                 X, labels, robust, self.center, self.robust, self._scales, self._key()
             )
+            self._completion = imputed.completion
         seen = taken_in(
             on_device(self._seen),
             X,
@@ -268,6 +274,29 @@ class ClientPCA(Likelihoods):
         self.groups_, self.mean_, self.scale_ = now.labels, now.mean, now.scale
         self._seen, self._solution = on_host(seen), on_host(solution)
         self._describe(solution, now.clients, now.moments, moment_of_matrix)
+        if imputed is not None:
+            scaled = (X - self.mean_) / (1 if self.scale_ is None else self.scale_)
+            tables = [scaled[labels == label] for label in self.groups_]
+            clients = Clients.from_samples(tables, missing="mask")
+            self._assess(solution, clients, imputed)
+
+    def _assess(self, solution: Solution, clients: Clients, imputed: Imputed | None) -> None:
+        """Set standard errors and intervals, if they were requested.
+
+        Args:
+            solution: what was learned.
+            clients: the samples minus the mean.
+            imputed: what completes them, if entries are missing.
+        """
+        if self.bootstrap:
+            self.confidence_ = inference.confidence(
+                solution,
+                clients,
+                key=jax.random.fold_in(self._key(), 1),
+                resamples=int(self.bootstrap),
+                impute=None if imputed is None else imputed.about(self.mean_),
+            )
+            self.components_std_ = self.confidence_.axes_std.T
 
     @property
     def _scales(self) -> bool:

@@ -1,8 +1,9 @@
 """Impute missing entries of samples given to estimators."""
 
 import warnings
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +14,7 @@ from jaxfed._names import caller
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
 from jaxfed.core.run.fit import fit
+from jaxfed.core.run.solution import Solution
 from jaxfed.estimators._arrays import median_of_means, scale_of
 from jaxfed.preprocess import Imputation
 from jaxfed.preprocess.impute import ROUNDS, Impute
@@ -38,7 +40,7 @@ class Completion(NamedTuple):
         robust: bool,
         scale: bool,
         key: Key[Array, ""],
-    ) -> Self:
+    ) -> "Imputed":
         """Learn the models.
 
         Args:
@@ -72,7 +74,7 @@ class Completion(NamedTuple):
         for remark in impute.remarks(solution.result, solution.history):
             warnings.warn(f"impute: {remark}", UserWarning, stacklevel=caller())
         # On the host, where copies keep their precision.
-        return cls(present, origin, unit, jax.device_get(solution.result))
+        return Imputed(cls(present, origin, unit, jax.device_get(solution.result)), solution)
 
     def completed(self, X: Table, labels: np.ndarray | None) -> Table:
         """Replace missing entries by their conditional means.
@@ -121,6 +123,20 @@ class Completion(NamedTuple):
                 for x, end in ends
             )
         )
+
+
+class Imputed(NamedTuple):
+    """What completes samples, and the run that learned it."""
+
+    completion: Completion
+    solution: Solution
+
+    def about(self, mean: Float[np.ndarray, " d"]) -> Solution:
+        """Return the solution for samples minus this mean, in the completion's units."""
+        change = (self.completion.origin - mean) / self.completion.unit
+        means = [part.mean for part in self.solution.result]
+        moved = [x + jnp.asarray(change, x.dtype) for x in means]
+        return eqx.tree_at(lambda x: [part.mean for part in x.result], self.solution, moved)
 
 
 def impute_of(given: object) -> Impute | None:

@@ -6,9 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxfed import inference, pca
-from jaxfed._checks import check_count, refuse
-from jaxfed.core.clients.samples import Samples
+from jaxfed import pca
+from jaxfed._checks import check_count
 from jaxfed.core.contract.algorithm import Personalized
 from jaxfed.estimators._clients import ClientPCA
 from jaxfed.estimators._normal import Learned
@@ -92,8 +91,9 @@ class PersonalizedPCA(ClientPCA):
                 entries. Samples of clients that were not in `fit` are imputed by a model for
                 unknown clients.
             bootstrap: number of resamples of each client's samples from which `fit` computes
-                standard errors and intervals, such as 200; 0 for none. Moments cannot be resampled,
-                so it excludes `impute` and `partial_fit`. Mean and scale are taken as known.
+                standard errors and intervals, such as 200; 0 for none. With `impute`, each resample
+                is imputed anew. Moments cannot be resampled, so it excludes `partial_fit`. Mean and
+                scale are taken as known.
             epsilon: release each client's second moment once, with noise that protects each person,
                 and learn from it, see `jaxfed.privacy.release_moments`; None adds no noise. What it
                 does not cover is refused: `center`, so subtract each client's own mean from its
@@ -119,8 +119,6 @@ class PersonalizedPCA(ClientPCA):
     def _sizes(self):
         check_count("n_init", self.n_init)
         check_count("bootstrap", self.bootstrap, least=0)
-        if self.bootstrap and self.impute is not None:
-            raise refuse("bootstrap", "0 with impute", self.bootstrap)
         scores = self.shared_rank_ + self.local_rank_
         return scores, scores
 
@@ -128,8 +126,6 @@ class PersonalizedPCA(ClientPCA):
         return shared_and_local_ranks(clients, *given)
 
     def _solved(self, run, clients):
-        if self.bootstrap and not isinstance(clients.data, Samples):
-            raise refuse("bootstrap", "0 in partial_fit, which keeps moments", self.bootstrap)
         if self.bootstrap and np.min(clients.counts) < FEWEST:
             raise ValueError(
                 f"groups: wanted {FEWEST} samples of each client or more with bootstrap, got "
@@ -149,12 +145,6 @@ class PersonalizedPCA(ClientPCA):
         return run(model, warm_start=Personalized(best.result.shared, None))
 
     def _learned(self, solution, clients):
-        if self.bootstrap:
-            key = jax.random.fold_in(self._key(), 1)
-            self.confidence_ = inference.confidence(
-                solution, clients, key=key, resamples=int(self.bootstrap)
-            )
-            self.components_std_ = self.confidence_.axes_std.T
         shared, local = map(_host, solution.result)
         return Learned(shared, local, True)
 

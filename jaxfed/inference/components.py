@@ -17,7 +17,8 @@ from jaxfed.core.clients.units import in_enough_precision
 from jaxfed.core.run.result import check_run
 from jaxfed.core.run.solution import Solution
 from jaxfed.inference.bootstrap import Bootstrap, Interval, bootstrap
-from jaxfed.linalg import polar
+from jaxfed.inference.weights import check_observed
+from jaxfed.linalg import Moment, polar
 from jaxfed.linalg.division import ratio
 from jaxfed.linalg.sums import unit_of
 from jaxfed.manifolds import grassmann
@@ -145,6 +146,7 @@ def confidence(
     *,
     key: Key[Array, ""],
     level: float = 0.95,
+    impute: Solution | None = None,
     **options: Any,
 ) -> Confidence:
     """Compute how sure the components of a personalized PCA are, by the bootstrap.
@@ -158,6 +160,9 @@ def confidence(
         clients: the clients of the solution, with samples in memory.
         key: random key.
         level: confidence level, between 0 and 1.
+        impute: the solution of `jaxfed.preprocess.Impute` on the clients, if entries of samples are
+            missing; `solution` is then that on `impute.result.local.moments(clients)`. Rows are
+            drawn again with their gaps, and imputed anew.
         **options: other arguments of `bootstrap`: `resamples`, `of`, `method`, `rounds`,
             `runs_at_once` and `progress`.
 
@@ -177,16 +182,21 @@ def confidence(
         >>> bool(found.angle < 0.2)
         True
     """
-    check_options(options, bootstrap, without=("solution", "clients", "statistic", "key"))
+    without = ("solution", "clients", "statistic", "key", "impute")
+    check_options(options, bootstrap, without=without)
     check_number("level", level, "a number between 0 and 1", lambda x: (x > 0) & (x < 1))
     check_run(solution)
     shared, local = side_by_side(solution, "solution")
     if shared is None or local is None:
         raise refuse("solution", "shared components with local ones orthogonal to them", solution)
     check_instance("clients", clients, Clients, "the jaxfed.Clients of the solution")
-    check_complete_samples(clients, "confidence")
+    if impute is None:
+        check_observed(clients, "confidence", options.get("of", "samples"))
+        check_complete_samples(clients, "confidence")
     statistic = jax.tree_util.Partial(_components, solution.result.shared)
-    found = bootstrap(solution, clients, statistic, key=key, **options)
+    found = bootstrap(solution, clients, statistic, key=key, impute=impute, **options)
+    if impute is not None:
+        clients = impute.result.local.transform(clients)
     return _confidence(found, level, _tail_index(clients, np.asarray(shared)))
 
 
@@ -194,23 +204,20 @@ def _components(
     reference: Float[Array, "d r1"], result: Personalized, clients: Clients
 ) -> Components:
     """Return the statistics of a result, compared with a reference's shared components."""
-    count, weights = clients.data.count, clients.weights
-    values = clients.data.values.astype(count.dtype)
-    unit = unit_of(values)
-    values = values / unit
-    total = jnp.sum(values**2, axis=(1, 2))
-    scores = values @ result.shared / jnp.sqrt(count)[:, None, None]
-    moment = jnp.einsum("m,mnr,mns->rs", weights, scores, scores)
-    variances, turn = jnp.linalg.eigh(moment)
-    by_local = jnp.sum(jnp.einsum("mnd,mdr->mnr", values, result.local) ** 2, axis=(1, 2))
-    by_shared = jnp.sum(scores**2, axis=(1, 2)) * count
+    moments, unit = clients.data, 1
+    if not isinstance(moments, Moment):
+        values = moments.values.astype(moments.count.dtype)
+        unit = unit_of(values)
+        moments = jax.vmap(Moment.from_samples)(values / unit, moments.count)
+    shared = jax.vmap(lambda x: result.shared.T @ x.mv(result.shared))(moments)
+    variances, turn = jnp.linalg.eigh(jnp.einsum("m,mrs->rs", clients.weights, shared))
     return Components(
         axes=result.shared @ turn[:, ::-1],
         variances=variances[::-1] * unit * unit,
         angles=grassmann.principal_angles(reference, result.shared),
-        shared_energy=ratio(by_shared, total),
-        local_energy=ratio(by_local, total),
-        weights=weights,
+        shared_energy=ratio(jnp.trace(shared, axis1=1, axis2=2), moments.trace),
+        local_energy=ratio(jax.vmap(Moment.quadratic)(moments, result.local), moments.trace),
+        weights=clients.weights,
     )
 
 

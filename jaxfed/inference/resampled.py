@@ -18,18 +18,23 @@ from jaxfed.contract import (
     check_instance,
     refuse,
 )
+from jaxfed.core.clients.clients import Clients
+from jaxfed.core.clients.samples import IncompleteSamples
 from jaxfed.core.contract.reduction import Max, Mean, Sum, is_part
 from jaxfed.core.contract.remarks import ENERGIES
 from jaxfed.gcca.views import View
 from jaxfed.inference.weights import (
     FEWEST,
+    Drawn,
     check_enough,
     check_resampled,
     client_weight,
+    redrawn,
     reweighted,
     row_weights,
     rows_of,
 )
+from jaxfed.linalg import Moment
 
 Of = Literal["samples", "clients"]
 
@@ -134,6 +139,9 @@ class Resampled(Wrapper):
     def check(self, clients: ClientsLike, warm_start) -> None:
         """Refuse data without rows, or with too few, and let the algorithm check them."""
         for part in clients.parts:
+            if isinstance(part, Drawn) and isinstance(clients, Clients):
+                clients = resample(self, clients, 0)
+                continue
             check_resampled(part)
             if self.clients is None:
                 check_enough(part)
@@ -158,22 +166,29 @@ class Resampled(Wrapper):
     def weights(
         self, data: PyTree, client_id: Int[ArrayLike, ""], number: Int[ArrayLike, ""]
     ) -> Float[Array, "..."]:
-        """Return the weights of ONE client's rows in one resample, or that of the client."""
+        """Return the weights of ONE client's rows in one resample, or that of the client.
+
+        Moments of rows that were drawn before have the weight 1.
+        """
         key = jax.random.key(self.seed)
         if not isinstance(data, View):  # whose rows are entities, and the same in all views
             key = jax.random.fold_in(key, client_id)
         if self.clients is not None:
             return client_weight(key, number, self.clients, data.count.dtype)
+        if isinstance(data, Moment):
+            return jnp.ones_like(data.count)
         return row_weights(key, number, jnp.asarray(rows_of(data)), data.values.shape[-2])
 
     def prepare(self, data, client_id, rounds):
         """Return what the algorithm prepares of each resample."""
 
-        def one(number):
+        def one(data, number):
             resample = reweighted(data, self.weights(data, client_id, number))
             return self.algorithm.prepare(resample, client_id, rounds)
 
-        return jax.vmap(one)(self.numbers)
+        if isinstance(data, Drawn):
+            return jax.vmap(one)(data.moments, self.numbers)
+        return jax.vmap(one, (None, 0))(data, self.numbers)
 
     def first_message(self, key, data, warm_start):
         """Return the algorithm's first messages, unless resamples go on from a state."""
@@ -265,6 +280,30 @@ class Resampled(Wrapper):
             return PerResample(tuple(_row(part, i) for i in range(self.resamples)))
 
         return jax.tree.map(one, message, is_leaf=is_part)
+
+
+def resample(draws: Resampled, clients: Clients, place: int | Int[Array, ""]) -> Clients:
+    """Return the clients of one resample of a block, with other samples, their weights or moments.
+
+    If clients are drawn, they have other weights instead.
+
+    Args:
+        draws: the resamples.
+        clients: the clients, or what was drawn of each before.
+        place: place of the resample in the block, counted from 0.
+    """
+    data, number = clients.data, draws.first + place
+    if isinstance(data, Drawn):
+        data = jax.tree.map(lambda x: x[:, place], data.moments)
+    if draws.clients is None and isinstance(data, IncompleteSamples):
+        keys = jax.vmap(partial(jax.random.fold_in, jax.random.key(draws.seed)))(clients.ids)
+        data = jax.vmap(redrawn, (0, None, 0))(keys, number, data)
+        return eqx.tree_at(lambda x: x.data, clients, data)
+    weights = jax.vmap(draws.weights, (0, 0, None))(data, clients.ids, number)
+    if draws.clients is None:
+        return eqx.tree_at(lambda x: x.data, clients, jax.vmap(reweighted)(data, weights))
+    weights = clients.weights * weights
+    return eqx.tree_at(lambda x: (x.data, x.weights), clients, (data, weights / weights.sum()))
 
 
 def _row(tree: PyTree, i: int) -> PyTree:

@@ -71,8 +71,8 @@ def checked_release(
         require("opendp", extra="privacy")
     check_instance("clients", clients, Clients, "jaxfed.Clients with samples")
     check_complete_samples(clients, caller)
-    if ledger is not None:
-        check_instance("ledger", ledger, Ledger, "a jaxfed.privacy.Ledger")
+    if ledger is not None and not isinstance(ledger, Ledger):
+        raise refuse("ledger", "a jaxfed.privacy.Ledger", ledger)
     # There, one line would be written, or one key be drawn, for many releases.
     again = is_tracing((clients, key))
     if again and ledger is not None:

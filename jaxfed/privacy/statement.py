@@ -31,8 +31,8 @@ BECOMES = {
 }
 NOT_COVERED = (
     "numbers of persons, of features and of clients, and the clients' weights: they are public",
-    "scales, centres, bounds and ranks that somebody chose by looking at the data, but for those of "
-    "jaxfed.privacy.release_units",
+    "scales, centres, bounds and ranks that somebody chose by looking at the data, except those "
+    "that jaxfed.privacy.release_units released",
     "what is computed at home from the raw data, such as local components of jaxfed.pca.fit_local "
     "and scores: it must stay at home",
     "a refusal of data that cannot be released, such as rows that are all equal",

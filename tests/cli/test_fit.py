@@ -133,7 +133,6 @@ def test_what_cannot_be_resampled_is_refused_before_the_run(data, tmp_path, caps
     for options, message in (
         (["--bootstrap", "1"], "--bootstrap: wanted at least 2, got 1"),
         (["--bootstrap", "25", "--held-out", "0.9"], "--bootstrap: wanted 3 samples of each .* 2"),
-        (["--bootstrap", "25", "--impute", "1", "1"], "--bootstrap: wanted samples without miss"),
         (["--bootstrap", "25", "--processes", "--backend", "shard"], "--bootstrap: is for one pro"),
     ):
         line = refused(capsys, fit("perpca", data, out, *RANKS, *options))

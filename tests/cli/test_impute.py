@@ -95,6 +95,23 @@ def test_new_rows_are_completed_as_those_of_the_fit(data, learned, tmp_path, cap
     )
 
 
+@pytest.mark.slow
+def test_a_bootstrap_draws_samples_with_their_gaps(data, tmp_path, capsys):
+    bounds, sure = {}, ["--center", "local", "--bootstrap", 20, "--held-out", 0, "--rounds", 30]
+    (tmp_path / "complete").mkdir()
+    whole = written(tmp_path / "complete")
+    for name, folder, more in (("gaps", data, IMPUTE), ("whole", whole, [])):
+        assert fit("perpca", folder, tmp_path / name, *RANKS, *sure, *more) == 0
+        arrays, summary = loaded(tmp_path / name)
+        axes = arrays["confidence.axes"]
+        np.testing.assert_allclose(axes @ axes.T, arrays["shared"] @ arrays["shared"].T, atol=1e-4)
+        rows = {row["quantity"]: row for row in summary["confidence"]["table"]}
+        bounds[name] = rows["angle of the shared subspace (degrees)"]["upper"]
+        assert summary["confidence"]["remarks"] == []
+    assert bounds["whole"] < bounds["gaps"] < 10
+    assert "Fitting 20 resamples of samples." in capsys.readouterr().out
+
+
 def test_missing_entries_are_refused_unless_asked_for(data, learned, tmp_path, capsys):
     said = refused(capsys, fit("oneshot", data, tmp_path / "out", *RANKS))
     assert "client0.npy: the value in row 0, column " in said and "--impute" in said

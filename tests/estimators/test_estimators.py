@@ -311,7 +311,6 @@ def test_a_score_weights_its_samples(data, fitted):
         ),
         ({"rounds": 0}, "rounds: wanted a whole number"),
         ({"center": "yes"}, "center: wanted True or False"),
-        ({"bootstrap": 25, "impute": (1, 1)}, "bootstrap: wanted 0 with impute, got 25"),
         ({"shared_rank": D}, f"minimum of {D + 1} is required"),
     ],
 )
@@ -337,6 +336,23 @@ def test_standard_errors_are_those_of_the_components(data):
         clone(model).fit(X, groups=np.arange(len(X)))
     unsure = clone(model).set_params(bootstrap=0).fit(X, groups=groups)
     assert not hasattr(unsure, "components_std_") and not hasattr(unsure, "confidence_")
+
+
+@pytest.mark.slow
+def test_standard_errors_with_gaps_are_larger(data):
+    X, groups = data[:2]
+    gaps = np.where(np.random.default_rng(0).random(X.shape) < 0.3, np.nan, X)
+    model = estimators.PersonalizedPCA(2, 2, rounds=20, n_init=1, bootstrap=50, random_state=0)
+    complete = clone(model).fit(X, groups=groups)
+    model.set_params(impute=(2, 2)).fit(gaps, groups=groups)
+    found = model.confidence_
+    np.testing.assert_allclose(found.axes.T, model.components_, atol=1e-4)
+    assert found.remarks == ()
+    assert complete.confidence_.angle < found.angle < 0.6
+    assert model.components_std_.mean() > complete.components_std_.mean()
+    # Offsets are subtracted, also where entries are missing.
+    moved = clone(model).fit(gaps + 1e3, groups=groups)
+    np.testing.assert_allclose(moved.confidence_.angle, found.angle, rtol=1e-2)
 
 
 def test_bad_groups_are_refused(data):

@@ -1,7 +1,7 @@
 """`jaxfed fit ... --bootstrap`: how sure the components are, by fits to resamples."""
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Array, Key
@@ -38,8 +38,6 @@ def check(arguments: SimpleNamespace, clients: Clients) -> None:
         return
     if number < 2:
         raise ValueError(f"--bootstrap: wanted at least 2, got {number}")
-    if arguments.impute is not None:
-        raise ValueError("--bootstrap: wanted samples without missing entries, got --impute")
     fewest = int(np.min(clients.counts))
     if arguments.resample == "clients" and len(clients) < FEWEST:
         raise ValueError(f"--resample: wanted {FEWEST} clients or more, got {len(clients)}")
@@ -50,10 +48,29 @@ def check(arguments: SimpleNamespace, clients: Clients) -> None:
         )
 
 
+class Gaps(NamedTuple):
+    """Samples with missing entries."""
+
+    clients: Clients
+    imputed: Solution  # the run that imputed them
+
+
 def computed(
-    arguments: SimpleNamespace, solution: Solution, clients: Clients, key: Key[Array, ""]
+    arguments: SimpleNamespace,
+    solution: Solution,
+    clients: Clients,
+    key: Key[Array, ""],
+    gaps: Gaps | None = None,
 ) -> inference.Confidence | None:
-    """Fit the resamples that were requested, unless the run has gone on without some clients."""
+    """Fit the resamples that were requested, unless the run has gone on without some clients.
+
+    Args:
+        arguments: values of the options.
+        solution: the solution.
+        clients: the clients with complete samples.
+        key: random key.
+        gaps: the samples before they were imputed, if some entries were missing.
+    """
     if getattr(arguments, "bootstrap", None) is None:
         return None
     if len(clients) < len(solution.ids):
@@ -62,7 +79,8 @@ def computed(
     print(f"\nFitting {arguments.bootstrap} resamples of {arguments.resample}.")
     return inference.confidence(
         solution,
-        clients,
+        clients if gaps is None else gaps.clients,
+        impute=None if gaps is None else gaps.imputed,
         key=key,
         resamples=arguments.bootstrap,
         of=arguments.resample,

@@ -212,7 +212,7 @@ def prepare(arguments: SimpleNamespace, precision: ExitStack, *, entry: Entry) -
             f"--image-shape: {shape[0]}x{shape[1]} is {shape[0] * shape[1]} pixels, the data have "
             f"{features} features"
         )
-    fitted = None
+    fitted = gaps = None
     if arguments.impute is not None:
         incomplete = split.clients(missing="mask")
         imputed = fit(
@@ -223,7 +223,7 @@ def prepare(arguments: SimpleNamespace, precision: ExitStack, *, entry: Entry) -
         )
         # Not from imputed samples, which vary less than true ones.
         fitted = imputed.result.local.moments(incomplete)
-        split = _completed(split, imputed)
+        split, gaps = _completed(split, imputed), _confidence.Gaps(incomplete, imputed)
     clients = split.clients()
     if split.weighted is not None:
         fitted = split.weighted
@@ -243,7 +243,7 @@ def prepare(arguments: SimpleNamespace, precision: ExitStack, *, entry: Entry) -
             noise=arguments.noise or "jax",
             ledger=_release.ledger_of(arguments),
         )
-    confidence = partial(_confidence.computed, arguments, key=jax.random.fold_in(key, 1))
+    confidence = partial(_confidence.computed, arguments, key=jax.random.fold_in(key, 1), gaps=gaps)
     chosen = _shares.in_words(ranks)
     listed = " and ".join(f"{number} {name}" for name, number in chosen.items())
     return _run.FitInputs(

@@ -36,20 +36,20 @@ def dense_parts(matrices: Sequence[Any], center: Center) -> DenseParts:
     counts = np.asarray([x.shape[0] for x in rows])
     longest, features = int(counts.max()), rows[0].shape[1]
     dtype = rows[0].dtype
-    rows = [scipy.sparse.csc_array(x, dtype=np.float64) for x in rows]
+    columns: list[Any] = [scipy.sparse.csc_array(x, dtype=np.float64) for x in rows]
     if center != "none":
-        rows = _shifted(rows)
-    means = np.stack([x.sum(axis=0) / x.shape[0] for x in rows])
+        columns = _shifted(columns)
+    means = np.stack([x.sum(axis=0) / n for x, n in zip(columns, counts, strict=True)])
     if center == "shared":
         means[:] = counts @ means / counts.sum()
     elif center == "none":
         means[:] = 0
     precision = jax.dtypes.canonicalize_dtype(dtype)
-    if longest < features or not _holds_squares(rows, precision):
-        dense = [(x.toarray() - y).astype(dtype) for x, y in zip(rows, means, strict=True)]
+    if longest < features or not _holds_squares(columns, precision):
+        dense = [(x.toarray() - y).astype(dtype) for x, y in zip(columns, means, strict=True)]
         return DenseParts(dense, None, counts)
     moments = np.empty((len(rows), features, features), precision)
-    for own, x, y in zip(moments, rows, means, strict=True):
+    for own, x, y in zip(moments, columns, means, strict=True):
         _fill_moment(own, x, y)
     return DenseParts(None, moments, counts)
 
