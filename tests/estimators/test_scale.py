@@ -228,3 +228,21 @@ def test_a_bootstrap_is_of_scaled_samples():
     found = PersonalizedPCA(2, 1, scale="shared", **options).fit(X, groups=GROUPS)
     plain = PersonalizedPCA(2, 1, **options).fit(z, groups=GROUPS)
     np.testing.assert_allclose(found.components_std_, plain.components_std_, rtol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of runs that are too short
+def test_units_change_no_interval_of_samples_with_gaps():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(240, 6)) * [3, 2, 1.5, 1, 1, 1]
+    gaps = rng.random(X.shape) < 0.15
+    gaps[:, 0] = False
+    found = []
+    for unit in (np.ones(6), np.geomspace(1, 1e4, 6)):
+        model = estimators.PersonalizedPCA(
+            1, 1, impute=(1, 1), bootstrap=20, scale="shared", n_init=1, random_state=0
+        )
+        model.fit(np.where(gaps, np.nan, (X + 100) * unit), groups=np.repeat(np.arange(4), 60))
+        found.append([model.confidence_.angle, model.components_std_, model.scale_ / unit])
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-8)
