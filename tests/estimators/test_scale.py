@@ -239,7 +239,7 @@ def test_units_change_no_interval_of_samples_with_gaps():
     gaps[:, 0] = False
     found = []
     for unit in (np.ones(6), np.geomspace(1, 1e4, 6)):
-        model = estimators.PersonalizedPCA(
+        model = PersonalizedPCA(
             1, 1, impute=(1, 1), bootstrap=20, scale="shared", n_init=1, random_state=0
         )
         model.fit(np.where(gaps, np.nan, (X + 100) * unit), groups=np.repeat(np.arange(4), 60))
