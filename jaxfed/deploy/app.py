@@ -12,7 +12,7 @@ from jaxfed.core.common.files import replacing
 from jaxfed.core.contract.algorithm import Algorithm
 from jaxfed.core.run.arguments import check_rounds
 from jaxfed.core.wire.secure import secure_sum
-from jaxfed.privacy._release import guarantee_of
+from jaxfed.privacy.releases import guarantee_of
 
 PROJECT = """\
 [build-system]

@@ -9,9 +9,9 @@ from jaxfed._checks import check_instance, refuse
 from jaxfed.core.clients.clients import Clients
 from jaxfed.estimators._arrays import client_labels
 from jaxfed.estimators._normal import axes, moment_of_matrix, pooled
-from jaxfed.privacy._release import guarantee_of
 from jaxfed.privacy.ledger import Ledger
 from jaxfed.privacy.moments import release_moments
+from jaxfed.privacy.releases import guarantee_of
 
 # Parameters whose messages the guarantee does not cover, and their values without such messages.
 UNCOVERED = {

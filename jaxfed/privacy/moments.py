@@ -26,8 +26,8 @@ from jaxfed.linalg import Moment
 from jaxfed.linalg.precision import precise
 from jaxfed.privacy._contributions import FEWEST, released
 from jaxfed.privacy._exact import with_exact_noise
-from jaxfed.privacy._release import MARGIN, checked_release, guarantee_of
 from jaxfed.privacy.ledger import Ledger
+from jaxfed.privacy.releases import MARGIN, checked_release, guarantee_of
 
 
 def release_moments(

@@ -19,8 +19,8 @@ from jaxfed.core.common.processes import is_tracing
 from jaxfed.core.store.arrays import Content, read, write
 from jaxfed.core.store.identity import digest_of, digest_of_text
 from jaxfed.linalg import Moment
-from jaxfed.privacy._release import guarantee_of, persons_of
 from jaxfed.privacy.moments import release_moments
+from jaxfed.privacy.releases import guarantee_of, persons_of
 
 KIND = "jaxfed.release"
 

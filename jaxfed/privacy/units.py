@@ -16,8 +16,8 @@ from jaxfed.core.clients.samples import Samples
 from jaxfed.core.clients.standardization import Standardization
 from jaxfed.core.common.processes import is_tracing
 from jaxfed.privacy._exact import exact_noise
-from jaxfed.privacy._release import MARGIN, Release, checked_release, guarantee_of
 from jaxfed.privacy.ledger import Ledger
+from jaxfed.privacy.releases import MARGIN, Release, checked_release, guarantee_of
 
 # A number u of [-1, 1] becomes (u / √3, u² - 2/3), a point of a curve. At this factor, the noise of
 # the mean is as large as with the factor 1, and that of the mean square the smallest.
