@@ -6,10 +6,11 @@ from functools import lru_cache
 
 import numpy as np
 
-from jaxfed._checks import check_count, check_name, check_number, check_positive, is_list, refuse
-from jaxfed.core.clients.guarantee import NEIGHBOURS, ROWS, Neighbours, Rows, sensitivity
+from jaxfed._checks import check_count, check_positive, is_list, refuse
+from jaxfed.core.clients.guarantee import Neighbours, Rows, sensitivity
 from jaxfed.privacy._contributions import FEWEST
 from jaxfed.privacy._gaussian import noise_of
+from jaxfed.privacy.releases import check_terms
 
 DRAWS = 4e6  # numbers drawn for the mean of what a row becomes
 MOST = 10**12  # persons
@@ -79,13 +80,7 @@ def expected_error(
     local = _variances("local_variances", local_variances, 0)
     check_positive("noise_variance", noise_variance, single=True)
     check_positive("epsilon", epsilon, single=True, optional=True)
-    check_number("delta", delta, "a number between 0 and 1", lambda x: (x > 0) & (x < 1))
-    check_name("rows", rows, ROWS)
-    check_name("neighbours", neighbours, NEIGHBOURS)
-    if rows == "clip":
-        check_positive("bound", bound, single=True)
-    elif bound is not None:
-        raise refuse("bound", f"None with rows={rows!r}", bound)
+    check_terms(delta, rows, bound, neighbours)
     free = features - len(shared)
     if free <= len(local):
         raise refuse("features", f"more than {len(shared) + len(local)}, the components", features)

@@ -112,13 +112,7 @@ def guarantee_of(
         ValueError: if an argument is unsuitable.
     """
     check_positive("epsilon", epsilon, single=True)
-    check_number("delta", delta, "a number between 0 and 1", lambda x: (x > 0) & (x < 1))
-    check_name("rows", rows, ROWS)
-    check_name("neighbours", neighbours, NEIGHBOURS)
-    if rows == "clip":
-        check_positive("bound", bound, single=True)
-    elif bound is not None:
-        raise refuse("bound", f"None with rows={rows!r}, whose rows have length one", bound)
+    check_terms(delta, rows, bound, neighbours)
     for name, given in (("epsilon", epsilon), ("delta", delta), ("bound", bound)):
         if is_traced(given):
             raise refuse(name, "a known number, since the noise is computed from it", given)
@@ -131,6 +125,21 @@ def guarantee_of(
         rows,
         None if bound is None else float(bound),
     )
+
+
+def check_terms(delta: Any, rows: Any, bound: Any, neighbours: Any) -> None:
+    """Refuse unsuitable terms of a release of second moments.
+
+    Raises:
+        ValueError: names the argument.
+    """
+    check_number("delta", delta, "a number between 0 and 1", lambda x: (x > 0) & (x < 1))
+    check_name("rows", rows, ROWS)
+    check_name("neighbours", neighbours, NEIGHBOURS)
+    if rows == "clip":
+        check_positive("bound", bound, single=True)
+    elif bound is not None:
+        raise refuse("bound", f"None with rows={rows!r}, whose rows have length one", bound)
 
 
 def persons_of(clients: Clients, person: object) -> tuple[Array, Array]:
