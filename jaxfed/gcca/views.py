@@ -275,12 +275,9 @@ class Views(Clients):
         """
         check_list("matrices", matrices, MATRICES)
         check_flag("center", center)
-        lists = [
-            sparse_rows(matrix, f"matrices[{j}]", dense="Views.from_arrays").tocoo()
-            for j, matrix in enumerate(matrices)
-        ]
+        lists = [_checked_list(matrix, f"matrices[{j}]") for j, matrix in enumerate(matrices)]
         _check_aligned("matrices", lists, alignment)
-        means = [_checked_mean(x, f"matrices[{j}]") for j, x in enumerate(lists)]
+        means = [np.asarray(x.mean(axis=0, dtype=np.float64)).ravel() for x in lists]
         if alignment is not None:
             rows = len(alignment.ids)
             lists = [_moved(x, p, rows) for p, x in zip(alignment.places, lists, strict=True)]
@@ -370,17 +367,25 @@ def _mean_squares(
     return (squares + left * mean**2) / entities
 
 
-def _checked_mean(matrix: Any, name: str) -> Float[np.ndarray, " features"]:
-    """The mean row of a list of values, in double precision.
+def _checked_list(matrix: Any, name: str) -> Any:
+    """A sparse matrix as a list of values, in the precision in use.
 
     Raises:
-        ValueError: names a feature whose deviations vanish beside its mean when a product subtracts
-            it.
+        ValueError: as `sparse_rows`; or names a feature whose deviations vanish beside its mean
+            when values are rounded, or when a product subtracts it.
     """
+    exact = sparse_rows(matrix, name, dense="Views.from_arrays", alone=False).tocoo()
+    values = np.asarray(checked_floats(exact.data, f"{name}, its non-zero values"))
+    if exact.shape[0]:
+        _check_mean(exact, name, values.dtype)
+    return scipy.sparse.coo_array((values, exact.coords), exact.shape)
+
+
+def _check_mean(matrix: Any, name: str, precision: np.dtype) -> None:
     mean = np.asarray(matrix.mean(axis=0, dtype=np.float64)).ravel()
     values = matrix.data.astype(np.float64)
     spread = np.sqrt(_mean_squares(values, matrix.coords[1], matrix.shape[0], mean))
-    lost = is_lost(spread, np.abs(mean), matrix.dtype)
+    lost = is_lost(spread, np.abs(mean), precision)
     if lost.any():
         place = int(np.flatnonzero(lost)[0])
         raise ValueError(
@@ -388,7 +393,6 @@ def _checked_mean(matrix: Any, name: str) -> Float[np.ndarray, " features"]:
             f"{place} (from 0), which varies by {spread[place]:.3g} about {mean[place]:.10g}; "
             "Views.from_arrays centres dense views before it rounds them"
         )
-    return mean
 
 
 def _mask(view: View | SparseView) -> Float[Array, "*clients features"]:

@@ -14,7 +14,7 @@ from jaxfed.core.run.result import Fitted, result_of
 from jaxfed.linalg import Moment
 from jaxfed.linalg.division import ratio
 from jaxfed.linalg.sums import scaled_norm
-from jaxfed.metrics.reconstruction import Data, moments
+from jaxfed.metrics.reconstruction import Data, in_enough_precision, moments
 
 
 def scaled_kkt_violation(
@@ -40,7 +40,10 @@ def scaled_kkt_violation(
     Raises:
         ValueError: if shapes do not match, or counts are negative or exceed the rows.
     """
-    data, shared = _checked(fitted, samples, counts)
+    return in_enough_precision(_scaled_violation, *_checked(fitted, samples, counts))
+
+
+def _scaled_violation(data: Moment, shared: Float[Array, "d r"]) -> Float[Array, ""]:
     product = _product(data, shared)
     energy = jnp.sum(data.count * data.trace)
     rest = scaled_norm(product - shared @ (shared.T @ product))
@@ -77,10 +80,14 @@ def relative_singular_value_error(
     """
     data, shared = _checked(fitted, samples, counts)
     singular_values = checked_array("singular_values", singular_values, f"{shared.shape[1]}")
+    found = in_enough_precision(_singular_values, data, shared)
+    return scaled_norm(found - singular_values) / scaled_norm(singular_values)
+
+
+def _singular_values(data: Moment, shared: Float[Array, "d r"]) -> Float[Array, " r"]:
     within = shared.T @ _product(data, shared)
     squares = jnp.linalg.eigvalsh(within)[::-1]  # rounding may make zeros negative
-    found = jnp.sqrt(jnp.maximum(squares, 0))
-    return scaled_norm(found - singular_values) / scaled_norm(singular_values)
+    return jnp.sqrt(jnp.maximum(squares, 0))
 
 
 def _checked(fitted, samples, counts) -> tuple[Moment, Float[Array, "d r"]]:

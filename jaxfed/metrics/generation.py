@@ -16,7 +16,7 @@ from jaxtyping import Array, ArrayLike, Float, Int, Key, Real
 from jaxfed._checks import check_name, check_whole, checked_array, refuse
 from jaxfed._numbers import MANY, check_spread, checked_rows
 from jaxfed.linalg.derivatives import constant
-from jaxfed.linalg.sums import few_rows, mean_of_rows, unit_of
+from jaxfed.linalg.sums import few_rows, mean_of_rows, scaled_norm, unit_of
 
 
 class KernelDistance(NamedTuple):
@@ -152,10 +152,10 @@ def kernel_distance_with_error(
     # The sum over pairs within a set counts each pair twice.
     without_a = _unbiased(within_a - 2 * aa, between - ab, between - ab, within_b, n - 1, k)
     without_b = _unbiased(within_a, between - ba, between - ba, within_b - 2 * bb, n, k - 1)
-    # The jackknife's (n - 1)/n Σ (θ_i - mean)² of either set; `var` has the division by n.
-    variance = (n - 1) * jnp.var(without_a) + (k - 1) * jnp.var(without_b)
+    # The jackknife's (n - 1)/n Σ (θ_i - mean)² of either set; the deviation has the division by n.
+    of_sets = (n - 1) ** 0.5 * _deviation(without_a), (k - 1) ** 0.5 * _deviation(without_b)
     distance = _unbiased(within_a, between, between, within_b, n, k)
-    return KernelDistance(distance, jnp.sqrt(variance))
+    return KernelDistance(distance, scaled_norm(jnp.stack(of_sets)))
 
 
 def kernel_distance_of_subsets(
@@ -193,7 +193,7 @@ def kernel_distance_of_subsets(
     check_whole("subsets", subsets, least=2)
     check_whole("subset_size", subset_size, least=2, most=min(len(a), len(b)))
     found = _of_subsets(a, b, jax.random.split(key, subsets), int(subset_size))
-    return KernelDistance(jnp.mean(found), jnp.std(found, ddof=1) / subsets**0.5)
+    return KernelDistance(jnp.mean(found), _deviation(found) / (subsets - 1) ** 0.5)
 
 
 # A loop outside of `jit` would be compiled at every call.
@@ -265,11 +265,15 @@ def client_distribution(
     badness = values if good == "small" else -values
     worst = jnp.argmax(badness)
     tenth = jnp.percentile(values, 90 if good == "small" else 10)
+    unit, deviation = unit_of(values), _deviation(values)
+    mean = jnp.mean(values / unit) * unit  # whose sum does not overflow
+    return ClientDistribution(mean, deviation * deviation, deviation, values[worst], worst, tenth)
+
+
+def _deviation(values: Float[Array, " n"]) -> Float[Array, ""]:
+    """The standard deviation, divided by n, of numbers whose squares may overflow or vanish."""
     unit = unit_of(values)
-    inside = values / unit  # whose squares and sums neither overflow nor vanish
-    deviation = jnp.std(inside) * unit
-    mean, variance = jnp.mean(inside) * unit, deviation * deviation
-    return ClientDistribution(mean, variance, deviation, values[worst], worst, tenth)
+    return jnp.std(values / unit) * unit
 
 
 def _check_digits(name: str, given: ArrayLike) -> None:

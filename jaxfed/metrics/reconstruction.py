@@ -12,7 +12,7 @@ ones overlap, as in `HierarchicalPCA`, only the local ones. Inside `jax.jit`, wh
 unknown, pass `jaxfed.Personalized(None, local)` for such algorithms.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
@@ -24,6 +24,7 @@ from jaxtyping import Array, ArrayLike, Float, Real
 
 from jaxfed._checks import checked_array, is_list, refuse
 from jaxfed._numbers import checked_rows
+from jaxfed.core.clients.units import lose_single_precision, widened
 from jaxfed.core.run.result import Fitted, place_of
 from jaxfed.linalg import Moment
 from jaxfed.linalg.sums import scaled_norm, scaled_sum_of_squares, unit_of
@@ -46,17 +47,12 @@ class _Decomposed(NamedTuple):
     data: Moment
     shared: Float[Array, "d r1"] | None
     local: Float[Array, "m d r2"] | None
+    basis: Float[Array, "m d r"]  # all components of every client, shared ones first
 
-    def repeated_shared(self) -> Float[Array, "m d r1"] | None:
-        """The shared components, once for every client."""
-        if self.shared is None:
-            return None
-        return jnp.broadcast_to(self.shared, (len(self.data.count), *self.shared.shape))
 
-    def basis(self) -> Float[Array, "m d r"]:
-        """All components of every client, shared ones first."""
-        parts = self.repeated_shared(), self.local
-        return jnp.concatenate([part for part in parts if part is not None], axis=-1)
+def _repeated(shared: Float[Array, "d r1"] | None, clients: int) -> Float[Array, "m d r1"] | None:
+    """The shared components, once for every client."""
+    return None if shared is None else jnp.broadcast_to(shared, (clients, *shared.shape))
 
 
 def reconstruction_error(
@@ -88,13 +84,13 @@ def reconstruction_error(
         ValueError: if `fitted` has no components, shapes do not match, or counts are negative or
             exceed the rows.
     """
-    return _error(_checked(fitted, samples, counts, client), per_client)
+    return _of(partial(_error, per_client=per_client), _checked(fitted, samples, counts, client))
 
 
 # Compile each metric as one program; otherwise, every operation would be compiled separately.
-@partial(jax.jit, static_argnums=1)
+@partial(jax.jit, static_argnames="per_client")
 def _error(given: _Decomposed, per_client: bool):
-    return _mean(_outside(given.data, given.basis()), per_client)
+    return _mean(_outside(given.data, given.basis), per_client)
 
 
 def captured_energy(
@@ -152,16 +148,16 @@ def separation(
     Raises:
         ValueError: as in `reconstruction_error`.
     """
-    return _shares(_checked(fitted, samples, counts, client), per_client)
+    return _of(partial(_shares, per_client=per_client), _checked(fitted, samples, counts, client))
 
 
-@partial(jax.jit, static_argnums=1)
+@partial(jax.jit, static_argnames="per_client")
 def _shares(given: _Decomposed, per_client: bool) -> EnergyShares:
     data = _of_unit_size(given.data)
     parts = (
-        _inside(data, given.repeated_shared()),
+        _inside(data, _repeated(given.shared, len(data.count))),
         _inside(data, given.local),
-        _outside(data, given.basis()),
+        _outside(data, given.basis),
     )
     total = _mean(data.trace, per_client)
     scale = jnp.where(total > 0, 1 / jnp.where(total > 0, total, 1), 0)
@@ -233,12 +229,12 @@ def kkt_violation(
     Raises:
         ValueError: as in `reconstruction_error`.
     """
-    return _violation(_checked(fitted, samples, counts, None))
+    return _of(_violation, _checked(fitted, samples, counts, None))
 
 
 @jax.jit
 def _violation(given: _Decomposed):
-    basis = given.basis()
+    basis = given.basis
     product = jax.vmap(Moment.mv)(given.data, basis)
     gradient = product - basis @ (basis.mT @ product)
     # Zero columns, of clients with fewer components, have zero gradients: S_i 0 = 0.
@@ -298,7 +294,31 @@ def _checked(
         )
     if shared is not None and d != len(shared):
         raise ValueError(f"samples with {d} features do not fit shared components {shared.shape}")
-    return _Decomposed(data, shared, local)
+    parts = _repeated(shared, m), local
+    basis = jnp.concatenate([part for part in parts if part is not None], axis=-1)
+    return _Decomposed(data, shared, local, basis)
+
+
+def _of(function: Callable[[_Decomposed], Any], given: _Decomposed) -> Any:
+    return in_enough_precision(lambda *parts: function(_Decomposed(*parts)), *given)
+
+
+def in_enough_precision(
+    function: Callable[..., Any], data: Moment, *frames: Float[Array, "..."] | None
+) -> Any:
+    """Compute of clients' second moments and orthonormal frames, and return in their precision.
+
+    Samples with features in unlike units are taken in double precision: rounding errors of frames,
+    times the largest feature, would exceed what the frames leave.
+    """
+    rows, rank = data.samples, max(x.shape[-1] for x in frames if x is not None)
+    known = not any(isinstance(x, Tracer) for x in jax.tree.leaves((data, frames)))
+    if rows is None or not known or not lose_single_precision(rows, rank):
+        return function(data, *frames)
+    with jax.ensure_compile_time_eval(), jax.enable_x64(True):
+        exact = _moments(rows.astype(np.float64), data.count)
+        found = function(exact, *widened(frames))
+        return jax.tree.map(lambda x: x.astype(np.float32), found)
 
 
 def moments(samples: Data, counts: ArrayLike | None) -> Moment:

@@ -121,6 +121,21 @@ def test_kernel_distance_keeps_its_digits(scale, offset):
     np.testing.assert_allclose(metrics.kernel_distance(a, b), wanted, rtol=rtol)
 
 
+@pytest.mark.parametrize("scale", [1e-12, 1e-9, 1e4])
+def test_standard_errors_of_kernel_distances_have_a_unit(scale):
+    """Their squares leave single precision."""
+    options = {"key": jax.random.key(0), "subsets": 5, "subset_size": 20}
+    for function, more in (
+        (metrics.kernel_distance_with_error, {}),
+        (metrics.kernel_distance_of_subsets, options),
+    ):
+        a, b = (np.float32(scale * x) for x in draw_features(40, 50))
+        found = function(a, b, **more).standard_error
+        with jax.enable_x64(True):
+            wanted = function(a.astype(float), b.astype(float), **more).standard_error
+        np.testing.assert_allclose(found, wanted, rtol=1e-4)
+
+
 def test_numbers_that_single_precision_loses_are_refused():
     values = 1e8 + np.random.default_rng(0).normal(size=20)
     with pytest.raises(ValueError, match=r"^values: wanted features that single precision holds"):

@@ -374,3 +374,51 @@ Y, U, V = np.zeros((2, 3, 4)), np.zeros((4, 1)), np.zeros((2, 4, 2))
 def test_bad_input_is_refused(call, name):
     with pytest.raises(ValueError, match=name):
         call()
+
+
+@pytest.mark.parametrize("factor", [1e3, 1e6])
+def test_units_of_a_feature_change_no_metric(factor):
+    def rounded(frame):
+        """To single precision, in which it is not orthonormal."""
+        return np.float32(frame).astype(float)
+
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(4, 50, 2)) @ rng.normal(size=(2, 6)) + 0.4 * rng.normal(size=(4, 50, 6))
+    x = np.float32(x * np.where(np.arange(6) == 2, factor, 1)).astype(float)
+    sigma = np.linalg.svd(x.reshape(-1, 6))[1][:2]
+    # Of these components, the basis is not that of principal axes.
+    shared = rounded(np.linalg.svd(x.reshape(-1, 6))[2][:2].T @ [[0.8, -0.6], [0.6, 0.8]])
+    exact = np.linalg.qr(shared)[0]
+    local = rounded([np.linalg.svd(y - y @ exact @ exact.T)[2][:1].T for y in x])
+
+    def measure(dtype):
+        # `jnp.asarray` keeps double precision under `enable_x64` alone.
+        exact = dtype == np.float64
+        frames = [np.linalg.qr(x)[0] if exact else x for x in (shared, local)]
+        fitted = jf.Personalized(*(jnp.asarray(x, dtype) for x in frames))
+        rows = np.asarray(x, dtype)
+        return (
+            metrics.reconstruction_error(fitted, rows),
+            metrics.separation(fitted, list(rows), per_client=True),
+            1 + 1e4 * metrics.relative_singular_value_error(fitted, rows, sigma),
+            1 + 1e4 * metrics.scaled_kkt_violation(fitted, rows),
+        )
+
+    found = measure(np.float32)
+    with jax.enable_x64(True):
+        wanted = jax.tree.map(np.asarray, measure(np.float64))
+    assert all(leaf.dtype == np.float32 for leaf in jax.tree.leaves(found))
+    chex.assert_trees_all_close(found, jax.tree.map(np.float32, wanted), rtol=2e-3)
+
+
+@pytest.mark.parametrize("offset", [1e4, 1e9])
+def test_classes_do_not_depend_on_a_common_mean(offset):
+    labels = np.repeat([0, 1, 2], 20)
+    rng = np.random.default_rng(0)
+    rows = 2 * rng.normal(size=(3, 2))[labels] + 0.15 * rng.normal(size=(60, 2))
+    for function in (
+        lambda x: metrics.spectral_clustering_accuracy(x, labels),
+        lambda x: metrics.svm_accuracy(x, labels, x, labels),
+        lambda x: metrics.svm_accuracy(x, labels, x, labels, kernel="rbf"),
+    ):
+        assert function(rows + offset) == function(rows) > 0.9
