@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 LISTED = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 LIBRARIES: dict[str, dict[str, str]] = LISTED["libraries"]
+TOGETHER = ("scanpy", "pyliger")
 CELL = re.compile(r"(?P<module>[\w.]+):(?P<path>[\w.]+)(?:\((?P<argument>\w+)\))?")
 
 
@@ -56,16 +57,18 @@ def markdown() -> str:
     """The table: names of what jaxfed does it with, and which others can."""
     found = {(library, what): named for library, what, named in cells()}
 
-    def cell(library: str, what: str) -> str:
-        named = found.get((library, what))
-        if named is None:
+    def cell(column: tuple[str, ...], what: str) -> str:
+        named = [found[library, what] for library in column if (library, what) in found]
+        if not named:
             return "–"
-        return named.text if library == "jaxfed" else "yes"
+        return named[0].text if column == ("jaxfed",) else "yes"
 
-    lines = [["", *(f"{name} {x['version']}".strip() for name, x in LIBRARIES.items())]]
-    lines += [["---"] * len(lines[0])]
+    # Both are used together.
+    columns = [(x,) for x in LIBRARIES if x not in TOGETHER] + [TOGETHER]
+    title = [", ".join(f"{x} {LIBRARIES[x]['version']}".strip() for x in own) for own in columns]
+    lines = [["", *title], ["---"] * (1 + len(columns))]
     wanted = [row["what"] for row in LISTED["rows"]]
-    lines += [[what, *(cell(library, what) for library in LIBRARIES)] for what in wanted]
+    lines += [[what, *(cell(own, what) for own in columns)] for what in wanted]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 

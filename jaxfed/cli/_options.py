@@ -4,10 +4,11 @@ import inspect
 import re
 import types
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from cyclopts import Group, Parameter
+from cyclopts import CoercionError, Group, Parameter, Token, convert
 
 
 def option(flag: str, kind: Any, about: str, default: Any = ..., **more: Any) -> inspect.Parameter:
@@ -30,6 +31,8 @@ def option(flag: str, kind: Any, about: str, default: Any = ..., **more: Any) ->
         more["show_default"] = False
     if default is False:
         more["negative"] = ""
+    if _has_whole_numbers(kind):
+        more.setdefault("converter", _exactly)
     is_named = flag.startswith("--")
     name = flag.removeprefix("--").replace("-", "_")
     place = inspect.Parameter.KEYWORD_ONLY if is_named else inspect.Parameter.POSITIONAL_ONLY
@@ -135,6 +138,20 @@ def descriptions(algorithm: Callable[..., Any]) -> dict[str, str]:
 def first_line(algorithm: Callable[..., Any]) -> str:
     """Return the first line of a docstring, without its markup."""
     return (inspect.getdoc(algorithm) or "").split("\n")[0].rstrip(".").replace("`", "")
+
+
+def _has_whole_numbers(kind: Any) -> bool:
+    return kind is int or any(map(_has_whole_numbers, get_args(kind)))
+
+
+def _exactly(kind: Any, words: Sequence[Token]) -> Any:
+    """Convert the words of an option, but no number that would be rounded to a whole one."""
+    for word in words:
+        with suppress(ValueError):  # of what is no number, which `convert` refuses
+            if not (number := float(word.value)).is_integer():
+                # With the word, which names the option; the number of its values is not known here.
+                raise CoercionError(msg=f"wanted a whole number, got {number:g}", token=word)
+    return convert(kind, words)
 
 
 def _kind(annotation: Any) -> Any:

@@ -10,9 +10,11 @@ import signal
 import subprocess
 import sys
 import time
+from typing import get_args
 
 import numpy as np
 import pytest
+from cyclopts import CoercionError, Token
 
 import jaxfed as jf
 from jaxfed.cli import _app, _report, main
@@ -512,6 +514,29 @@ def test_every_command_and_every_option_says_what_it_is(described):
             if not re.sub(r"^;? ?default: .*", "", option.parameter.help or "").strip():
                 silent.append(" ".join((*words, name)))
     assert not silent, "\n".join(silent)
+
+
+def test_no_option_rounds_a_number_to_a_whole_one(described):
+    """Since a converter of its own takes each option that has whole numbers."""
+
+    def has_whole_numbers(kind):
+        return kind is int or any(map(has_whole_numbers, get_args(kind)))
+
+    found = 0
+    for _words, options in described.items():
+        for name, option in options.items():
+            if has_whole_numbers(option.hint):
+                found += 1
+                with pytest.raises(CoercionError, match=r"wanted a whole number, got 1\.5"):
+                    option.parameter.converter(option.hint, [Token(keyword=name, value="1.5")])
+    assert found > 100
+
+
+@pytest.mark.parametrize("words", [["--rounds", "2.5"], ["--impute", "2", "1.5"]])
+def test_an_option_that_is_no_whole_number_is_named(words, tmp_path, capsys):
+    ranks = ["--shared-rank", "1", "--local-rank", "1"]
+    line = refused(capsys, fit("perpca", tmp_path, tmp_path / "out", *ranks, *words))
+    assert line == f"jaxfed: Invalid value for {words[0]}: wanted a whole number, got {words[-1]}"
 
 
 def test_a_terminal_gets_a_table_by_rich_and_a_pipe_plain_text(monkeypatch):
