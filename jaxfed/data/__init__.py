@@ -2,6 +2,7 @@
 
 from jaxfed import _names
 from jaxfed.data._arrays import ClientTables as ClientTables
+from jaxfed.data.grouping import group_parquet as group_parquet
 from jaxfed.data.images import LabelledClients as LabelledClients
 from jaxfed.data.images import LabelledImages as LabelledImages
 from jaxfed.data.images import read_cifar10 as read_cifar10

@@ -3,6 +3,7 @@
 Use them for more clients than fit in memory: each member is one client's samples, read on access.
 """
 
+import json
 from collections.abc import Sequence
 from typing import Any, final
 
@@ -50,6 +51,19 @@ class NpyFolder(Sequence[Table]):
             return np.load(self.files[place], mmap_mode="r", allow_pickle=False)
 
 
+CLIENTS = b"jaxfed.clients"  # in the metadata of a Parquet file: a JSON list of texts
+
+
+def _client_names(metadata: Any, clients: int) -> list[str] | None:
+    if CLIENTS not in (metadata or {}):
+        return None
+    names = json.loads(metadata[CLIENTS])
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ValueError("wanted a list of texts")
+    # A file that another program has split or joined has other clients.
+    return names if len(names) == clients else None
+
+
 @final
 class ParquetGroups(Sequence[Table]):
     """The row groups of a `.parquet` file, one client each, features in columns.
@@ -60,6 +74,7 @@ class ParquetGroups(Sequence[Table]):
         counts: number of rows of each group, known without reading it.
         files: the path, repeated for each group.
         features: the columns' names.
+        names: the clients' names, of a file that `group_parquet` wrote; None of others.
     """
 
     def __init__(self, path: StrPath):
@@ -91,6 +106,8 @@ class ParquetGroups(Sequence[Table]):
             [contents.metadata.row_group(i).num_rows for i in groups], int
         )
         self.files = [path] * len(self.counts)
+        with reading(path, "damaged names of clients"):
+            self.names = _client_names(schema.metadata, len(self.counts))
         self._contents = contents
 
     def __len__(self) -> int:
