@@ -1103,3 +1103,18 @@ def test_a_missing_package_is_told_in_one_line(data, tmp_path, capsys, monkeypat
     line = refused(capsys, fit("perpca", data, tmp_path / "out", *RANKS))
     assert "pip install 'jaxfed[plot]'" in line
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("options", [[], ["--center", "shared"], ["--scale", "shared"]])
+def test_a_feature_with_most_of_the_energy_is_named(options, tmp_path, recwarn):
+    rng = np.random.default_rng(0)
+    (tmp_path / "data").mkdir()
+    for name in "ab":
+        rows = rng.normal(size=(30, 3)) * [1, 100, 1]
+        text = "\n".join(["iron,proline,zinc", *(",".join(map(str, row)) for row in rows)])
+        (tmp_path / "data" / f"{name}.csv").write_text(text)
+    ranks = ["--shared-rank", "1", "--local-rank", "1", "--rounds", "2"]
+    assert fit("perpca", tmp_path / "data", tmp_path / "out", *ranks, *options) in (0, 3)
+    said = " ".join(str(each.message) for each in recwarn)
+    assert ("proline has 100 % of the energy" in said) == ("--scale" not in options)
+    assert ("--center shared or local" in said) == (options == [])

@@ -2,6 +2,7 @@
 
 import inspect
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -56,6 +57,7 @@ PICTURES = ("components.png", "convergence.png")
 WARM_STARTS = ("projector", "spectrum")
 SEVERAL, STARTS = "several", 3
 DRAWN = 4  # clients whose local components are drawn
+MOST_OF_ALL = 0.9  # a feature's share of the energy that is worth a warning
 
 
 class Entry(NamedTuple):
@@ -329,7 +331,29 @@ def read(arguments: SimpleNamespace, key: Key[Array, ""], precision: ExitStack) 
 
     train, held_out = _moved(train, units), _moved(held_out, units)
     choices = arguments.center, arguments.scale
+    if persons is None and getattr(arguments, "epsilon", None) is None:
+        _warn_of_one_feature(train, features, *choices)
     return Split(names, train, held_out, units, choices, features, persons)
+
+
+def _warn_of_one_feature(
+    train: list[np.ndarray], features: list[str] | None, center: str, scale: str
+) -> None:
+    """Warn if one feature has most of the energy, so that the first component is that feature."""
+    squares = np.sum([np.nansum(np.square(x, dtype=float), axis=0) for x in train], axis=0)
+    place = int(np.argmax(squares))
+    share = squares[place] / (squares.sum() or 1)
+    # Of two features, one often has most.
+    if len(squares) > 2 and share > MOST_OF_ALL and scale == "none":
+        name = f"feature {place} (from 0)" if features is None else features[place]
+        todo = "--scale shared counts all features alike"
+        if center == "none":
+            todo = f"--center shared or local removes means, and {todo}"
+        warnings.warn(
+            f"--data: {name} has {100 * share:.3g} % of the energy of the samples, and the first "
+            f"component will be little else; {todo}",
+            stacklevel=2,
+        )
 
 
 def _moved(tables: list[np.ndarray], units: Standardization) -> list[np.ndarray]:
