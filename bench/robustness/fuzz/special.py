@@ -82,6 +82,11 @@ def as_many_as_clients(value) -> bool:
     return value == CLIENTS
 
 
+def ranks_of_modes(value) -> bool:
+    """Of tensors of size (5, 1)."""
+    return listed(count(), 2)(value) and value[0] <= 5 and value[1] <= 1
+
+
 def lower_end(value) -> bool:
     """Of the ranges of five features, whose upper end is 9."""
     ends = real(finite=True)(value) or real(5, finite=True)(value)
