@@ -13,6 +13,7 @@ from jaxtyping import Float, Int
 
 from jaxfed._checks import check_flag, check_text, check_texts, checked_path, refuse
 from jaxfed._names import natural
+from jaxfed._numbers import exact
 from jaxfed._optional import require
 from jaxfed._refusals import closest
 from jaxfed.data._files import StrPath, existing, listing, reading
@@ -59,7 +60,8 @@ def group_parquet(
         FileExistsError: if `out` exists.
         ImportError: if pyarrow is not installed, or tqdm for the progress bar.
         ValueError: if it is not a Parquet file, a column is missing, is no column of numbers or
-            lacks entries, or a row has no client.
+            lacks entries, whole numbers exceed 2**53, a column counts the rows and was not chosen,
+            or a row has no client.
     """
     path, out = checked_path("path", path), checked_path("out", out)
     check_text("by", by)
@@ -82,7 +84,8 @@ def group_parquet(
         with tempfile.TemporaryFile(dir=out.parent) as space:
             types = {str(file.schema_arrow.field(name).type) for name in chosen}
             dtype = np.float32 if types == {"float"} else np.float64
-            rows = _in_order(path, file, by, chosen, owners, np.dtype(dtype), space, bar)
+            given = file, by, chosen, owners, np.dtype(dtype), space, bar
+            rows = _in_order(path, *given, may_count=features is not None)
             _write(out, rows, chosen, owners)
     return ParquetGroups(out)
 
@@ -157,11 +160,19 @@ def _in_order(
     dtype: np.dtype,
     space: Any,
     bar: Any,
+    *,
+    may_count: bool,
 ) -> Float[np.ndarray, "rows features"]:
-    """Put all rows into a mapped file, client after client."""
+    """Put all rows into a mapped file, client after client.
+
+    Raises:
+        ValueError: names a column that lacks entries, has too large whole numbers, or, unless it
+            `may_count`, just counts the rows.
+    """
     rows = np.memmap(space, dtype, "w+", shape=(int(owners.counts.sum()), len(features)))
     places = {name: place for place, name in enumerate(owners.names)}
     free = np.cumsum(owners.counts) - owners.counts  # the first free row of each client
+    before, counters = 0, {} if may_count else dict.fromkeys(features, (0, 1))
     for batch in _batches(path, file, [by, *features]):
         columns = dict(zip(batch.schema.names, batch.columns, strict=True))
         for name in features:
@@ -170,13 +181,28 @@ def _in_order(
         given, inverse = np.unique(_names_of(path, by, columns[by]), return_inverse=True)
         own = np.asarray([places[name] for name in given.tolist()])[inverse]
         order = np.argsort(own, kind="stable")
-        table = [columns[name].to_numpy(zero_copy_only=False) for name in features]
+        table = [
+            exact(columns[name].to_numpy(zero_copy_only=False), f"{path}: column {name!r}")
+            for name in features
+        ]
+        numbers = before + np.arange(len(batch))
+        counters = {
+            name: firsts
+            for name, column in zip(features, table, strict=True)
+            if (firsts := [x for x in counters.get(name, ()) if (column == numbers + x).all()])
+        }
+        before += len(batch)
         sorted_rows = np.stack(table, axis=1).astype(dtype)[order]
         clients, starts, counts = np.unique(own[order], return_index=True, return_counts=True)
         for client, start, count in zip(clients, starts, counts, strict=True):
             rows[free[client] : free[client] + count] = sorted_rows[start : start + count]
         free[clients] += counts
         bar(len(batch))
+    if counters and before > 2:
+        raise ValueError(
+            f"{path}: column {next(iter(counters))!r} counts the rows and is no feature; choose "
+            "others by features="
+        )
     return rows
 
 

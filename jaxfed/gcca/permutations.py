@@ -118,8 +118,8 @@ def _agreements(
     bases = jax.vmap(lambda view: _basis(view, ridge))(views)
     clients, entities, width = bases.shape
     together = bases.transpose(1, 0, 2).reshape(entities, clients * width)
-    number = min(most, clients * width)
-    _, directions = top_eigenvectors(matmul(together.T, together), number)
+    kept = min(most, clients * width)
+    _, directions = top_eigenvectors(matmul(together.T, together), kept)
     # Of each view, orthonormal columns, the first k of which span what fits k components.
     spans = jax.vmap(_nested)(directions.T.reshape(-1, clients, width).transpose(1, 2, 0))
     # All rows sum to zero, and what fits a component is removed from all views. So rows are
@@ -132,7 +132,7 @@ def _agreements(
         """The agreement with k components removed, and that of permuted rows."""
         rows = _reflected(together, nuisance, k + 1)
         rows = rows.reshape(entities, clients, width).transpose(1, 0, 2)
-        removed = spans * (jnp.arange(number) < k)
+        removed = spans * (jnp.arange(kept) < k)
         rest = rows - matmul(matmul(rows, removed), removed.mT)
         first = jnp.arange(entities) <= k
 

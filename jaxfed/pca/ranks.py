@@ -287,7 +287,7 @@ def _released(clients: Clients) -> Released:
         wanted = "moments of pairs or directions, as of release_moments"
         raise ValueError(f"clients: wanted {wanted}, got those of clipped rows")
     data: Moment = clients.unbucketed().data
-    assert data.dense is not None
+    assert data.dense is not None and guarantee.rows != "ranges"  # those are no moments
     far = sensitivity(data.count, guarantee.rows, 1.0, guarantee.neighbours)
     deviations = guarantee.noise_multiplier * far
     return Released(data.dense, terms_of(data.count, guarantee.rows), deviations)

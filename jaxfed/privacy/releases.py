@@ -51,7 +51,7 @@ class Release(NamedTuple):
 
 
 def checked_release(
-    caller: str,
+    function: str,
     guarantee: Guarantee,
     clients: Any,
     person: object,
@@ -59,7 +59,7 @@ def checked_release(
     ledger: object,
     key: Any,
 ) -> Release:
-    """Check the arguments of a release, by a function of this name.
+    """Check the arguments of a release by a function of this name.
 
     Raises:
         ValueError: names the argument.
@@ -70,7 +70,7 @@ def checked_release(
         guarantee = guarantee._replace(mechanism=DISCRETE)
         require("opendp", extra="privacy")
     check_instance("clients", clients, Clients, "jaxfed.Clients with samples")
-    check_complete_samples(clients, caller)
+    check_complete_samples(clients, function)
     if ledger is not None and not isinstance(ledger, Ledger):
         raise refuse("ledger", "a jaxfed.privacy.Ledger", ledger)
     # There, one line would be written, or one key be drawn, for many releases.

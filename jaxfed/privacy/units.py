@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import Array, ArrayLike, Float, Key, UInt32
+from jaxtyping import Array, ArrayLike, Float, Int, Key, UInt32
 
 from jaxfed._checks import checked_array, refuse
 from jaxfed.core.clients.clients import Clients
@@ -131,31 +131,34 @@ def release_units(
 def _noisy_sums(
     release: Release, middle: Float[np.ndarray, " d"], half: Float[np.ndarray, " d"]
 ) -> tuple[Float[np.ndarray, " 2*d"], float]:
-    """Add up what persons contribute, with noise; and the noise's standard deviation."""
+    """Add up what persons contribute, with each client's noise; and the deviation of all noise."""
     guarantee, whole = release.guarantee, release.clients
     data: Samples = whole.data
-    features, rows = len(middle), data.values.shape[1]
-    # Of all persons, one moves a sum by the same, however many a client has.
-    far = (APART if guarantee.neighbours == "replace" else AWAY) ** 0.5 * features**0.5
+    # Of the sum over a client's persons, one of them moves it by the same, however many there are.
+    far = (APART if guarantee.neighbours == "replace" else AWAY) ** 0.5 * len(middle) ** 0.5
     size = MARGIN * guarantee.noise_multiplier * far
-    key = jax.random.fold_in(release.key, zlib.crc32(repr(guarantee).encode()))
-    total, present = np.zeros(2 * features), _present(whole)
-    for values, codes, own, there in zip(
-        np.asarray(data.values, float), np.asarray(release.codes), whole.ids, present, strict=True
-    ):
-        if not there:
-            continue
-        here = codes < rows
-        sizes = np.bincount(codes[here], minlength=rows)
-        inside = np.clip((values[here] - middle) / half, -1, 1)
-        points = np.concatenate([FACTOR * inside, inside**2 - CENTRE], axis=1)
-        sums = (1 / sizes[codes[here]]) @ points
-        if release.exact:
-            total += exact_noise(sums, size, guarantee.noise_multiplier)
-        else:
-            drawn = jax.random.normal(jax.random.fold_in(key, own), sums.shape, np.float32)
-            total += sums + size * np.asarray(drawn, float)
-    return total, size * float(present.sum()) ** 0.5
+    inside = np.clip((np.asarray(data.values, float) - middle) / half, -1, 1)
+    weights = _weights_of_rows(np.asarray(release.codes))
+    first = np.einsum("mn,mnd->md", weights, inside)
+    second = np.einsum("mn,mnd->md", weights, inside**2 - CENTRE)
+    sums = np.concatenate([FACTOR * first, second], axis=1)
+    if release.exact:
+        noisy = np.stack([exact_noise(x, size, guarantee.noise_multiplier) for x in sums])
+    else:
+        key = jax.random.fold_in(release.key, zlib.crc32(repr(guarantee).encode()))
+        keys = jax.vmap(lambda own: jax.random.fold_in(key, own))(whole.ids)
+        drawn = jax.vmap(lambda own: jax.random.normal(own, sums.shape[1:], np.float32))(keys)
+        noisy = sums + size * np.asarray(drawn, float)
+    present = _present(whole)
+    return present @ noisy, size * float(present.sum()) ** 0.5
+
+
+def _weights_of_rows(codes: Int[np.ndarray, "m rows"]) -> Float[np.ndarray, "m rows"]:
+    """Weigh rows so that those of a person count as one; padding counts nothing."""
+    clients, rows = codes.shape
+    apart = codes + (rows + 1) * np.arange(clients)[:, None]
+    sizes = np.bincount(apart.ravel(), minlength=clients * (rows + 1))
+    return np.where(codes < rows, 1 / sizes[apart], 0)
 
 
 def _present(clients: Clients) -> np.ndarray:

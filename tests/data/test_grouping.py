@@ -72,10 +72,12 @@ def test_a_run_on_the_file_is_that_on_the_table(tmp_path):
 
 
 def test_whole_numbers_become_doubles(tmp_path):
-    table = frame().assign(zinc=np.arange(90) + 2**40)
-    found = jf.data.group_parquet(*written(tmp_path, table), by="site", features=["zinc", "iron"])
-    assert found.features == ["zinc", "iron"]
-    assert sorted(np.concatenate(list(found))[:, 0]) == (np.arange(90) + 2**40).tolist()
+    table = frame().assign(zinc=np.arange(90) + 2**40, copper=np.arange(90))
+    paths = written(tmp_path, table)
+    found = jf.data.group_parquet(*paths, by="site", features=["zinc", "copper"])
+    assert found.features == ["zinc", "copper"]
+    rows = sorted(np.concatenate(list(found)).tolist())
+    assert rows == [[x + 2**40, x] for x in range(90)]
 
 
 @pytest.mark.parametrize(
@@ -90,9 +92,13 @@ def test_whole_numbers_become_doubles(tmp_path):
         ({"site": np.where(np.arange(90) == 5, None, "a")}, {}, r"client of each row in 'site'"),
         ({"site": np.where(np.arange(90) == 5, np.nan, 1.0)}, {}, r"client of each row in 'site'"),
         ({"site": " "}, {}, r"client of each row in 'site'"),
+        ({"zinc": 2**53 + np.arange(90)}, {}, r"column 'zinc': wanted whole numbers up to 2\*\*53"),
+        ({"zinc": np.arange(90)}, {}, r"column 'zinc' counts the rows and is no feature"),
+        ({"zinc": 1.0 + np.arange(90)}, {}, r"column 'zinc' counts the rows and is no feature"),
     ],
 )
-def test_bad_files_are_refused_and_leave_nothing(change, options, said, tmp_path):
+def test_bad_files_are_refused_and_leave_nothing(change, options, said, tmp_path, monkeypatch):
+    monkeypatch.setattr(grouping, "CELLS", 40)
     paths = written(tmp_path, frame().assign(**change))
     with pytest.raises(ValueError, match=said):
         jf.data.group_parquet(*paths, **({"by": "site"} | options))

@@ -377,12 +377,14 @@ def _weighted(
     units = replace_names(units, Names(tuple(names), tuple(own)))
 
     train = _moved(train, units)
+    rows = _weights.scaled(train, weights)
+    _warn_of_one_feature(rows, own, arguments.center, arguments.scale)
     if held_out:
         unseen, held_out, _ = taken_out("weight-column", column, held_out, features)
         held_out = _weights.scaled(_moved(held_out, units), unseen)
     return Split(
         names,
-        _weights.scaled(train, weights),
+        rows,
         held_out,
         units,
         (arguments.center, arguments.scale),

@@ -7,9 +7,9 @@ from jaxtyping import Array
 
 from jaxfed._checks import check_name, check_number
 
-Rows = Literal["pairs", "directions", "clip", "ranges"]
+Rows = Literal["pairs", "directions", "clip"]
 Neighbours = Literal["replace", "add_remove"]
-ROWS: tuple[Rows, ...] = ("pairs", "directions", "clip")  # of second moments
+ROWS: tuple[Rows, ...] = ("pairs", "directions", "clip")
 # The mechanism of noise that is exact, and not of floating-point numbers.
 DISCRETE = "discrete Gaussian"
 NEIGHBOURS: tuple[Neighbours, ...] = ("replace", "add_remove")
@@ -36,7 +36,7 @@ class Guarantee(NamedTuple):
     epsilon: float
     delta: float
     noise_multiplier: float
-    rows: Rows
+    rows: Rows | Literal["ranges"]
     bound: float | None = None
     mechanism: str = "analytic Gaussian"
 
