@@ -17,6 +17,7 @@ from jaxfed._checks import refuse
 from jaxfed.contract import Algorithm, Personalized
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.imputation import Imputation
+from jaxfed.core.clients.names import without_names
 from jaxfed.core.clients.samples import IncompleteSamples, check_rows
 from jaxfed.core.run.compiling import options_for_linear_algebra
 from jaxfed.core.run.result import check_run, clients_of_run
@@ -70,7 +71,9 @@ def draw(
             most 1 % of all, or there are 300.
         key: random key.
     """
-    given = impute.algorithm, impute.result, draws, clients, key, rounds
+    # Nameless, so that models before and after a run are of one type, in a loop.
+    bare = without_names((impute.result, clients))
+    given = impute.algorithm, bare[0], draws, bare[1], key, rounds
     return _compiled(**options_for_linear_algebra(given))(*given)
 
 

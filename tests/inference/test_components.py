@@ -178,6 +178,6 @@ def test_clients_without_energy_and_noise_have_intervals(x64):
     solution = jf.fit(jf.pca.PerPCA(1, 1, start="common"), clients, rounds=40, key=KEY)
     sure = jf.inference.confidence(solution, clients, key=KEY, **FEW)
     assert all(np.isfinite(np.asarray(each)).all() for each in jax.tree.leaves(sure.distance))
-    with pytest.raises(ValueError, match=r"^clients: wanted samples.*Impute"):
+    with pytest.raises(ValueError, match=r"^clients: wanted complete samples.*Impute"):
         gaps = jf.Clients.from_samples(np.where(values > 3, np.nan, values), missing="mask")
         jf.inference.confidence(solution, gaps, key=KEY)

@@ -159,6 +159,17 @@ def test_they_are_saved_with_their_own_names(tmp_path):
     assert jf.load(tmp_path / "result.npz").preprocessing.names == NAMELESS
 
 
+@pytest.mark.parametrize("kind", ["scale", "impute"])
+def test_without_names_they_are_of_the_type_of_those_that_never_had_any(kind):
+    given = with_gaps() if kind == "impute" else tables()
+    options = {"missing": "mask"} if kind == "impute" else {}
+    algorithm, found = learned(kind, named(given, **options))
+    never = jf.rollout(algorithm, jf.Clients.from_samples(given, **options), rounds=1, key=KEY)
+    wanted = jax.tree.structure(never.result)
+    assert jax.tree.structure(without_names(found.result)) == wanted
+    assert jax.tree.structure(without_names(never.result)) == wanted
+
+
 def test_names_compile_nothing_again():
     def run(names):
         given = jf.Clients.from_samples(with_gaps(np.float32), names=names, missing="mask")

@@ -14,7 +14,7 @@ from jaxfed._numbers import checked_rows
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.labelled import LabelledArray
 from jaxfed.core.clients.learned import in_learned_columns, matched, of_client
-from jaxfed.core.clients.names import NAMELESS, DataFrame, Names
+from jaxfed.core.clients.names import DataFrame, Names
 from jaxfed.core.clients.samples import IncompleteSamples, SampleRows
 from jaxfed.core.common.buckets import in_order, layout_of, parts_of
 from jaxfed.core.common.printing import is_known
@@ -54,7 +54,8 @@ class Imputation(eqx.Module):
     noise: Float[Array, "*clients features"]  # variances
     mean_variance: Float[Array, "*clients features"]
     loadings_variance: Float[Array, "*clients features rank"]
-    names: Names = eqx.field(static=True, default=NAMELESS, init=False)
+    # Set on every instance: else two of them would differ as types of pytrees.
+    names: Names = eqx.field(static=True, default_factory=Names, init=False)
 
     def scores(
         self, values: Float[Array, "samples features"], observed: Bool[Array, "samples features"]

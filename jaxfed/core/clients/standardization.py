@@ -29,7 +29,8 @@ class Standardization(eqx.Module):
 
     mean: Float[Array, "*clients features"]
     scale: Float[Array, "*clients features"]
-    names: Names = eqx.field(static=True, default=NAMELESS, init=False)
+    # Set on every instance: else two of them would differ as types of pytrees.
+    names: Names = eqx.field(static=True, default_factory=Names, init=False)
 
     def __init__(
         self,
