@@ -68,6 +68,12 @@ PERSON = option(
     "another person's",
     None,
 )
+SHARERS = option(
+    "--sharers",
+    int,
+    "number of clients that share the noise of --epsilon: only sums over as many protect persons",
+    1,
+)
 IMPUTE = option(
     "--impute",
     tuple[int, int],

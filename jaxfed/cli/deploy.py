@@ -16,7 +16,7 @@ from cyclopts import App
 from jaxfed._checks import refuse
 from jaxfed._names import natural
 from jaxfed._optional import require
-from jaxfed.cli._common import DELTA, PERSON, rounds
+from jaxfed.cli._common import DELTA, PERSON, SHARERS, rounds
 from jaxfed.cli._options import define, option
 from jaxfed.core.store.saved import load
 from jaxfed.deploy import worker
@@ -41,6 +41,7 @@ def run_new(arguments: SimpleNamespace) -> None:
         epsilon=arguments.epsilon,
         delta=arguments.delta,
         person=arguments.person,
+        sharers=arguments.sharers,
     )
     print(f"wrote {arguments.folder / 'federation' / 'app.py'}")
     print(f"try it here: jaxfed deploy try --app {arguments.folder} --data DIR --out TRIAL")
@@ -208,6 +209,7 @@ NEW = [
     ),
     DELTA,
     PERSON,
+    SHARERS,
 ]
 TRY = [
     option("--app", Path, "the app folder; default: the current one", None),

@@ -8,7 +8,7 @@ from cyclopts import App
 
 from jaxfed import nmf, privacy
 from jaxfed.cli import _report
-from jaxfed.cli._common import BITS, DELTA, channel_of, rounds
+from jaxfed.cli._common import BITS, DELTA, SHARERS, channel_of, rounds
 from jaxfed.cli._options import call, define, first_line, option, options_of
 from jaxfed.cli.fit.pca import ALGORITHMS, Entry
 from jaxfed.planning.plan import plan, shapes_of
@@ -44,6 +44,7 @@ ASKED = [
     option("--error", float, "the error for which the persons needed are computed", None),
     option("--epsilon", list[float], "of the guarantee for each person, one or several"),
     DELTA,
+    SHARERS,
 ]
 PRIVACY = """predict the error that noise for the privacy of persons costs, from no data
 

@@ -117,6 +117,7 @@ def write_app(
     epsilon: float | None = None,
     delta: float = 1e-5,
     person: str | None = None,
+    sharers: int = 1,
 ) -> None:
     """Write an app folder.
 
@@ -133,6 +134,8 @@ def write_app(
         delta: of the same.
         person: the column with the number of the person whom a row is of, with `epsilon`; None if
             each row is another person's.
+        sharers: the number of machines that share the noise of `epsilon`, under `masks`, at most
+            as many as may remain in a round; 1 if each machine's noise protects its own release.
 
     Raises:
         ValueError: if the name or settings are unsuitable, or the folder is not empty.
@@ -175,7 +178,14 @@ def write_app(
         features="read.features and [read.features]" if family == "gcca" else "read.features",
         holder="jf.gcca.Views.from_arrays" if family == "gcca" else "jf.Clients.from_samples",
     )
-    data = family_data if epsilon is None else _released(kind, settings, epsilon, delta, person)
+    release = {"epsilon": epsilon, "delta": delta}
+    if sharers != 1:
+        check_count("sharers", sharers, most=clients)
+        if epsilon is None or masks is None or not kind.sums_moments:
+            wanted = "1, or masks, epsilon and an algorithm that sums moments, such as pooled"
+            raise refuse("sharers", wanted, sharers)
+        release["sharers"] = sharers
+    data = family_data if epsilon is None else _released(kind, settings, release, person)
     if epsilon is None and person is not None:
         raise refuse("person", "None without epsilon", person)
     if folder.exists() and any(folder.iterdir()):
@@ -207,7 +217,7 @@ def write_app(
 
 
 def _released(
-    kind: type, settings: Mapping[str, Any], epsilon: float, delta: float, person: str | None
+    kind: type, settings: Mapping[str, Any], release: Mapping[str, Any], person: str | None
 ) -> str:
     """The lines that release a machine's data.
 
@@ -216,9 +226,9 @@ def _released(
     """
     if kind not in NOISY:
         wanted = f"None, or one of {', '.join(x.__name__ for x in NOISY)} as the algorithm"
-        raise refuse("epsilon", wanted, f"{epsilon} with {kind.__name__}")
-    guarantee_of(epsilon, delta, several=person is not None)  # refuses unsuitable numbers
-    options = f"epsilon={epsilon!r}, delta={delta!r}"
+        raise refuse("epsilon", wanted, f"{release['epsilon']} with {kind.__name__}")
+    guarantee_of(**release, several=person is not None)  # refuses unsuitable numbers
+    options = ", ".join(f"{name}={value!r}" for name, value in release.items())
     if settings.get("solver") == "gradient":  # whose step sizes need eigenvalues without a sign
         options += ", semidefinite=True"
     if person is None:

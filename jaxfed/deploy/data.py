@@ -82,6 +82,11 @@ def _lengths(given: Sequence[int]) -> tuple[int, ...]:
     return tuple(given)
 
 
+def number_of_samples(data: PyTree) -> int | None:
+    """One client's number of samples, if its data are samples."""
+    return int(data.count) if isinstance(data, SampleRows) else None
+
+
 def clients_from(
     words: Mapping[str, Any],
     ids: Int[Array, " clients"],

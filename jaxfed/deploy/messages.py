@@ -30,7 +30,8 @@ REFUSALS = {
     "start a new run in another folder",
     "bound": "more than a tenth of the numbers in its message exceed the bound of the masks; give "
     "its data the other clients' units, or start a new run with a larger bound in another folder",
-    "limit": "its message would exceed the epsilon that the site allows, or has no noise",
+    "limit": "its message would exceed the epsilon that the site allows, has no noise, or is not "
+    "hidden in the one sum that the noise of its release protects",
     "failed": "it failed to answer",
 }
 
@@ -62,6 +63,12 @@ class Packet(NamedTuple):
         for part in self.parts:  # whose lengths are in the head
             found.update(part)
         return found.hexdigest()
+
+    @property
+    def core(self) -> "Packet":
+        """What an answer depends on in a question: without the masks of this attempt."""
+        words = {k: v for k, v in self.words.items() if k not in ("attempt", "givers")}
+        return Packet(words, self.parts[: len(words.get("broadcasts", ()))])
 
     @classmethod
     def read(cls, head: str, body: bytes) -> "Packet":

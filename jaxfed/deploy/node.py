@@ -17,7 +17,6 @@ from jaxtyping import PyTree
 from jaxfed._versions import versions
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.energies import energies
-from jaxfed.core.clients.samples import SampleRows
 from jaxfed.core.clients.units import warn_of_units
 from jaxfed.core.common.files import locked, replacing
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
@@ -25,6 +24,7 @@ from jaxfed.core.round import client
 from jaxfed.core.round.messages import receive
 from jaxfed.core.round.problem import Broadcast, ClientState, Problem, RunMember, broadcast_of
 from jaxfed.core.round.protocol import Kind
+from jaxfed.core.run.arguments import check_sharing
 from jaxfed.core.store.arrays import Content, named, rebuilt
 from jaxfed.core.store.identity import Identity, check_same, digest_of
 from jaxfed.core.store.saved import Saved, write
@@ -33,7 +33,15 @@ from jaxfed.core.wire import calls as wire_calls
 from jaxfed.core.wire import channel
 from jaxfed.core.wire.masks import MaskedChannel
 from jaxfed.core.wire.wire import Wire
-from jaxfed.deploy.data import check_fits, clients_from, describe, pad, shapes_from
+from jaxfed.deploy import limits
+from jaxfed.deploy.data import (
+    check_fits,
+    clients_from,
+    describe,
+    number_of_samples,
+    pad,
+    shapes_from,
+)
 from jaxfed.deploy.masked import NodeMasks, discard
 from jaxfed.deploy.masks import least_threshold
 from jaxfed.deploy.messages import NodeError, Packet, failing_as
@@ -129,7 +137,7 @@ class Node:
                 "id": self.id,
                 "data": data,
                 "features": None if self.names.of_views else self.names.features,
-                "samples": _number_of_samples(self.data),
+                "samples": number_of_samples(self.data),
                 "energy": self.energy,
                 "guarantee": self.guarantee and self.guarantee._asdict(),
                 "weights": self.weights.dtype.name,
@@ -157,7 +165,7 @@ class Node:
         if self.weighting == "equal":
             return 1.0
         if self.weighting == "samples":
-            return float(_number_of_samples(self.data) or 0)
+            return float(number_of_samples(self.data) or 0)
         if len(self.weighting) != size:
             raise ValueError(f"weights: wanted {size} clients', got {len(self.weighting)}")
         return float(self.weighting[position])
@@ -171,21 +179,22 @@ class Node:
         local = self.warm_start and self.warm_start.local
         return self.keyed("tag", describe(self.data), digest_of((self.data, local))).hexdigest()
 
-    def spend(self, way: channel.Channel) -> None:
+    @property
+    def sharers(self) -> int:
+        """How many clients share the noise of its data."""
+        return 1 if self.guarantee is None else self.guarantee.sharers
+
+    def spend(self, way: channel.Channel, run: str) -> None:
         """Count a message through a channel, before it is computed.
 
         Raises:
             NodeError: if the site's limit does not allow it.
         """
+        if self.sharers > 1:
+            limits.claim(self._home, self.tag, run)
         # What is computed from released moments costs no more. A warm start may be of other data.
-        if self.ledger is None or (self.guarantee is not None and self.warm_start is None):
-            return
-        if (noise := way.noise()) is None:
-            raise NodeError("limit", f"channel: wanted noise for a limited epsilon, got {way}")
-        # Of noise that clients share, a single message has a part; under masks it is never seen.
-        share = 1.0 if isinstance(way, MaskedChannel) else wire_calls.sharers(way) ** 0.5
-        with failing_as("limit"):
-            self.ledger.spend_message(noise / share / 2, repr(way))
+        if self.ledger is not None and (self.guarantee is None or self.warm_start is not None):
+            limits.spend(self.ledger, way)
 
     def keyed(self, purpose: str, *words: Any) -> Any:
         """Hash words with this machine's secret, differently for each purpose."""
@@ -285,24 +294,27 @@ class _NodeRun:
         Raises:
             ValueError: as in `fit`.
         """
-        self.node.algorithm.check(self._clients, warm_start)
+        node = self.node
+        node.algorithm.check(self._clients, warm_start)
+        with failing_as("limit"):
+            check_sharing(node.guarantee, node.algorithm, node.wire, self.run.size)
 
     @property
     def _clients(self) -> Clients:
         """All clients, as far as this one knows them: each as its own."""
         size = self.run.size
-        counts = [_number_of_samples(self.node.data)] * size
+        counts = [number_of_samples(self.node.data)] * size
         ids = jnp.arange(size, dtype=jnp.int32)
         weights = jnp.broadcast_to(self.member.weight, size)
         return clients_from(self.run.like, ids, weights, counts)
 
     def first(self, asked: Packet) -> Packet:
         """Return the message before the rounds."""
-        way, store, question = self.node.wire.first_up, states(self.folder / "first"), _core(asked)
+        way, store, question = self.node.wire.first_up, states(self.folder / "first"), asked.core
         saved = self._answered(way, store, 0, question.digest)
         if saved is None:
             if jax.tree.leaves(self.shapes.firsts[0].payload):
-                self.node.spend(way)
+                self.node.spend(way, self.run.name)
             problem = self._noisy(self.problem.wire.first_up, question.digest)
             broadcast = self._broadcast(problem, 0)
             first, known = self.programs(client.exchange)(problem, broadcast, self.member)
@@ -314,7 +326,7 @@ class _NodeRun:
 
     def round(self, asked: Packet) -> Packet:
         """Compute one round."""
-        number, base, question = asked.words["round"], asked.words["base"], _core(asked)
+        number, base, question = asked.words["round"], asked.words["base"], asked.core
         way = self.node.wire.up
         saved = self._answered(way, self.store, number, question.digest)
         if saved is None:
@@ -322,7 +334,7 @@ class _NodeRun:
             # Noise is derived from everything that the message depends on: the same noise on two
             # different messages would reveal their difference.
             history = _digest(history, question.digest)
-            self.node.spend(way)
+            self.node.spend(way, self.run.name)
             problem = self._noisy(self.problem.wire.up, history)
             broadcast = self._broadcast(problem, number, downlink)
             member = self.member._replace(state=state)
@@ -390,14 +402,15 @@ class _NodeRun:
         with failing_as("check"):
             for way in ways:
                 wire_calls.check(way, self._clients, self.run.size, ())
-        least = max(least_threshold(self.run.size), *map(wire_calls.sharers, ways))
+        sharers = max(self.node.sharers, *map(wire_calls.sharers, ways))
+        least = max(least_threshold(self.run.size), sharers)
         attempt = asked.words["attempt"]
         return NodeMasks(self.folder / "masks", self.node.id, self.run.name, attempt, least)
 
     def _masked(self, way: channel.Channel, like: PyTree, saved: Content, asked: Packet) -> Packet:
         """Return the saved reply, under the masks of an attempt if the channel hides it so."""
         reply = Packet.read(saved.header["head"], saved.arrays["reply"].tobytes())
-        if not isinstance(way, MaskedChannel):
+        if not isinstance(way, MaskedChannel) or not jax.tree.leaves(like):
             return reply
         payload = channel.from_bytes(reply.parts[0], like)
         # Only this machine's log says how many: the server would learn more than the sum.
@@ -479,16 +492,6 @@ class _NodeRun:
             first = rebuilt("first", saved.arrays, self.shapes.firsts[0].decoded)
         broadcast = self._broadcast(self.problem, 0, downlink)
         return self.programs(client.first_state)(self.problem, broadcast, self.member, first)
-
-
-def _number_of_samples(data: PyTree) -> int | None:
-    return int(data.count) if isinstance(data, SampleRows) else None
-
-
-def _core(asked: Packet) -> Packet:
-    """What the message itself depends on in a question: without the masks of this attempt."""
-    words = {k: v for k, v in asked.words.items() if k not in ("attempt", "givers")}
-    return Packet(words, asked.parts[: len(words.get("broadcasts", ()))])
 
 
 def _digest(*texts: str) -> str:

@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, PyTree
 
 from jaxfed._checks import check_flag
+from jaxfed.core.clients.guarantee import checked_guarantee
 from jaxfed.core.clients.names import Texts
 from jaxfed.core.round import server
 from jaxfed.core.round.messages import ClientMessage, is_not_finite
@@ -338,7 +339,7 @@ class Remote(Engine):
         if not questions:
             return {}
         nothing = ClientMessage(zeros_of(like), jnp.asarray(False), zeros_of(diagnostics))
-        if isinstance(way, MaskedChannel):
+        if isinstance(way, MaskedChannel) and jax.tree.leaves(like):  # else nothing to hide
             survivors, total, not_finite = self._masked_sum(questions, way, like, number, least)
             found = {
                 client: nothing._replace(not_finite=jnp.asarray(not_finite[client]))
@@ -370,6 +371,12 @@ class Remote(Engine):
 
         return self._ask(questions, group_of(number), least, read)
 
+    @property
+    def _sharers(self) -> int:
+        """The fewest clients whose messages protect persons together."""
+        given = [member.guarantee for member in self.members]
+        return max((checked_guarantee(**each).sharers for each in given if each), default=1)
+
     def _masked_sum(
         self,
         questions: Mapping[int, Packet],
@@ -387,7 +394,7 @@ class Remote(Engine):
             run=self.federation.run.name,
             transcript=transcript_of(self.federation.run.words, self._roster(), self.digests),
             number=number,
-            threshold=max(self.federation.threshold, 0 if everybody else least),
+            threshold=max(self.federation.threshold, self._sharers, 0 if everybody else least),
             everybody=everybody,
         )
 

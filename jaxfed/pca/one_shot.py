@@ -97,6 +97,8 @@ class Pooled(_OneRank):
     Source: Shi & Kontar (2024), Section 7.1.5.
     """
 
+    sums_moments = True
+
     def first_message(self, key, data, warm_start):
         """Return the exact sum of the samples' outer products."""
         return moment_message(data, data.count, total=True)

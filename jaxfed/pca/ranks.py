@@ -286,6 +286,9 @@ def _released(clients: Clients) -> Released:
     if guarantee.rows == "clip":
         wanted = "moments of pairs or directions, as of release_moments"
         raise ValueError(f"clients: wanted {wanted}, got those of clipped rows")
+    if guarantee.sharers > 1:
+        wanted = "moments with noise of their own"
+        raise ValueError(f"clients: wanted {wanted}, got ones whose noise clients share")
     data: Moment = clients.unbucketed().data
     assert data.dense is not None and guarantee.rows != "ranges"  # those are no moments
     far = sensitivity(data.count, guarantee.rows, 1.0, guarantee.neighbours)

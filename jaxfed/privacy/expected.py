@@ -29,6 +29,7 @@ def expected_error(
     rows: Rows = "pairs",
     neighbours: Neighbours = "replace",
     bound: float | None = None,
+    sharers: int = 1,
 ) -> float:
     r"""Predict the error of shared components from moments of `release_moments`, from no data.
 
@@ -60,6 +61,7 @@ def expected_error(
         rows: as for `release_moments`.
         neighbours: as for `release_moments`.
         bound: as for `release_moments`, on the scale of the variances.
+        sharers: as for `release_moments`; above one only without local components.
 
     Returns:
         \(\sqrt{r_1 - |U^\top \hat U|_F^2}\), the root mean square over draws. Measured errors were
@@ -81,6 +83,12 @@ def expected_error(
     check_positive("noise_variance", noise_variance, single=True)
     check_positive("epsilon", epsilon, single=True, optional=True)
     check_terms(delta, rows, bound, neighbours)
+    check_count("sharers", sharers)
+    if sharers > 1 and len(local):
+        wanted = "1 with local components, which sums of moments do not tell from shared ones"
+        raise refuse("sharers", wanted, sharers)
+    if sharers > clients:
+        raise refuse("sharers", f"at most the {clients} clients", sharers)
     free = features - len(shared)
     if free <= len(local):
         raise refuse("features", f"more than {len(shared) + len(local)}, the components", features)
@@ -95,7 +103,7 @@ def expected_error(
         far = float(sensitivity(persons, rows, size, neighbours))
         deviation = noise_of(float(epsilon), float(delta)) * far
     terms = persons // 2 if rows == "pairs" else persons
-    variances = squares / terms + deviation**2 / 2
+    variances = squares / terms + deviation**2 / 2 / sharers
     # The share of a direction's clients that see it. With few clients, it varies by direction.
     hidden = len(local) * clients / max(clients - 1, 1) / free
     seen = free / max(1 - hidden, 1e-9)
@@ -117,6 +125,7 @@ def persons_needed(
     rows: Rows = "pairs",
     neighbours: Neighbours = "replace",
     bound: float | None = None,
+    sharers: int = 1,
 ) -> int:
     """Compute how many persons each client needs for an error, the inverse of `expected_error`.
 
@@ -132,6 +141,7 @@ def persons_needed(
         rows: what a row contributes.
         neighbours: what one person may change.
         bound: of a row's length with `"clip"`.
+        sharers: number of clients that share the noise.
 
     Returns:
         The smallest number of persons, at least four.
@@ -154,6 +164,7 @@ def persons_needed(
             rows=rows,
             neighbours=neighbours,
             bound=bound,
+            sharers=sharers,
         )
 
     if of(FEWEST) <= error:

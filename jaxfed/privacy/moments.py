@@ -19,6 +19,7 @@ from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.guarantee import (
     Neighbours,
     Rows,
+    people_in,
     sensitivity,
 )
 from jaxfed.core.clients.samples import Samples
@@ -40,6 +41,7 @@ def release_moments(
     neighbours: Neighbours = "replace",
     person: Sequence[ArrayLike | Sequence[object]] | None = None,
     semidefinite: bool = False,
+    sharers: int = 1,
     noise: Literal["jax", "opendp"] = "jax",
     ledger: Ledger | None = None,
     key: Key[Array, ""] | UInt32[Array, " 2"] | None = None,
@@ -75,6 +77,12 @@ def release_moments(
     `PerPCA(solver="gradient")`, `HierarchicalPCA`, `EmpiricalBayesPCA`, `FAPS`, and where the other
     consensus algorithms do not converge.
 
+    Where the sum of all moments is enough, as for `Pooled`, clients can share the noise: with
+    `sharers`, k, each adds only \(1 / \sqrt k\) of it, and the sum over k clients has what one
+    client's release would have. Single moments are then protected by masks alone. So runs are
+    refused on such clients unless they send sums of moments and nothing else, as `Pooled` does,
+    through `jaxfed.channel.secure_sum`. In a pooled moment, all persons count equally.
+
     Args:
         clients: clients with samples, divided by public scales if features have different units.
         epsilon: \(\varepsilon\), for each client's release. A person with rows at several clients
@@ -87,7 +95,10 @@ def release_moments(
         person: for each client, whose row each row is, by numbers or names. A person's rows count
             as much together as another's single row. By default each row is another person's.
         semidefinite: whether each moment is projected onto positive semi-definite matrices, after
-            the noise, which costs no privacy.
+            the noise, which costs no privacy; not with `sharers`, since sums of such moments are
+            no longer those of the noisy ones.
+        sharers: k, the fewest clients whose moments are added up, and that add their noise and keep
+            it secret. By default each client's noise protects its own release.
         noise: `"jax"` draws noise from JAX's generator, in floating-point numbers: for simulations,
             and fast. `"opendp"` samples it exactly, on a grid, from the system's cryptographic
             generator, by OpenDP (`pip install 'jaxfed[privacy]'`): for real data. It takes some 10
@@ -112,8 +123,11 @@ def release_moments(
     Algorithm 1, for the noise; Kim & Jung (2025), arXiv 2507.15232, for directions and pairs;
     Visuri, Koivunen & Oja (2000), Sign and rank covariance matrices.
     """
-    guarantee = guarantee_of(epsilon, delta, rows, bound, neighbours, several=person is not None)
+    several = person is not None
+    guarantee = guarantee_of(epsilon, delta, rows, bound, neighbours, sharers, several=several)
     check_flag("semidefinite", semidefinite)
+    if semidefinite and sharers > 1:
+        raise refuse("semidefinite", "False with sharers", semidefinite)
     release = checked_release("release_moments", guarantee, clients, person, noise, ledger, key)
     guarantee, whole, codes, people, key, exact, _ = release
     data: Samples = whole.data
@@ -126,7 +140,8 @@ def release_moments(
     # With the guarantee, so that one key gives releases of other kinds other noise.
     key = jax.random.fold_in(key, zlib.crc32(repr(guarantee).encode()))
     keys = jax.vmap(lambda own: jax.random.fold_in(key, own))(whole.ids)
-    deviations = (MARGIN * guarantee.noise_multiplier * far).astype(dtype)
+    share = guarantee.noise_multiplier / sharers**0.5
+    deviations = (MARGIN * share * far).astype(dtype)
     with jax.enable_x64(True) if exact else nullcontext():
         # In double precision, where one person moves a moment no further by rounding.
         known = np.float64 if exact else dtype
@@ -148,6 +163,8 @@ def release_moments(
         matrices = jnp.asarray(np.stack(drawn), dtype)
     if semidefinite:
         matrices = _projected(matrices)
+    if sharers > 1:  # else a person in one pair of few would move the sum further than others
+        people = people_in(people, rows)
     moments = jax.vmap(Moment.from_dense)(matrices, people)
     return Clients(moments, whole.ids, whole.weights, guarantee=guarantee, names=whole.names)
 

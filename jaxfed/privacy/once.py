@@ -80,7 +80,7 @@ def _identity(clients: Clients, options: Mapping[str, Any]) -> list[str]:
     """
     known = {x.name: x.default for x in inspect.signature(release_moments).parameters.values()}
     given: dict[str, Any] = known | dict(options)
-    terms = ("epsilon", "delta", "rows", "bound", "neighbours")
+    terms = ("epsilon", "delta", "rows", "bound", "neighbours", "sharers")
     several = given["person"] is not None
     guarantee = guarantee_of(*(given[name] for name in terms), several=several)
     # Whose row each is, whatever the persons are called.

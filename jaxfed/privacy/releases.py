@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Array, Key
 
 from jaxfed._checks import (
+    check_count,
     check_instance,
     check_name,
     check_number,
@@ -103,6 +104,7 @@ def guarantee_of(
     rows: Rows = "pairs",
     bound: float | None = None,
     neighbours: Neighbours = "replace",
+    sharers: int = 1,
     *,
     several: bool,
 ) -> Guarantee:
@@ -113,6 +115,7 @@ def guarantee_of(
     """
     check_positive("epsilon", epsilon, single=True)
     check_terms(delta, rows, bound, neighbours)
+    check_count("sharers", sharers)
     for name, given in (("epsilon", epsilon), ("delta", delta), ("bound", bound)):
         if is_traced(given):
             raise refuse(name, "a known number, since the noise is computed from it", given)
@@ -124,6 +127,7 @@ def guarantee_of(
         noise_of(float(epsilon), float(delta)),
         rows,
         None if bound is None else float(bound),
+        sharers=int(sharers),
     )
 
 

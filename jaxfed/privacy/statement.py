@@ -29,6 +29,17 @@ BECOMES = {
     "clip": "itself, shortened to length {bound:g} if it is longer",
     "ranges": "itself, each number moved into the public range of its feature",
 }
+OWN = (
+    "Who: each person behind the data, from everybody who sees what the clients released or "
+    "anything that was computed from it: the server, other clients, readers of the result. Each "
+    "client added its noise itself, so nobody else need be trusted."
+)
+SHARED = (
+    "Who: each person behind the data, from everybody who sees sums over at least {sharers} "
+    "clients or anything that was computed from them: the server, other clients, readers of the "
+    "result. Each client added its share of the noise itself. {sharers} of them are trusted to do "
+    "so and to keep it secret; masks hide what a single client sent."
+)
 NOT_COVERED = (
     "numbers of persons, of features and of clients, and the clients' weights: they are public",
     "scales, centres, bounds and ranks that somebody chose by looking at the data, except those "
@@ -40,9 +51,13 @@ NOT_COVERED = (
     "jaxfed.privacy.Ledger",
     "a person with data at several clients, whose releases add up",
 )
+ALONE = (
+    "the moment of a single client, and the history of a simulated run, which masks must hide; a "
+    "second sum of the same moments, over other clients, from which the first could be subtracted"
+)
 SIMULATED = (
     "whoever knows the random key, which can subtract the noise. This noise is from a generator "
-    "for simulations, in floating-point numbers; real data need that of noise='opendp'",
+    "for simulations, in floating-point numbers; real data need that of noise='opendp'"
 )
 
 
@@ -66,10 +81,9 @@ def statement(*released: Solution | Clients | Guarantee | Any) -> str:
     # The same release counts once; another one with the same numbers is another one.
     guarantees = list({id(x): x for each in released for x in _guarantees(each)}.values())
     first = guarantees[0]
+    sharers = max(each.sharers for each in guarantees)
     lines = [
-        "Who: each person behind the data, from everybody who sees what the clients released or "
-        "anything that was computed from it: the server, other clients, readers of the result. "
-        "Each client added its noise itself, so nobody else need be trusted.",
+        SHARED.format(sharers=sharers) if sharers > 1 else OWN,
         f"Unit: {UNITS[first.unit]}",
     ]
     lines += [f"Release: {_release(each)}" for each in guarantees]
@@ -80,6 +94,7 @@ def statement(*released: Solution | Clients | Guarantee | Any) -> str:
             "Releases of different data of the same persons add up."
         )
     exact = all(each.mechanism == DISCRETE for each in guarantees)
+    more = [ALONE] * (sharers > 1) + [SIMULATED] * (not exact)
     odds = math.exp(min(epsilon, 700))
     detected = float(norm.cdf(norm.ppf(ALARMS) + 1 / sigma))
     lines += [
@@ -88,7 +103,7 @@ def statement(*released: Solution | Clients | Guarantee | Any) -> str:
         f"Even odds, 50 %, become at most {odds:.3g} : 1, or {_percent(odds / (1 + odds))}. A test "
         f"of whether one person's data were used that errs in {_percent(ALARMS)} of the cases "
         f"where they were not finds at most {_percent(detected)} of the cases where they were.",
-        f"Not covered: {'; '.join(NOT_COVERED + (() if exact else SIMULATED))}.",
+        f"Not covered: {'; '.join([*NOT_COVERED, *more])}.",
     ]
     return "\n".join(lines)
 

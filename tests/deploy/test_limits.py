@@ -66,7 +66,7 @@ def test_only_under_masks_does_the_noise_of_a_sum_count(tmp_path):
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ({}, "would exceed the epsilon that the site allows, or has no noise"),
+        ({}, "would exceed the epsilon that the site allows, has no noise"),
         ({"delta": 2.0}, "conf"),
     ],
 )

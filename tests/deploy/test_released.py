@@ -27,7 +27,18 @@ def at_once(monkeypatch):
     monkeypatch.setattr(exchange, "PAUSE", 0.0)
 
 
-def run(folder, out="out", *, x=X, configs=({}, {}, {}), raw=(), channel=None, start=None):
+def run(
+    folder,
+    out="out",
+    *,
+    x=X,
+    configs=({}, {}, {}),
+    raw=(),
+    channel=None,
+    start=None,
+    algorithm=ALGORITHM,
+    **more,
+):
     """The saved solution; sites in `raw` release nothing."""
 
     def make_data(config):
@@ -35,11 +46,11 @@ def run(folder, out="out", *, x=X, configs=({}, {}, {}), raw=(), channel=None, s
         clients = jf.Clients.from_samples(x[number][None])
         if number in raw:
             return jf.Clients.from_moments([x[number].T @ x[number] / 40], counts=[20])
-        return flower.released(config, clients, person=[PERSON], key=KEY, **OPTIONS)
+        return flower.released(config, clients, person=[PERSON], key=KEY, **OPTIONS, **more)
 
     channel = jf.channel.lossless() if channel is None else channel
     app = flower.client_app(
-        lambda _: ALGORITHM,
+        lambda _: algorithm,
         make_data,
         channel=channel,
         folder=folder / "states",
@@ -49,7 +60,7 @@ def run(folder, out="out", *, x=X, configs=({}, {}, {}), raw=(), channel=None, s
     configs = [{"partition-id": i} | folders | more for i, more in enumerate(configs)]
     grid = LocalGrid([app] * 3, {}, configs, None)
     server = flower.server_app(
-        lambda _: ALGORITHM,
+        lambda _: algorithm,
         clients=3,
         rounds=4,
         key=3,
@@ -121,6 +132,41 @@ def test_nothing_is_guaranteed_unless_all_data_are_released(tmp_path):
     assert saved.guarantees == ()
     with pytest.raises(ValueError, match="released: wanted"):
         privacy.statement(saved)
+
+
+def shared(folder, out="out", bits=32, **more):
+    masks = jf.channel.secure_sum(3, bits=bits, bound=500.0)
+    options = {"algorithm": jf.pca.Pooled(2), "channel": jf.Wire(masks, jf.channel.lossless())}
+    return run(folder, out, sharers=3, **options | more)
+
+
+def test_sites_share_the_noise_of_a_masked_sum(tmp_path):
+    saved = shared(tmp_path)
+    released = privacy.release_moments(
+        jf.Clients.from_samples(X), person=[PERSON] * 3, key=KEY, sharers=3, **OPTIONS
+    )
+    total = np.einsum("m,mij->ij", np.asarray(released.counts), np.asarray(released.data.dense))
+    wanted, found = np.linalg.eigh(total)[1][:, -2:], np.asarray(saved.result.shared)
+    np.testing.assert_allclose(found @ found.T, wanted @ wanted.T, atol=1e-4)
+    assert saved.guarantees == (released.guarantee,)
+    assert "at least 3 clients" in privacy.statement(saved)
+    # The same release in another run may be summed over others.
+    with pytest.raises(RefusedError, match="or is not hidden in the one sum"):
+        shared(tmp_path, "second")
+    assert [ledger(tmp_path, i).spent() for i in range(3)] == pytest.approx([3.0] * 3)
+    (tmp_path / "nodes" / "client-0" / "release.npz").unlink()
+    with pytest.raises(RefusedError, match="node 100 refuses: make_data failed"):
+        shared(tmp_path, "third")
+
+
+@pytest.mark.parametrize(
+    "more", [{"algorithm": ALGORITHM}, {"channel": jf.channel.lossless()}, {"bits": 8}]
+)
+def test_sites_refuse_to_show_more_than_a_sum(tmp_path, more):
+    with pytest.raises(
+        RefusedError, match="would exceed the epsilon that the site allows, has no noise"
+    ):
+        shared(tmp_path, **more)
 
 
 def test_noise_for_real_data_is_exact(tmp_path):

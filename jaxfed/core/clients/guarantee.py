@@ -5,7 +5,7 @@ from typing import Any, Literal, NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from jaxfed._checks import check_name, check_number
+from jaxfed._checks import check_count, check_name, check_number
 
 Rows = Literal["pairs", "directions", "clip"]
 Neighbours = Literal["replace", "add_remove"]
@@ -29,6 +29,8 @@ class Guarantee(NamedTuple):
         rows: what a row contributes; `"ranges"` of `release_units`.
         bound: of the length of a row with `"clip"`, else None.
         mechanism: how the noise was calibrated.
+        sharers: number of clients that share the noise. Above one, it protects persons in sums over
+            at least as many clients, and in nothing else.
     """
 
     unit: Literal["row", "person"]
@@ -39,11 +41,14 @@ class Guarantee(NamedTuple):
     rows: Rows | Literal["ranges"]
     bound: float | None = None
     mechanism: str = "analytic Gaussian"
+    sharers: int = 1
 
     def __str__(self) -> str:
         return (
             f"epsilon {self.epsilon:g}, delta {self.delta:g} per {self.unit} "
-            f"({self.neighbours}, {self.rows}, {self.mechanism})"
+            f"({self.neighbours}, {self.rows}, {self.mechanism}"
+            + f", in sums over {self.sharers} clients" * (self.sharers > 1)
+            + ")"
         )
 
 
@@ -59,7 +64,22 @@ def checked_guarantee(**given: Any) -> Guarantee:
     check_name("rows", found.rows, (*ROWS, "ranges"))
     for name in ("epsilon", "delta", "noise_multiplier", *["bound"] * (found.rows == "clip")):
         check_number(name, getattr(found, name), "a positive number", lambda x: x > 0)
+    check_count("sharers", found.sharers)
     return found
+
+
+def people_in(people: Array, rows: Rows) -> Array:
+    """The numbers of persons that moments are made of: with pairs, an odd one is left out."""
+    return 2 * jnp.floor(people / 2) if rows == "pairs" else people
+
+
+def least_deviation(guarantee: Guarantee) -> float:
+    """The smallest standard deviation of noise in a client's moment times its number of persons."""
+    assert guarantee.rows != "ranges"
+    size = 1.0 if guarantee.bound is None else guarantee.bound
+    far = 2 * float(sensitivity(2, guarantee.rows, size, guarantee.neighbours))
+    # Beside the diagonal, it is smaller than on it.
+    return guarantee.noise_multiplier * far / (2 * guarantee.sharers) ** 0.5
 
 
 def terms_of(people: Array | float, rows: Rows) -> Array:

@@ -104,6 +104,9 @@ class Algorithm(eqx.Module):
     then resample them.
     """
 
+    sums_moments = False
+    """Whether it sends the sum of the clients' second moments, once, and nothing else."""
+
     eigenvectors = 0
     """How many leading eigenvectors of clients' second moments, or of views, the result is made of.
 

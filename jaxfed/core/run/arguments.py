@@ -23,6 +23,7 @@ from jaxfed._checks import (
 from jaxfed.core.backends import backend
 from jaxfed.core.backends.one_device import vmap
 from jaxfed.core.clients.clients import Clients
+from jaxfed.core.clients.guarantee import Guarantee, least_deviation
 from jaxfed.core.clients.names import learned_by, without_names
 from jaxfed.core.clients.units import as_precise_as
 from jaxfed.core.common.meshes import check_context, is_explicit
@@ -42,6 +43,7 @@ from jaxfed.core.store.checkpoint import Checkpoint
 from jaxfed.core.store.identity import digest_of
 from jaxfed.core.store.saved import Saved
 from jaxfed.core.wire import calls, channel
+from jaxfed.core.wire.masks import MaskedChannel
 from jaxfed.core.wire.wire import Wire, checked_wire
 
 LOSSLESS, VMAP, EVERYBODY = channel.lossless(), vmap(), participation.everybody()
@@ -103,6 +105,7 @@ def problem_of(
             )
     _check_axes(clients=clients, warm_start=start)
     algorithm.check(clients, start)
+    check_sharing(clients.guarantee, algorithm, wire, len(clients))
     _check_processes(problem, start)
     check_together(problem, start, int(rounds))
     return problem, start
@@ -249,6 +252,40 @@ def check_together(problem: Problem, warm_start: Personalized | None, rounds: in
                 "explicit settings in place of automatic ones"
             )
         calls.check(first_up, clients, len(clients), first)
+
+
+def check_sharing(
+    guarantee: Guarantee | None, algorithm: Algorithm, wire: Wire, clients: int
+) -> None:
+    """Refuse a run that shows more of moments whose noise clients share than a sum of enough.
+
+    Args:
+        guarantee: of the data.
+        algorithm: that runs.
+        wire: its channels.
+        clients: number of clients.
+
+    Raises:
+        ValueError: names what would show more.
+    """
+    if guarantee is None or guarantee.sharers == 1:
+        return
+    sharing = f"for moments whose noise {guarantee.sharers} clients share"
+    if clients < guarantee.sharers:
+        raise ValueError(f"clients: wanted at least {guarantee.sharers} {sharing}, got {clients}")
+    if not algorithm.sums_moments:
+        wanted = "one that sends the sum of all moments and nothing else, such as Pooled,"
+        raise ValueError(f"algorithm: wanted {wanted} {sharing}, got {algorithm!r}")
+    for way in (wire.up, wire.first_up):
+        step = way.step if isinstance(way, MaskedChannel) else None
+        if step is None:
+            raise ValueError(f"channel: wanted secure_sum, around lossless, {sharing}, got {way!r}")
+        # Rounding at random widens the noise, unless its steps are as wide as the noise.
+        if 4 * step > (deviation := least_deviation(guarantee)):
+            raise ValueError(
+                f"channel: wanted numbers rounded to at most {deviation / 4:.2g} {sharing}, got "
+                f"{step:.2g}; give it more bits, or a smaller bound"
+            )
 
 
 def check_rounds(rounds: Any) -> None:

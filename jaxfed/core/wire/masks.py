@@ -23,6 +23,11 @@ class MaskedChannel(Channel):
     def unmasked(self) -> Channel:
         """The same channel without masks."""
 
+    @property
+    @abc.abstractmethod
+    def step(self) -> float | None:
+        """The distance between numbers to which it rounds a message; None if it changes more."""
+
     @abc.abstractmethod
     def numbers(self, payload: PyTree) -> UInt32[np.ndarray, " n"]:
         """All numbers of a payload."""

@@ -75,6 +75,14 @@ class _SecureSum(MaskedChannel):
         """The largest integer of one client for which the sum over all does not overflow."""
         return (2 ** (self.bits - 1) - 1) // self.clients
 
+    @property
+    def step(self):
+        return self._step if self.inner == lossless() else None
+
+    @property
+    def _step(self) -> float:
+        return self.bound / self.levels
+
     def check(self, clients, participants, message):
         if len(clients) != self.clients:
             raise ValueError(
@@ -209,7 +217,7 @@ class _SecureSum(MaskedChannel):
         top = residues.values.astype(jnp.uint32) << left
         signed = lax.bitcast_convert_type(top, jnp.int32) >> left
         wide = jnp.promote_types(residues.dtype, jnp.float32)
-        unit = jnp.asarray(self.bound / self.levels, wide)
+        unit = jnp.asarray(self._step, wide)
         value = (signed.astype(wide) * unit).astype(residues.dtype)
         return value if residues.exact is None else straight_through(value, residues.exact)
 
