@@ -9,7 +9,7 @@ from typing import Any
 from jaxfed import gcca, generative, pca, preprocess
 from jaxfed._checks import check_count, refuse
 from jaxfed.core.common.files import replacing
-from jaxfed.core.contract.algorithm import Algorithm
+from jaxfed.core.contract.algorithm import Algorithm, OneExchange
 from jaxfed.core.run.arguments import check_rounds
 from jaxfed.core.wire.secure import secure_sum
 from jaxfed.privacy.releases import guarantee_of
@@ -126,7 +126,7 @@ def write_app(
         algorithm: the name of an exported algorithm, in any case.
         settings: its arguments, by name.
         clients: number of clients.
-        rounds: number of rounds.
+        rounds: number of rounds, of which algorithms with one exchange need one.
         key: the seed of the run's key, from 0 to 2**32 - 1.
         masks: bound of masked messages, see `jaxfed.channel.secure_sum`; None for no masks.
         epsilon: of one release of each machine's data, see `jaxfed.deploy.flower.released`; None
@@ -194,7 +194,7 @@ def write_app(
         kind=kind.__name__,
         family=family,
         number=clients,
-        rounds=rounds,
+        rounds=1 if issubclass(kind, OneExchange) else rounds,  # all others repeat the first
         key=key,
         channel=channel,
         settings=", ".join(f"{name}={value!r}" for name, value in settings.items()),

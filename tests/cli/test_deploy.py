@@ -51,6 +51,24 @@ def test_deploy_writes_masks_into_an_app(tmp_path, capsys):
     assert repr(names["channel"]) == repr(wanted)
 
 
+def test_deploy_writes_noise_that_sites_share(tmp_path, capsys):
+    pytest.importorskip("flwr")
+    command = ["deploy", "new", str(tmp_path / "app"), "--nodes", "4", "--algorithm"]
+    pooled, perpca = ["pooled", "--set", "rank=2"], ["perpca", "--set", "shared_rank=1"]
+    masks, noise, three = ["--masks", "900"], ["--epsilon", "1"], ["--sharers", "3"]
+    for given in (
+        [*pooled, *masks, *three],
+        [*pooled, *noise, *three],
+        [*perpca, "local_rank=1", *masks, *noise, *three],
+        [*pooled, *masks, *noise, "--sharers", "5"],
+    ):
+        assert "sharers: wanted" in refused(capsys, main([*command, *given]))
+    assert main([*command, *pooled, *masks, *noise, *three]) == 0
+    text = (tmp_path / "app" / "federation" / "app.py").read_text()
+    assert "epsilon=1.0, delta=1e-05, sharers=3)" in text
+    assert "rounds=1," in text  # there is one exchange
+
+
 @pytest.mark.parametrize(
     ("option", "name"), [("--seed", "key"), ("--nodes", "clients"), ("--rounds", "rounds")]
 )
