@@ -70,7 +70,9 @@ class ClientPCA(Likelihoods):
     bootstrap: int = 0
     epsilon: float | None = None
     delta: float = 1e-5
+    noise: Literal["jax", "opendp"] = "jax"
     ledger: Ledger | None = None
+    semidefinite: ClassVar[bool] = False  # whether the model needs such moments of a release
     center: bool
     scale: Literal["none", "shared"]
     forgetting: float | None
