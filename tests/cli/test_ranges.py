@@ -84,6 +84,7 @@ def test_both_releases_are_kept_stated_and_paid_and_their_units_are_used(tmp_pat
     command = ["personalize", out, "--data", data, "--drop", "patient", "--local-rank", 1]
     assert run(*command, "--out", out / "p") == 0
     new = jf.load(out / "p" / "result.npz")
+    assert new.preprocessing is not None
     np.testing.assert_allclose(new.preprocessing.scale, scale, rtol=1e-6)
     assert privacy.statement(new) == privacy.statement(saved) == text
     # One more run exceeds the budget.
