@@ -53,7 +53,7 @@ def check(estimator: Any, person: object) -> None:
         return
     for name, kept in UNCOVERED.items():
         given = getattr(estimator, name, kept)
-        if given != kept:
+        if np.ndim(given) or given != kept:
             why = WHY.get(name, "which does not cover it")
             raise refuse(name, f"{kept} with epsilon, {why}", given)
 

@@ -81,7 +81,8 @@ def of_own_rows(shared, table, prior):
     return np.linalg.eigh(joint)[1][:, ::-1][:, :rank].T
 
 
-@pytest.mark.parametrize("dtype", [np.float32, pytest.param(np.float64, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_a_prior_is_of_the_release_and_components_under_it_are_of_the_rows(dtype):
     tables = [dtype(table) for table in sampled()]
     X = np.concatenate(tables)
@@ -211,6 +212,7 @@ def test_what_is_not_covered_is_refused_before_anything_is_released(options, mes
     ("options", "message"),
     [
         ({"noise_variance": 0.1}, "noise_variance: wanted None with epsilon, .* no unit, got 0.1"),
+        ({"noise_variance": np.ones(2)}, "noise_variance: wanted None with epsilon, .* no unit"),
         ({"center": True}, "center: wanted False with epsilon"),
         ({"robust": True}, "robust: wanted False with epsilon"),
         ({"epsilon": -1.0}, "epsilon: wanted a positive finite number, got -1.0"),

@@ -97,7 +97,8 @@ def warn(released: ReleasedUnits, ranges: Ranges, features: Sequence[str] | None
     error = released.mean_error / half
     # The noise of a variance, from those of the mean square and of the squared mean.
     noise = np.hypot(FACTOR * error, 2 * mean * error)
-    names = [str(k) for k in range(len(scale))] if features is None else list(features)
+    numbered = [f"feature {k} (from 0)" for k in range(len(scale))]
+    names = numbered if features is None else list(features)
     for places, problem in (
         (scale**2 < 2 * noise, "are hardly above their noise; narrower ranges, or more"),
         (scale > WIDE, "are those of numbers at the ends of the range or beyond; wider ranges, or"),
