@@ -30,6 +30,13 @@ from jaxfed.privacy._gaussian import epsilon_of, noise_of
 
 DELTA, RANK, DRAWS = 1e-5, 5, 8
 COMPONENTS, PRIOR, NOISE = 2, 0.01, 0.3
+TRIED: list[tuple[Rows, float]] = [
+    ("pairs", 0.05),
+    ("pairs", 0.1),
+    ("pairs", 0.35),
+    ("directions", 0.1),
+    ("directions", 0.35),
+]
 # Clients, rows, features, noise
 MODELS = (12, 500, 20, 0.1), (50, 100, 10, NOISE), (200, 30, 10, NOISE)
 
@@ -54,13 +61,7 @@ def explained(clients: int, total: float, share: float, rows: Rows, seed: int) -
 
 def units(seed: int) -> Iterator[dict[str, object]]:
     """Shares of variance by the share of the budget."""
-    for rows, share in (
-        ("pairs", 0.05),
-        ("pairs", 0.1),
-        ("pairs", 0.35),
-        ("directions", 0.1),
-        ("directions", 0.35),
-    ):
+    for rows, share in TRIED:
         row: dict[str, object] = {"share for units": f"{share:.0%}, {rows}"}
         for total in (1.0, 3.0):
             for clients in (1, 6):
