@@ -41,6 +41,7 @@ def _run(arguments: SimpleNamespace, precision: ExitStack) -> None:
     folder.begin()
     new = Saved(result, {}, 0, saved.status, saved.algorithm, len(names), saved.versions)
     new = new._replace(preprocessing=units, names=Names.of_lists(names, features))
+    new = new._replace(guarantees=saved.guarantees)  # of the shared ones
     arrays = {**entries(new), "names": names, "units": fitted.choices, "features": features}
     counts = dict(zip(names, map(len, tables), strict=True))
     _report.show(rows)

@@ -59,10 +59,10 @@ class ClientPCA(Likelihoods):
     - `far_groups_`: with `robust=True`, the labels of clients that were far from the others.
     - `guarantee_`: what `epsilon` guarantees, a `jaxfed.privacy.Guarantee`; None without it.
 
-    With `epsilon`, the guarantee covers `components_`, and no other attribute. `local_components_`
-    and `transform` come from `components_` and the client's own rows, without noise;
-    `explained_variance_ratio_`, `noise_variance_` and likelihoods from the rows of all clients. So
-    hand out `components_`, and neither these nor the fitted estimator.
+    With `epsilon`, the guarantee covers `components_` (and `prior_variance_`), and no other
+    attribute. `local_components_` and `transform` come from `components_` and the client's own
+    rows, without noise; `explained_variance_ratio_`, `noise_variance_` and likelihoods from the
+    rows of all clients. So hand out `components_`, and neither these nor the fitted estimator.
     """
 
     rounds: int
@@ -70,7 +70,9 @@ class ClientPCA(Likelihoods):
     bootstrap: int = 0
     epsilon: float | None = None
     delta: float = 1e-5
+    noise: Literal["jax", "opendp"] = "jax"
     ledger: Ledger | None = None
+    semidefinite: ClassVar[bool] = False  # whether the model needs such moments of a release
     center: bool
     scale: Literal["none", "shared"]
     forgetting: float | None

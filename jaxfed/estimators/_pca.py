@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxfed import pca
-from jaxfed._checks import check_count
+from jaxfed._checks import check_count, check_positive
 from jaxfed.core.contract.algorithm import Personalized
 from jaxfed.estimators._clients import ClientPCA
 from jaxfed.estimators._normal import Learned
@@ -15,7 +15,7 @@ from jaxfed.estimators._starts import best_of
 from jaxfed.inference.weights import FEWEST
 from jaxfed.linalg import Moment
 from jaxfed.multi_start import ROUNDS
-from jaxfed.pca.likelihood import joint_moment, precision
+from jaxfed.pca.likelihood import estimated, joint_moment, precision, variances_message
 from jaxfed.pca.one_shot import FirstShared
 from jaxfed.pca.variance_ranks import rank_below_all, shared_and_local_ranks
 from jaxfed.privacy.ledger import Ledger
@@ -53,6 +53,7 @@ class PersonalizedPCA(ClientPCA):
         bootstrap: int = 0,
         epsilon: float | None = None,
         delta: float = 1e-5,
+        noise: Literal["jax", "opendp"] = "jax",
         ledger: Ledger | None = None,
         random_state: Any = None,
     ):
@@ -101,6 +102,9 @@ class PersonalizedPCA(ClientPCA):
                 `partial_fit`. Each `fit` is another release, in a search too, and guarantees add
                 up.
             delta: probability that the guarantee fails, with `epsilon`.
+            noise: generator of the noise, with `epsilon`, as for `jaxfed.privacy.release_moments`:
+                "jax" for simulations, or "opendp" for real data, exactly sampled from the system's
+                randomness (`pip install 'jaxfed[privacy]'`), whatever `random_state`.
             ledger: the budget that each release counts against, with `epsilon`; a release beyond it
                 is refused before anything is computed.
             random_state: a seed or a `numpy.random.RandomState`. With `epsilon`, whoever knows it
@@ -114,7 +118,7 @@ class PersonalizedPCA(ClientPCA):
         self.center, self.scale, self.whiten = center, scale, whiten
         self.forgetting, self.impute = forgetting, impute
         self.bootstrap, self.epsilon, self.delta = bootstrap, epsilon, delta
-        self.ledger, self.random_state = ledger, random_state
+        self.noise, self.ledger, self.random_state = noise, ledger, random_state
 
     def _sizes(self):
         check_count("n_init", self.n_init)
@@ -178,6 +182,7 @@ class FederatedPCA(ClientPCA):
         impute: tuple[int, int] | Literal["auto"] | None = None,
         epsilon: float | None = None,
         delta: float = 1e-5,
+        noise: Literal["jax", "opendp"] = "jax",
         ledger: Ledger | None = None,
         random_state: Any = None,
     ):
@@ -212,6 +217,9 @@ class FederatedPCA(ClientPCA):
                 rows first, `scale`, `forgetting`, `impute` and `partial_fit`. Each `fit` is another
                 release, in a search too, and guarantees add up.
             delta: probability that the guarantee fails, with `epsilon`.
+            noise: generator of the noise, with `epsilon`, as for `jaxfed.privacy.release_moments`:
+                "jax" for simulations, or "opendp" for real data, exactly sampled from the system's
+                randomness (`pip install 'jaxfed[privacy]'`), whatever `random_state`.
             ledger: the budget that each release counts against, with `epsilon`; a release beyond it
                 is refused before anything is computed.
             random_state: a seed or a `numpy.random.RandomState`. With `epsilon`, whoever knows it
@@ -223,7 +231,7 @@ class FederatedPCA(ClientPCA):
         self.n_components, self.rounds, self.tol = n_components, rounds, tol
         self.center, self.scale, self.whiten = center, scale, whiten
         self.forgetting, self.impute = forgetting, impute
-        self.epsilon, self.delta = epsilon, delta
+        self.epsilon, self.delta, self.noise = epsilon, delta, noise
         self.ledger, self.random_state = ledger, random_state
 
     def _sizes(self):
@@ -252,9 +260,16 @@ class HierarchicalBayesPCA(ClientPCA):
     `local_components_` holds each client's components. A client that was not in `fit` gets the most
     likely components for its samples under the prior, whose variance is `prior_variance_`.
 
+    With `epsilon`, the prior is learned from the release, so that the guarantee also covers
+    `prior_variance_`. A client then finds its components at home, with variances of noise and
+    scores from its own rows. Noise of the release makes clients look more different than they are:
+    the learned prior is wider than without, at ε = 1 and 500 rows of 20 features 1.6 times, and
+    supports clients less.
+
     Source: Ozkara, Huang & Diggavi (2023); Ozkara, Huang, Zhou & Diggavi, ADEPT.
     """
 
+    semidefinite = True
     n_components_: int
 
     def __init__(
@@ -270,6 +285,10 @@ class HierarchicalBayesPCA(ClientPCA):
         whiten: bool = False,
         forgetting: float | None = None,
         impute: tuple[int, int] | Literal["auto"] | None = None,
+        epsilon: float | None = None,
+        delta: float = 1e-5,
+        noise: Literal["jax", "opendp"] = "jax",
+        ledger: Ledger | None = None,
         random_state: Any = None,
     ):
         """Set up the estimator.
@@ -303,15 +322,34 @@ class HierarchicalBayesPCA(ClientPCA):
                 (NaN), or "auto" for those of `jaxfed.preprocess.Impute`; None refuses missing
                 entries. Samples of clients that were not in `fit` are imputed by a model for
                 unknown clients.
-            random_state: a seed or a `numpy.random.RandomState`.
+            epsilon: release each client's second moment once, with noise that protects each person,
+                and learn from it, see `jaxfed.privacy.release_moments`; None adds no noise. What it
+                does not cover is refused: `center`, so subtract each client's own mean from its
+                rows first, `scale`, `robust`, `forgetting`, `impute`, `noise_variance` and
+                `partial_fit`. Each `fit` is another release, in a search too, and guarantees add
+                up.
+            delta: probability that the guarantee fails, with `epsilon`.
+            noise: generator of the noise, with `epsilon`, as for `jaxfed.privacy.release_moments`:
+                "jax" for simulations, or "opendp" for real data, exactly sampled from the system's
+                randomness (`pip install 'jaxfed[privacy]'`), whatever `random_state`.
+            ledger: the budget that each release counts against, with `epsilon`; a release beyond it
+                is refused before anything is computed.
+            random_state: a seed or a `numpy.random.RandomState`. With `epsilon`, whoever knows it
+                can draw the noise again and subtract it: set it in simulations alone, where the
+                noise is that of `release_moments` with the key
+                `jax.random.key(check_random_state(random_state).randint(2**31 - 1))`. With None,
+                noise is from the system's randomness.
         """
         self.n_components, self.noise_variance = n_components, noise_variance
         self.prior_variance, self.rounds, self.robust = prior_variance, rounds, robust
         self.center, self.scale, self.whiten = center, scale, whiten
         self.forgetting, self.impute = forgetting, impute
-        self.random_state = random_state
+        self.epsilon, self.delta, self.noise = epsilon, delta, noise
+        self.ledger, self.random_state = ledger, random_state
 
     def _sizes(self):
+        for name in ("noise_variance", "prior_variance"):
+            check_positive(name, getattr(self, name), optional=True)
         return self.n_components_, self.n_components_ + 1
 
     def _numbers(self, clients, *given):
@@ -328,17 +366,20 @@ class HierarchicalBayesPCA(ClientPCA):
         self.prior_variance_ = last("prior_variance", self.prior_variance)
         # Of the likelihood; `noise_variance_` is the variance that the fitted components leave.
         scores = None if self.noise_variance is None else 1.0
-        self._variances = (
-            last("noise_variance", self.noise_variance),
-            last("score_variance", scores),
-        )
+        found = last("noise_variance", self.noise_variance), last("score_variance", scores)
+        # Those of a release are of directions of rows.
+        self._variances = found if self.epsilon is None else None
         shared, local = map(_host, solution.result)
         return Learned(shared, local, False)
 
     def _new_components(self, tables):
         def of_one(table):
             moment = Moment.from_samples(jnp.asarray(table))
-            weight = precision(jnp.asarray(float(len(table))), *self._variances)
+            variances = self._variances
+            if variances is None:
+                own = variances_message(moment, self.n_components_)
+                variances = estimated(own, self.n_components_, moment.dim)
+            weight = precision(jnp.asarray(float(len(table))), *variances)
             shared = jnp.asarray(np.asarray(self.components_).T, moment.trace.dtype)
             joint = joint_moment(moment, weight, shared, self.prior_variance_)
             return joint.top(self.n_components_)[1]

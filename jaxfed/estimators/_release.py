@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
-from jaxfed._checks import check_instance, refuse
+from jaxfed._checks import check_instance, check_name, refuse
 from jaxfed.core.clients.clients import Clients
 from jaxfed.estimators._arrays import client_labels
 from jaxfed.estimators._normal import axes, moment_of_matrix, pooled
@@ -22,10 +22,13 @@ UNCOVERED = {
     "forgetting": None,
     "impute": None,
     "bootstrap": 0,
+    "noise_variance": None,
 }
 WHY = {
-    "center": "the mean of all clients' rows; subtract each client's own mean from its rows",
-    "scale": "the deviations of all clients' rows; divide rows by known units",
+    "center": "which does not cover the mean of all clients' rows; subtract each client's own mean "
+    "from its rows",
+    "scale": "which does not cover the deviations of all clients' rows; divide rows by known units",
+    "noise_variance": "whose moments of directions have no unit",
 }
 
 
@@ -37,6 +40,7 @@ def check(estimator: Any, person: object) -> None:
     """
     epsilon = estimator.epsilon
     guarantee_of(1.0 if epsilon is None else epsilon, estimator.delta, several=person is not None)
+    check_name("noise", estimator.noise, ("jax", "opendp"))
     if estimator.ledger is not None:
         wanted = "a jaxfed.privacy.Ledger or None"
         check_instance("ledger", estimator.ledger, Ledger, wanted)
@@ -44,12 +48,14 @@ def check(estimator: Any, person: object) -> None:
         for name, given in (("person", person), ("ledger", estimator.ledger)):
             if given is not None:
                 raise refuse(name, "None without epsilon", given)
+        if estimator.noise != "jax":
+            raise refuse("noise", "'jax', the default, without epsilon", estimator.noise)
         return
     for name, kept in UNCOVERED.items():
         given = getattr(estimator, name, kept)
-        if given != kept:
-            what = WHY.get(name, "it")
-            raise refuse(name, f"{kept} with epsilon, which does not cover {what}", given)
+        if np.ndim(given) or given != kept:
+            why = WHY.get(name, "which does not cover it")
+            raise refuse(name, f"{kept} with epsilon, {why}", given)
 
 
 def released(
@@ -62,11 +68,12 @@ def released(
     """Release the clients' moments.
 
     Args:
-        estimator: has `epsilon`, `delta` and `ledger`.
+        estimator: has `epsilon`, `delta`, `noise` and `ledger`, and says whether its model needs
+            moments without negative eigenvalues.
         clients: with samples.
         places: the client of each row of the table.
         person: whose row each row of the table is; None if each is another person's.
-        key: of the noise; None takes one from the system's randomness.
+        key: of the noise; None takes one from the system's randomness, as exact noise does.
     """
     owners = None
     if person is not None:
@@ -77,7 +84,9 @@ def released(
         epsilon=estimator.epsilon,
         delta=estimator.delta,
         person=owners,
-        key=key,
+        semidefinite=estimator.semidefinite,
+        noise=estimator.noise,
+        key=None if estimator.noise == "opendp" else key,
         ledger=estimator.ledger,
     )
 

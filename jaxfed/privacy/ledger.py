@@ -100,6 +100,27 @@ class Ledger:
         except FileNotFoundError:
             return 0.0
 
+    def check(self, *guarantees: Guarantee) -> None:
+        """Refuse releases that exceed the budget together, before the first of them.
+
+        Nothing is written: each release still spends its own line.
+
+        Args:
+            guarantees: of the releases.
+
+        Raises:
+            ValueError: if the budget does not suffice, or earlier releases have another unit.
+            OSError: if the file cannot be read.
+        """
+        for each in guarantees:
+            check_instance("guarantees", each, Guarantee, "a jaxfed.privacy.Guarantee each")
+        try:
+            with self._locked() as file:
+                earlier = self._read(file)
+        except FileNotFoundError:
+            earlier = []
+        self._check(earlier, [_spent_by(each) for each in guarantees])
+
     def spend(self, guarantee: Guarantee, clients: Clients) -> None:
         """Write a release into the ledger; `release_moments` calls this before it begins.
 
@@ -127,7 +148,7 @@ class Ledger:
             "released": f"{what} of {clients.features} features, {len(clients)} clients",
             "data": digest_of(clients.data),
         }
-        self._write(_Spent(guarantee.noise_multiplier, guarantee.neighbours, guarantee.unit), known)
+        self._write(_spent_by(guarantee), known)
 
     def spend_message(self, noise_multiplier: float, channel: str) -> None:
         r"""Write one message of a client into the ledger, before a deployed client answers.
@@ -155,23 +176,30 @@ class Ledger:
         line = {**known, "time": datetime.now(UTC).isoformat(timespec="seconds")}
         with self._locked(os.O_CREAT) as file:
             earlier = self._read(file)
-            units = {each.unit for each in earlier if each} - {new.unit}
-            if units:
-                raise ValueError(
-                    f"ledger: wanted releases per {units.pop()}, as the earlier ones of "
-                    f"{self.path}, got one per {new.unit}"
-                )
-            before, after = self._epsilon(earlier), self._epsilon([*earlier, new])
-            if not after <= self.epsilon * SLACK:
-                raise ValueError(
-                    f"epsilon: wanted at most {self.epsilon:g} for all releases in {self.path}, "
-                    f"got {before:.4g} so far and {after:.4g} with this one (delta {self.delta:g})"
-                    + (", since a line there cannot be read" if None in earlier else "")
-                )
+            self._check(earlier, [new])
             if not os.fstat(file).st_size:
                 _append(file, json.dumps({"budget": self._budget}))
                 _sync_folder(self.path.parent)
             _append(file, json.dumps(line))
+
+    def _check(self, earlier: list[_Spent | None], new: list[_Spent]) -> None:
+        """Refuse releases beyond the budget, or of other units than the earlier ones."""
+        known = {each.unit for each in earlier if each}
+        for unit in (each.unit for each in new):
+            if known - {unit}:
+                raise ValueError(
+                    f"ledger: wanted releases per {known.pop()}, as the earlier ones of "
+                    f"{self.path}, got one per {unit}"
+                )
+            known.add(unit)
+        before, after = self._epsilon(earlier), self._epsilon([*earlier, *new])
+        if not after <= self.epsilon * SLACK:
+            these = "this one" if len(new) == 1 else f"these {len(new)}"
+            raise ValueError(
+                f"epsilon: wanted at most {self.epsilon:g} for all releases in {self.path}, "
+                f"got {before:.4g} so far and {after:.4g} with {these} (delta {self.delta:g})"
+                + (", since a line there cannot be read" if None in earlier else "")
+            )
 
     def __repr__(self) -> str:
         return (
@@ -226,6 +254,10 @@ class Ledger:
         if found != self._budget:
             raise ValueError(f"path: wanted a ledger with the budget {self._budget}, got {found}")
         return [_cost(line) for line in lines if line]
+
+
+def _spent_by(guarantee: Guarantee) -> _Spent:
+    return _Spent(guarantee.noise_multiplier, guarantee.neighbours, guarantee.unit)
 
 
 def _cost(line: str) -> _Spent | None:

@@ -112,7 +112,14 @@ def release_units(
     low, high = _ends("lower", lower, clients.features), _ends("upper", upper, clients.features)
     if not (low < high).all():
         place = int(np.argmin(low < high))
-        raise refuse("upper", f"more than lower, {low[place]:g}, of feature {place}", high[place])
+        wanted = f"more than lower, {low[place]:g}, of feature {place}"
+        raise refuse("upper", wanted, float(high[place]))
+    with np.errstate(over="ignore", invalid="ignore"):
+        wide = ~np.isfinite(high - low)
+    if wide.any():
+        place = int(np.argmax(wide))
+        wanted = f"a range from lower, {low[place]:g}, that the precision holds, of feature {place}"
+        raise refuse("upper", wanted, float(high[place]))
     release.pay()
     middle, half = (low + high) / 2, (high - low) / 2
     sums, deviation = _noisy_sums(release, middle, half)

@@ -1,6 +1,7 @@
 """Estimators whose noise protects persons: what it covers, and what it does not."""
 
 import functools
+import pickle
 
 import jax
 import numpy as np
@@ -69,6 +70,95 @@ def test_components_are_of_the_release_and_all_else_is_of_the_rows(rank, person)
     assert privacy.statement(model.saved_) == privacy.statement(released)
 
 
+def of_own_rows(shared, table, prior):
+    """The most likely components under the prior, by the formulas of the model."""
+    rank, (rows, features) = len(shared), table.shape
+    moment = table.T @ table / rows
+    values = np.linalg.eigvalsh(moment)[::-1]
+    noise = values[rank:].sum() * rows / ((rows - rank) * (features - rank))
+    score = (values.sum() - features * noise) / rank
+    joint = rows / (noise * (1 + noise / score)) * moment + shared.T @ shared / prior
+    return np.linalg.eigh(joint)[1][:, ::-1][:, :rank].T
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_prior_is_of_the_release_and_components_under_it_are_of_the_rows(dtype):
+    tables = [dtype(table) for table in sampled()]
+    X = np.concatenate(tables)
+    model = estimators.HierarchicalBayesPCA(2, **OPTIONS).fit(X, groups=NAMES)
+    with jax.enable_x64(dtype is np.float64):
+        clients = jf.Clients.from_samples(tables)
+        options = {"epsilon": 5.0, "delta": 1e-5, "semidefinite": True, "key": KEY}
+        released = privacy.release_moments(clients, **options)
+        algorithm = jf.pca.HierarchicalPCA(2, solver="eigenvectors")
+        solution = jf.fit(algorithm, released, rounds=30, key=KEY)
+    shared = np.asarray(solution.result.shared).T
+    np.testing.assert_allclose(span(model.components_), span(shared), atol=1e-5)
+    prior = float(solution.history["prior_variance"][-1])
+    assert model.prior_variance_ == pytest.approx(prior, rel=1e-4)
+    local = [of_own_rows(model.components_, table.astype(float), prior) for table in tables]
+    np.testing.assert_allclose(span(model.local_components_), span(np.stack(local)), atol=1e-4)
+    assert model.guarantee_ == released.guarantee
+    assert privacy.statement(model) == privacy.statement(released)
+    # Directions of rows have no unit, and a given prior has none either.
+    for unit in (1e-9, 1e9):
+        other = clone(model).fit(X * dtype(unit), groups=NAMES)
+        np.testing.assert_allclose(other.local_components_, model.local_components_, atol=1e-4)
+    given = clone(model).set_params(prior_variance=0.02).fit(X, groups=NAMES)
+    assert given.prior_variance_ == 0.02
+    new = [tables[0][:9] for _ in range(2)]
+    found = given.personalize(new[0], groups=["new"] * 9).local_components_[-1]
+    wanted = of_own_rows(given.components_, new[0].astype(float), 0.02)
+    np.testing.assert_allclose(span(found), span(wanted), atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("epsilon", [1.0, 3.0, 10.0])
+def test_a_prior_of_a_release_supports_clients_as_one_without_noise(epsilon):
+    """On data of the model: no worse than without noise but for the centre of the prior."""
+    rng, options = np.random.default_rng(0), {"center": False, "random_state": 0}
+    frame = np.linalg.qr(rng.normal(size=(15, 2)))[0]
+    own = [np.linalg.qr(frame + 0.1 * rng.normal(size=(15, 2)))[0] for _ in range(12)]
+    tables = [rng.normal(size=(1000, 2)) @ x.T for x in own]
+    X = np.concatenate([x + 0.4 * rng.normal(size=x.shape) for x in tables])
+    groups, exact = np.repeat(np.arange(12), 1000), np.concatenate(tables)
+    errors = {}
+    for name, given in (("noise", epsilon), ("none", None)):
+        model = estimators.HierarchicalBayesPCA(2, epsilon=given, **options)
+        model.fit(X, groups=groups)
+        back = model.inverse_transform(model.transform(exact, groups), groups)
+        errors[name] = np.sum((back - exact) ** 2)
+    assert errors["noise"] < 1.1 * errors["none"]
+    shared = model.set_params(epsilon=epsilon).fit(X, groups=groups).components_
+    personalized = estimators.PersonalizedPCA(2, 1, n_init=1, epsilon=epsilon, **options)
+    other = personalized.fit(X, groups=groups).components_
+    distances = [2 - np.linalg.norm(frame.T @ x.T) ** 2 for x in (shared, other)]
+    assert distances[0] < 1.1 * distances[1]
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        estimators.FederatedPCA,
+        pytest.param(estimators.PersonalizedPCA, marks=pytest.mark.slow),
+        pytest.param(estimators.HierarchicalBayesPCA, marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+def test_exact_noise_is_of_the_system_whatever_the_seed(model):
+    pytest.importorskip("opendp")
+    X = np.concatenate(sampled())
+    exact = model(2, noise="opendp", rounds=5, **OPTIONS)
+    assert clone(exact).get_params()["noise"] == "opendp"
+    one, other = (clone(exact).fit(X, groups=NAMES) for _ in range(2))
+    assert one.guarantee_.mechanism == "discrete Gaussian"
+    assert "generator for simulations" not in privacy.statement(one)
+    assert not np.allclose(span(one.components_), span(other.components_))
+    again = pickle.loads(pickle.dumps(one))
+    np.testing.assert_array_equal(again.transform(X, NAMES), one.transform(X, NAMES))
+
+
 def test_noise_is_new_without_a_seed():
     X = np.concatenate(sampled())
     model = estimators.FederatedPCA(2, **OPTIONS).set_params(random_state=None)
@@ -89,6 +179,9 @@ Personalized = functools.partial(estimators.PersonalizedPCA, **OPTIONS)
         ({"epsilon": 0}, "epsilon: wanted a positive finite number, got 0"),
         ({"epsilon": "1"}, "epsilon: wanted a positive finite number, got '1'"),
         ({"delta": 1.0}, "delta: wanted a number between 0 and 1, got 1.0"),
+        ({"noise": "numpy"}, "noise: wanted one of jax, opendp, got 'numpy'"),
+        ({"noise": True}, "noise: wanted .*, got True"),
+        ({"noise": "opendp", "epsilon": None}, "noise: wanted 'jax', .* without epsilon, got 'op"),
         ({"center": True}, "center: wanted False with epsilon, .* each client's own mean .*True"),
         ({"shrinkage": True}, "shrinkage: wanted False with epsilon, .*, got True"),
         ({"robust": True}, "robust: wanted False with epsilon, .*, got True"),
@@ -112,6 +205,27 @@ def test_what_is_not_covered_is_refused_before_anything_is_released(options, mes
     model = Personalized(**{name: x for name, x in options.items() if name not in told})
     with pytest.raises(ValueError, match=f"^{message}"):
         model.fit(np.concatenate(sampled()), **told)
+    assert not spent
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"noise_variance": 0.1}, "noise_variance: wanted None with epsilon, .* no unit, got 0.1"),
+        ({"noise_variance": np.ones(2)}, "noise_variance: wanted None with epsilon, .* no unit"),
+        ({"center": True}, "center: wanted False with epsilon"),
+        ({"robust": True}, "robust: wanted False with epsilon"),
+        ({"epsilon": -1.0}, "epsilon: wanted a positive finite number, got -1.0"),
+        ({"prior_variance": -1.0}, "prior_variance: wanted a positive"),
+        ({"n_components": 8}, "X has 8 feature|.*minimum of 9"),
+    ],
+)
+def test_a_prior_of_a_release_refuses_what_is_not_covered(options, message, monkeypatch):
+    spent = []
+    monkeypatch.setattr("jaxfed.privacy.moments.released", lambda *_: spent.append(1))
+    model = estimators.HierarchicalBayesPCA(**(OPTIONS | options))
+    with pytest.raises(ValueError, match=f"^({message})"):
+        model.fit(np.concatenate(sampled()), groups=NAMES)
     assert not spent
 
 

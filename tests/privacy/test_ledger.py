@@ -50,6 +50,32 @@ def test_releases_compose_exactly_and_the_budget_itself_is_not_refused(tmp_path)
     assert len({line["data"] for line in lines}) == 1
 
 
+def test_several_releases_are_refused_together_before_the_first(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    half, whole = (
+        privacy.release_moments(CLIENTS, epsilon=x, delta=1e-5, key=KEY).guarantee
+        for x in (0.5, 1.0)
+    )
+    sigmas = [half.noise_multiplier, whole.noise_multiplier]
+    both = _gaussian.epsilon_of(sum(s**-2 for s in sigmas) ** -0.5, 1e-5)
+    ledger = privacy.Ledger(path, epsilon=both, delta=1e-5)
+    ledger.check(half, whole)
+    with pytest.raises(ValueError, match=r"^epsilon: .*got 0 so far and .* with these 3 \(delta"):
+        ledger.check(half, whole, half)
+    assert not path.exists()
+    release(ledger, 0.5)
+    before = path.read_bytes()
+    ledger.check()
+    ledger.check(whole)
+    with pytest.raises(ValueError, match=r"^epsilon: .*got 0.5 so far and .* with these 2 "):
+        ledger.check(half, whole)
+    with pytest.raises(ValueError, match=r"^ledger: wanted releases per row, .* one per person"):
+        ledger.check(half._replace(unit="person"))
+    with pytest.raises(ValueError, match=r"^guarantees: wanted a jaxfed.privacy.Guarantee"):
+        ledger.check(1.0)
+    assert path.read_bytes() == before
+
+
 def test_a_compiled_function_cannot_spend_once_and_release_often(tmp_path):
     ledger = privacy.Ledger(tmp_path / "ledger", epsilon=5.0, delta=1e-5)
 

@@ -156,6 +156,7 @@ def test_no_noise_is_drawn_twice(key):
     "change, said",
     [
         ({"upper": -5.0}, r"^upper: wanted more than lower, -5, of feature 0"),
+        ({"lower": -1e39, "upper": 1e39}, r"^upper: wanted a range from lower, .* of feature 0"),
         ({"lower": [1.0, 2.0]}, r"^lower: wanted a number, or 4 of them"),
         ({"lower": float("nan")}, r"^lower: "),
         ({"epsilon": 0.0}, r"^epsilon: wanted"),

@@ -88,6 +88,11 @@ class Findings(NamedTuple):
     confidence: Confidence | None = None  # how sure the components are, if it was requested
 
 
+def unchanged(solution: Solution) -> Solution:
+    """Return the solution."""
+    return solution
+
+
 class FitInputs(NamedTuple):
     """What a command fits, derived from its options and files."""
 
@@ -103,7 +108,7 @@ class FitInputs(NamedTuple):
     page: Mapping[str, Any] = {}  # further arguments of `jaxfed.report.html`
     preprocessing: Standardization | None = None  # applied to the samples
     imputed: Solution | None = None  # the run that imputed them afterwards
-    finish: Callable[[Solution], Solution] = lambda solution: solution  # what clients do at home
+    finish: Callable[[Solution], Solution] = unchanged  # what clients do at home
 
 
 def run(

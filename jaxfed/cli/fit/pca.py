@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, Literal, NamedTuple, Self, get_args
+from typing import Any, NamedTuple, get_args
 
 import jax
 import numpy as np
 from cyclopts import Token
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Float, Key
 
-from jaxfed import data, multi_start, pca, plot, privacy
+from jaxfed import data, multi_start, pca, plot
 from jaxfed._checks import is_whole
 from jaxfed._numbers import precision_of
 from jaxfed.cli import _evaluate
@@ -43,6 +43,7 @@ from jaxfed.cli._options import (
 )
 from jaxfed.cli.fit import _confidence, _processes, _release, _run, _shares, _weights
 from jaxfed.cli.fit._run import CHECKPOINTS, ONE_EXCHANGE, PARTICIPATION, ROBUST, RUN, TOL
+from jaxfed.cli.fit._split import Split, moved
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.names import Names, replace_names
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
@@ -50,7 +51,7 @@ from jaxfed.core.run.fit import fit
 from jaxfed.core.run.solution import Solution
 from jaxfed.inference import Confidence
 from jaxfed.pca.fitted import finite_clients, side_by_side
-from jaxfed.preprocess import Impute, Standardization, Standardize
+from jaxfed.preprocess import Impute, Standardize
 from jaxfed.preprocess.impute import ROUNDS
 
 PICTURES = ("components.png", "convergence.png")
@@ -169,33 +170,6 @@ def _shape(_: Any, words: Sequence[Token]) -> tuple[int, int]:
 # --- the run -------------------------------------------------------------------------------------
 
 
-class Split(NamedTuple):
-    """The clients' samples, standardized as requested; NaN for missing entries."""
-
-    names: list[str]  # of the clients
-    train: list[Float[np.ndarray, "n_i d"]]  # to learn from
-    # To test on; an empty list if none are held out.
-    held_out: list[Float[np.ndarray, "k_i d"]]
-    units: Standardization  # what was subtracted and divided by
-    choices: tuple[str, str]  # `--center` and `--scale`
-    features: list[str] | None = None  # names of the features
-    persons: list[np.ndarray] | None = None  # whose training samples these are
-    weighted: Clients | None = None  # the second moments of training samples that have weights
-    imputed: Solution | None = None  # the run that imputed missing entries
-    missing: float = 0.0  # share of the entries of training samples that were missing
-
-    def clients(self, missing: Literal["refuse", "mask"] = "refuse") -> Clients:
-        """Return the clients with their names, to learn from."""
-        return Clients.from_samples(
-            self.train, names=self.names, features=self.features, missing=missing
-        )
-
-    def only(self, kept: Int[np.ndarray, " kept"]) -> Self:
-        """Return the clients at these positions; preprocessing remains that of all."""
-        parts = {"names": self.names, "train": self.train, "held_out": self.held_out}
-        return self._replace(**{k: [x[i] for i in kept] if x else x for k, x in parts.items()})
-
-
 def prepare(arguments: SimpleNamespace, precision: ExitStack, *, entry: Entry) -> _run.FitInputs:
     """Make the algorithm, and read the samples."""
     _release.check(arguments)
@@ -234,17 +208,13 @@ def prepare(arguments: SimpleNamespace, precision: ExitStack, *, entry: Entry) -
     if entry.shares is not None and given:
         ranks = entry.shares(clients if fitted is None else fitted, given)
         planned = _planned(arguments, entry, ranks)
-    protected = getattr(arguments, "epsilon", None) is not None
-    if protected:
-        # With noise that nobody can draw again, whatever the seed.
-        fitted = privacy.release_moments(
-            clients,
-            epsilon=arguments.epsilon,
-            delta=arguments.delta,
-            person=split.persons,
-            noise=arguments.noise or "jax",
-            ledger=_release.ledger_of(arguments),
-        )
+    finish = _run.unchanged
+    if getattr(arguments, "epsilon", None) is not None:
+        running = [x for x in (planned.start, planned.algorithm) if x is not None]
+        sent = _release.released(arguments, split, [_run.robust(arguments, x) for x in running])
+        fitted, split = sent.moments, sent.split
+        clients = split.clients()
+        finish = partial(_release.finished, sent=sent, clients=clients)
     confidence = partial(_confidence.computed, arguments, key=jax.random.fold_in(key, 1), gaps=gaps)
     chosen = _shares.in_words(ranks)
     listed = " and ".join(f"{number} {name}" for name, number in chosen.items())
@@ -274,7 +244,7 @@ def prepare(arguments: SimpleNamespace, precision: ExitStack, *, entry: Entry) -
         },
         preprocessing=split.units,
         imputed=split.imputed,
-        finish=partial(_release.at_home, clients=clients) if protected else lambda found: found,
+        finish=finish,
     )
 
 
@@ -319,9 +289,12 @@ def read(arguments: SimpleNamespace, key: Key[Array, ""], precision: ExitStack) 
     if getattr(arguments, "person", None) is not None:
         _, held_out, _ = _release.persons_of(arguments, held_out, features)
         persons, train, features = _release.persons_of(arguments, train, features)
+    # Released units come later, from samples as they are.
+    later = getattr(arguments, "ranges", None) is not None
+    choices = ("none", "none") if later else (arguments.center, arguments.scale)
     # Of training samples only, so that held-out samples have no influence.
-    algorithm = Standardize(arguments.center, arguments.scale)
-    exchanged = "shared" in (arguments.center, arguments.scale)
+    algorithm = Standardize(*choices)
+    exchanged = "shared" in choices
     if exchanged:
         algorithm = _run.robust(arguments, algorithm)
     missing = "mask" if incomplete else "refuse"
@@ -329,8 +302,7 @@ def read(arguments: SimpleNamespace, key: Key[Array, ""], precision: ExitStack) 
     # Without an exchange, the round changes nothing; if its objective overflows, the fit says so.
     units = fit(algorithm, clients, rounds=1, key=key, throw=exchanged).result.local
 
-    train, held_out = _moved(train, units), _moved(held_out, units)
-    choices = arguments.center, arguments.scale
+    train, held_out = moved(train, units), moved(held_out, units)
     if persons is None and getattr(arguments, "epsilon", None) is None:
         _warn_of_one_feature(train, features, *choices)
     return Split(names, train, held_out, units, choices, features, persons)
@@ -356,13 +328,6 @@ def _warn_of_one_feature(
         )
 
 
-def _moved(tables: list[np.ndarray], units: Standardization) -> list[np.ndarray]:
-    """Standardize the samples of all clients, or of none."""
-    # With NumPy, since JAX would compile a division for each number of samples.
-    means, scales = np.asarray(units.mean), np.asarray(units.scale)
-    return [(y - mean) / scale for y, mean, scale in zip(tables, means, scales, strict=False)]
-
-
 def _weighted(
     arguments: SimpleNamespace,
     names: list[str],
@@ -376,12 +341,12 @@ def _weighted(
     units = _weights.standardization(train, weights, arguments.center, arguments.scale)
     units = replace_names(units, Names(tuple(names), tuple(own)))
 
-    train = _moved(train, units)
+    train = moved(train, units)
     rows = _weights.scaled(train, weights)
     _warn_of_one_feature(rows, own, arguments.center, arguments.scale)
     if held_out:
         unseen, held_out, _ = taken_out("weight-column", column, held_out, features)
-        held_out = _weights.scaled(_moved(held_out, units), unseen)
+        held_out = _weights.scaled(moved(held_out, units), unseen)
     return Split(
         names,
         rows,
