@@ -24,6 +24,9 @@ from jaxfed.core.wire.release import Release
 from jaxfed.privacy._losses import composed, losses_of, step_of
 
 Adjacency = Literal["replace", "zero_out"]
+TRAINED = (
+    "jaxfed.privacy.training_guarantee computes how the noise in its gradients protects persons"
+)
 
 
 def epsilon(
@@ -134,13 +137,15 @@ def spent(
     if not solutions:
         raise ValueError("solutions: wanted at least one, got none")
     releases = {id(each): each for solution in solutions for each in _releases(solution)}.values()
+    trained = any(map(has_gradient_noise, solutions))
     sizes = {len(release.weights) for release in releases}
     if len(sizes) > 1:
         raise ValueError(f"solutions: wanted runs on the same clients, got {sorted(sizes)} of them")
     sent = [release for release in releases if release.bits and release.times]
     parts, turns = [], np.zeros(1)
     for release in sent:
-        noise, times, clients = _noise(release), int(release.times), len(release.weights)
+        noise, times = _noise(release, trained), int(release.times)
+        clients = len(release.weights)
         if drawn and _share(release) < 1:
             _check_draw(release, adjacency)
             parts.append(Part(noise, times, (_share(release),)))
@@ -170,13 +175,22 @@ def _releases(solution: Solution) -> tuple[Release, ...]:
     return solution.releases
 
 
-def _noise(release: Release) -> float:
+def has_gradient_noise(solution: Solution) -> bool:
+    """Whether the run added noise to the gradients of single samples."""
+    return getattr(solution.algorithm, "gradient_noise", None) is not None
+
+
+def _noise(release: Release, trained: bool) -> float:
     noise = release.channel.noise()
     if noise is None:
-        persons = "; jaxfed.privacy.statement says how the noise in the data protects persons"
+        persons = ""
+        if release.guarantee is not None:
+            persons = "; jaxfed.privacy.statement says how the noise in the data protects persons"
+        elif trained:
+            persons = f"; {TRAINED}"
         raise ValueError(
             f"solutions: wanted messages with noise, got {release.bits} bits through "
-            f"{release.channel!r}{'' if release.guarantee is None else persons}"
+            f"{release.channel!r}{persons}"
         )
     return noise
 
