@@ -1,7 +1,7 @@
 """Distributions of the privacy loss of Gaussian messages, and their composition."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -70,13 +70,12 @@ def _longest(ratio: float, shares: Sequence[float], delta: float) -> float:
     r"""An \(\varepsilon\) at which one message has at most this \(\delta\), nearly the smallest."""
 
     def suffices(epsilon: float) -> bool:
-        found = _profile(cast(Any, np.array([epsilon])), ratio, shares)
-        return bool(np.asarray(found)[0] <= delta)
+        return bool(_profile(np.array([epsilon]), ratio, shares)[0] <= delta)
 
     # Without a draw, the loss of one message is normal with mean ratio²/2 and standard deviation
     # ratio; a draw can only make it smaller.
     far = len(shares) * ratio
-    low, high = 0.0, far * (far / 2 - norm.ppf(delta))
+    low, high = 0.0, float(far * (far / 2 - norm.ppf(delta)))
     while high - low > 1e-3 * high:
         middle = (low + high) / 2
         low, high = (low, middle) if suffices(middle) else (middle, high)
