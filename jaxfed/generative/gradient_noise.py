@@ -73,9 +73,7 @@ class GradientNoise(eqx.Module):
         """
         leaves, structure = jax.tree.flatten(gradients)
         wide = [x.astype(at_least_single(x.dtype)) for x in leaves]
-        # In units of the clip, because squares of very small or large gradients have no place in
-        # single precision.
-        short = jax.vmap(_at_most_one)([x / self.clip.astype(x.dtype) for x in wide])
+        short = jax.vmap(_at_most_one, (0, None))(wide, self.clip)
 
         def noisy(number: int, x: Array) -> Array:
             noise = jax.random.normal(jax.random.fold_in(key, number), x.shape[1:], x.dtype)
@@ -101,8 +99,12 @@ def check_noise(gradient_noise: object, batch_size: int | None) -> None:
         raise refuse("batch_size", "a number of samples with gradient_noise", batch_size)
 
 
-def _at_most_one(gradient: list[Array]) -> list[Array]:
-    """ONE sample's gradient, scaled down to norm one if it is longer; zero if not finite."""
-    square = sum(jnp.sum(jnp.square(x)) for x in gradient)
-    known = [jnp.where(jnp.isfinite(square), x, 0) for x in gradient]
-    return scaled_to_norm(known, jnp.ones(()))
+def _at_most_one(gradient: list[Array], clip: Float[Array, ""]) -> list[Array]:
+    """ONE sample's gradient over the clip, scaled down to norm one; zero if it is not finite.
+
+    Squares of very small or large gradients have no place in single precision, but by the clip.
+    """
+    known = jnp.isfinite(sum(jnp.sum(jnp.square(x / clip.astype(x.dtype))) for x in gradient))
+    # Before the division, whose derivative would be NaN.
+    finite = [jnp.where(known, x, 0) / clip.astype(x.dtype) for x in gradient]
+    return scaled_to_norm(finite, jnp.ones(()))
