@@ -56,7 +56,7 @@ def clipped_mean(parameters, rows, clip):
 # --- what it computes ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("wide", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("clip", [1e-3, 5.0, 1e3])
 def test_gradients_of_single_rows_are_clipped(clip, wide, key):
     """All, some, and none of them are longer than the bound."""
