@@ -7,6 +7,7 @@ import math
 import dp_accounting as dp
 import jax
 import numpy as np
+import optax
 import pytest
 from scipy.stats import hypergeom, norm
 
@@ -19,6 +20,7 @@ from jaxfed.privacy import _losses
 from tests.generative.training import autoencoder
 
 FEATURES = 5
+ADAM = optax.adam(0.05)
 
 
 def clients(*counts):
@@ -136,6 +138,34 @@ def test_the_noise_for_an_epsilon_is_just_enough(epsilon, rows):
     assert found <= epsilon * (1 + 1e-6) < less
     whole = privacy.training_noise(epsilon, clients(10), local_steps=20, batch_size=10, **numbers)
     np.testing.assert_allclose(whole, 2 * rows * 10 * dp.get_sigma_gaussian(epsilon, 1e-5))
+
+
+@pytest.mark.slow
+def test_a_network_learns_in_spite_of_the_noise(key):
+    """Of clients with many samples, nearly as well as without it."""
+    truth = jf.data.perpca_synthetic(
+        key=key, clients=6, features=12, shared_rank=2, local_rank=1, samples=500
+    )
+    known = jf.Clients.from_samples(truth.samples)
+    z = privacy.training_noise(3.0, known, rounds=60, local_steps=1, batch_size=100, delta=1e-5)
+
+    def error(multiplier):
+        algorithm = FedAvg(
+            jf.models.Autoencoder(12, 2, key=key),
+            reconstruction_loss,
+            optax.sgd(1.0),
+            local_steps=1,
+            batch_size=100,
+            server_optimizer=ADAM,
+            gradient_noise=GradientNoise(1.0, multiplier),
+        )
+        model = jf.fit(algorithm, known, rounds=60, key=jax.random.key(1)).result.shared
+        restored = jax.vmap(jax.vmap(model))(truth.samples)
+        return float(((restored - truth.samples) ** 2).sum(axis=-1).mean())
+
+    without, nothing = error(0.0), float((truth.samples**2).sum(axis=-1).mean())
+    assert without < 0.8 * nothing
+    assert error(z) - without < 0.1 * (nothing - without)
 
 
 # --- words ---------------------------------------------------------------------------------------
