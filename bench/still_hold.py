@@ -39,7 +39,6 @@ class Printed(NamedTuple):
 TABLES = (
     Printed("docs/guides/privacy.md", "| algorithm | first message |", "privacy"),
     Printed("docs/guides/persons.md", "| data, rows, neighbours |", "release real"),
-    Printed("docs/guides/persons.md", "| clients, samples of each |", "gradient_noise"),
     Printed("docs/guides/sharing.md", "| start | 1 round |", "sharing start"),
     Printed("docs/guides/sharing.md", "| features, local components,", "sharing shrinkage"),
     Printed("docs/guides/sharing.md", "| clients, noise |", "priors"),
