@@ -437,8 +437,15 @@ EXAMPLES = {
                 ),
                 (0, WEIGHTS, WEIGHTS),
             ),
+            "gradient noise": Example(
+                lambda _: fedavg(
+                    batch_size=3, gradient_noise=jf.generative.GradientNoise(1.0, 0.1)
+                ),
+                (0, WEIGHTS, WEIGHTS),
+            ),
         },
         refused={
+            "gradient_noise": lambda: fedavg(gradient_noise=1.0),
             "model": lambda: jf.generative.FedAvg(len, len, SGD, local_steps=1),
             "local_steps": lambda: fedavg(local_steps=0),
             "batch_size": lambda: fedavg(batch_size=2.5),
@@ -473,6 +480,7 @@ EXAMPLES = {
             ),
         },
         refused={
+            "gradient_noise": lambda: adaptive(gradient_noise=1.0),
             "model": lambda: jf.generative.AdaptiveTraining.autoencoder(len),
             "batch_size": lambda: adaptive(batch_size=0),
             "local_steps": lambda: adaptive(local_steps=0),

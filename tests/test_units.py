@@ -348,6 +348,7 @@ OTHERS = {
     *("jaxfed.plot.scores", "jaxfed.plot.biplot"),
     *("jaxfed.inference.bootstrap", "jaxfed.inference.membership"),
     *("jaxfed.gcca.transform", "jaxfed.testing.check_algorithm"),
+    "jaxfed.privacy.training_guarantee",
 }
 
 

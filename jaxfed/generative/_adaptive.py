@@ -89,6 +89,7 @@ class Adaptive(Training):
     def client_step(self, key, downlink: Prior, local: AdaptiveLocal, data: Samples):
         """One update of the spread, then local steps of the personal and the global model."""
         draw_key, loss_key = jax.random.split(key)
+        noisy = self.gradient_noise is not None
         prior_weight = 1 / data.count if self.prior_weight is None else self.prior_weight
         weight = prior_weight.astype(data.count.dtype)
         # A coarse channel may round a spread to zero.
@@ -107,7 +108,7 @@ class Adaptive(Training):
                 slope = spread_gradient(personal, Prior(mean, spread), self.hyper_prior)
                 collected = plus(collected, share, slope)
             key = jax.random.fold_in(loss_key, index)
-            loss, gradient = jax.value_and_grad(self.loss_of)(personal, data, rows, key)
+            loss, gradient = self.gradient_of(personal, data, rows, key, noisy=noisy)
             if not self._proximal:
                 gradient = plus(gradient, weight, pull(personal, mean, precision))
             gradient = self._clipped(gradient, self.clip)
@@ -129,7 +130,7 @@ class Adaptive(Training):
 
         start = local.personal, local.optimizer, downlink.mean, local.global_optimizer, collected
         (personal, state, mean, global_state, collected), losses = jax.lax.scan(
-            step, start, self.batches(draw_key, data, self.local_steps)
+            step, start, self.batches(draw_key, data, self.local_steps, noisy=noisy)
         )
         # Send changes instead of values, because small messages compress well.
         change = jax.tree.map(jnp.subtract, Prior(mean, spread), downlink)

@@ -16,6 +16,7 @@ from jaxfed.contract import Algorithm, check_count, refuse, without_batches
 from jaxfed.core.clients.samples import Samples, at_least_single, other_data
 from jaxfed.core.common.processes import finite, inspectable
 from jaxfed.core.common.shuffle import shuffled
+from jaxfed.generative.gradient_noise import GradientNoise
 
 Loss = Callable[[Any, Float[Array, "b d"], Key[Array, ""]], Float[Array, ""]]
 
@@ -31,6 +32,7 @@ class Training(Algorithm):
     others: tuple[Any, ...] = eqx.field(static=True)  # the model's leaves that are not arrays
     loss: Loss = eqx.field(static=True)
     batch_size: int | None = eqx.field(static=True)
+    gradient_noise: GradientNoise | None
     stochastic = True  # even with all samples, optimizers with momentum oscillate
 
     @final
@@ -93,7 +95,8 @@ class Training(Algorithm):
 
     @final
     def _check_loss(self, values: Array | jax.ShapeDtypeStruct) -> None:
-        shape = (1 if self.batch_size is None else self.batch_size, values.shape[-1])
+        single = self.batch_size is None or self.gradient_noise is not None
+        shape = (1 if single else self.batch_size, values.shape[-1])
         batch = jax.ShapeDtypeStruct(shape, at_least_single(values.dtype))
 
         def loss(arrays, batch):
@@ -111,18 +114,19 @@ class Training(Algorithm):
 
     @final
     def batches(
-        self, key: Key[Array, ""], data: Samples, steps: int
+        self, key: Key[Array, ""], data: Samples, steps: int, *, noisy: bool
     ) -> tuple[Int[Array, " steps"], Int[Array, "steps b"] | None]:
         """The numbers of the steps, and the rows that each step uses; None for all rows.
 
         Rows are drawn without replacement until too few are left for another batch, then from all
-        rows again.
+        rows again; with noise from all rows in every step.
         """
         numbers = jnp.arange(steps, dtype=jnp.int32)
         if self.batch_size is None:
             return numbers, None
         count = data.count.astype(jnp.int32)
-        epoch, step = jnp.divmod(numbers, jnp.maximum(count // self.batch_size, 1))
+        passes = 1 if noisy else jnp.maximum(count // self.batch_size, 1)
+        epoch, step = jnp.divmod(numbers, passes)
         # The modulus matters only if a traced count was too small for `check` to see: some rows
         # then come twice, but never padding.
         places = (step[:, None] * self.batch_size + jnp.arange(self.batch_size)) % count
@@ -147,6 +151,28 @@ class Training(Algorithm):
         keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.arange(len(samples)))
         losses = jax.vmap(lambda x, key: self.loss(model, x[None], key))(samples, keys)
         return jnp.sum(mask * losses) / data.count
+
+    @final
+    def gradient_of(
+        self,
+        parameters: PyTree,
+        data: Samples,
+        rows: Int[Array, " b"] | None,
+        key: Key[Array, ""],
+        *,
+        noisy: bool,
+    ) -> tuple[Float[Array, ""], PyTree]:
+        """The loss of these rows of ONE client's samples, and its gradient.
+
+        With noise, each row's loss is that of a batch of one.
+        """
+        if rows is None or self.gradient_noise is None or not noisy:
+            return jax.value_and_grad(self.loss_of)(parameters, data, rows, key)
+        loss_key, noise_key = jax.random.split(key)
+        keys = jax.vmap(lambda i: jax.random.fold_in(loss_key, i))(jnp.arange(len(rows)))
+        each = jax.vmap(jax.value_and_grad(self.loss_of), (None, None, 0, 0))
+        losses, gradients = each(parameters, data, rows[:, None], keys)
+        return jnp.mean(losses), self.gradient_noise.mean_of(gradients, noise_key)
 
     @final
     def whole(self, parameters: PyTree) -> PyTree:

@@ -34,6 +34,7 @@ from jaxfed.contract import (
 )
 from jaxfed.generative._adaptive import Adaptive, Preset, PriorStep
 from jaxfed.generative._training import Loss, split_model
+from jaxfed.generative.gradient_noise import GradientNoise, check_noise
 from jaxfed.models import reconstruction_loss
 from jaxfed.models.diffusion import (
     Corruption,
@@ -135,6 +136,7 @@ class AdaptiveTraining(Adaptive):
         global_optimizer: optax.GradientTransformation = PLAIN,
         preset: Preset = "text",
         prior_step: PriorStep = "gradient",
+        gradient_noise: GradientNoise | None = None,
     ):
         """Set up the algorithm.
 
@@ -158,15 +160,20 @@ class AdaptiveTraining(Adaptive):
             global_optimizer: of the clients' copies of the global model.
             preset: `"text"` or `"published"`, see above.
             prior_step: `"gradient"`, the paper's, or `"proximal"`, see above.
+            gradient_noise: protects each person in the messages, the global and the personal model;
+                needs `batch_size`, of which every step then draws new samples. The gradient of the
+                loss has noise before that of the prior is added, and is then clipped by `clip` as
+                any other: leave `clip` well above the noise, or None.
 
         Raises:
             ValueError: if the model has no finite parameters; a count, step size, weight, hyper
-                prior, threshold or bound is out of range; the initial spread is outside the
-                bounds; a name is unknown; or, with proximal steps, the preset is `"published"` or
-                η₂ or η₃ is above 1.
+                prior, threshold or bound is out of range; `gradient_noise` has no `batch_size`; the
+                initial spread is outside the bounds; a name is unknown; or, with proximal steps,
+                the preset is `"published"` or η₂ or η₃ is above 1.
         """
         self.arrays, self.others = split_model(model, batch_size)
-        self.loss, self.batch_size = loss, batch_size
+        check_noise(gradient_noise, batch_size)
+        self.loss, self.batch_size, self.gradient_noise = loss, batch_size, gradient_noise
         check_count("local_steps", local_steps)
         check_count("lazy_rounds", lazy_rounds, least=0)
         factors = {

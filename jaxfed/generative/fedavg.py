@@ -25,6 +25,7 @@ from jaxfed.generative._training import (
     plus,
     split_model,
 )
+from jaxfed.generative.gradient_noise import GradientNoise, check_noise
 
 # One object, because JAX compiles again for each new one.
 ADAM = optax.adam(3e-3)
@@ -93,6 +94,7 @@ class FedAvg(Training):
         proximal: ArrayLike = 0.0,
         server_optimizer: optax.GradientTransformation | None = None,
         fine_tuning_steps: int = 0,
+        gradient_noise: GradientNoise | None = None,
     ):
         """Set up the algorithm.
 
@@ -112,13 +114,18 @@ class FedAvg(Training):
             server_optimizer: treats minus the mean change as a gradient; None adds the change.
             fine_tuning_steps: local steps that turn the final parameters into a client's local
                 model.
+            gradient_noise: protects each person in the messages and the shared model; needs
+                `batch_size`, of which every step then draws new samples. Fine-tuning, whose models
+                stay at home, has no noise.
 
         Raises:
             ValueError: if the model has no finite parameters; a number of steps or the batch size
-                is out of range; or the step size or proximal factor is negative or not finite.
+                is out of range, or missing with `gradient_noise`; or the step size or proximal
+                factor is negative or not finite.
         """
         self.arrays, self.others = split_model(model, batch_size)
-        self.loss, self.batch_size = loss, batch_size
+        check_noise(gradient_noise, batch_size)
+        self.loss, self.batch_size, self.gradient_noise = loss, batch_size, gradient_noise
         check_count("local_steps", local_steps)
         check_count("fine_tuning_steps", fine_tuning_steps, least=0)
         check_factor("step_size", step_size)
@@ -143,7 +150,8 @@ class FedAvg(Training):
 
     def client_step(self, key, downlink: PyTree, local: PyTree, data: Samples):
         """Train a copy of the model; send its change."""
-        moved, objective = self._trained(key, downlink, data, self.local_steps)
+        noisy = self.gradient_noise is not None
+        moved, objective = self._trained(key, downlink, data, self.local_steps, noisy=noisy)
         return jax.tree.map(jnp.subtract, moved, downlink), local, {"objective": objective}
 
     def server_step(
@@ -157,7 +165,7 @@ class FedAvg(Training):
         return FedAvgServer(optax.apply_updates(parameters, uplink), state), {}
 
     def _trained(
-        self, key: Key[Array, ""], shared: PyTree, data: Samples, steps: int
+        self, key: Key[Array, ""], shared: PyTree, data: Samples, steps: int, *, noisy: bool
     ) -> tuple[PyTree, Float[Array, ""]]:
         """ONE client's parameters after some local steps, and the loss of the first batch."""
         draw_key, loss_key = jax.random.split(key)
@@ -165,7 +173,7 @@ class FedAvg(Training):
         def step(carry, batch):
             (parameters, state), (index, rows) = carry, batch
             key = jax.random.fold_in(loss_key, index)
-            value, gradient = jax.value_and_grad(self.loss_of)(parameters, data, rows, key)
+            value, gradient = self.gradient_of(parameters, data, rows, key, noisy=noisy)
             # The gradient of FedProx's term, zero for FedAvg.
             gradient = plus(gradient, self.proximal, jax.tree.map(jnp.subtract, parameters, shared))
             moved = optimizer_step(
@@ -174,7 +182,8 @@ class FedAvg(Training):
             return moved, value
 
         start = shared, self.client_optimizer.init(shared)
-        (parameters, _), losses = jax.lax.scan(step, start, self.batches(draw_key, data, steps))
+        batches = self.batches(draw_key, data, steps, noisy=noisy)
+        (parameters, _), losses = jax.lax.scan(step, start, batches)
         return parameters, losses[0]
 
     def client_result(self, downlink: PyTree, local: PyTree, data: Samples) -> PyTree:
@@ -183,7 +192,8 @@ class FedAvg(Training):
             return None
         # Draw the same batches however often the result is requested.
         key = jax.random.key(local)
-        return self.whole(self._trained(key, downlink, data, self.fine_tuning_steps)[0])
+        steps = self.fine_tuning_steps
+        return self.whole(self._trained(key, downlink, data, steps, noisy=False)[0])
 
     def shared_result(self, server: FedAvgServer) -> PyTree:
         """The model's arrays."""

@@ -1,8 +1,10 @@
 """Privacy of persons and of clients, and attacks on messages.
 
 `release_moments` protects each person behind a client's data, once for all that is computed from
-it. `jaxfed.channel.gaussian` protects a whole client in every message, and `epsilon` and `spent`
-account for it. The attacks show what messages without noise reveal.
+it. `jaxfed.generative.GradientNoise` protects them in the training of networks, and
+`training_guarantee` accounts for it. `jaxfed.channel.gaussian` protects a whole client in every
+message, and `epsilon` and `spent` account for it. The attacks show what messages without noise
+reveal.
 """
 
 from jaxfed import _names
@@ -25,6 +27,7 @@ from jaxfed.privacy.ledger import Ledger
 from jaxfed.privacy.moments import release_moments
 from jaxfed.privacy.once import release_once
 from jaxfed.privacy.statement import statement
+from jaxfed.privacy.training import training_guarantee, training_noise
 from jaxfed.privacy.transcript import Transcript, record
 from jaxfed.privacy.units import ReleasedUnits, release_units
 
@@ -53,5 +56,7 @@ __all__ = [
     "restart_attack",
     "spent",
     "statement",
+    "training_guarantee",
+    "training_noise",
 ]
 __dir__ = _names.public_names(__name__)

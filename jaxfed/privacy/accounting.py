@@ -3,7 +3,7 @@ r"""Differential privacy of runs with `jaxfed.channel.gaussian`, computed with `
 For what a server can compute without such noise, see `jaxfed.privacy.attacks`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -21,9 +21,12 @@ from jaxfed._optional import require
 from jaxfed.core.run.solution import Solution
 from jaxfed.core.run.status import Status
 from jaxfed.core.wire.release import Release
-from jaxfed.privacy._losses import composed, losses_of
+from jaxfed.privacy._losses import composed, losses_of, step_of
 
 Adjacency = Literal["replace", "zero_out"]
+TRAINED = (
+    "jaxfed.privacy.training_guarantee computes how the noise in its gradients protects persons"
+)
 
 
 def epsilon(
@@ -86,7 +89,8 @@ def epsilon(
     """
     check_positive("noise_multiplier", noise_multiplier, single=True)
     share = _checked_share(rounds, delta, participants, clients, adjacency, first_message)
-    return _epsilon(_parts(noise_multiplier, rounds, share, first_message), delta, adjacency)
+    parts = _parts(noise_multiplier, rounds, share, first_message)
+    return epsilon_of_parts(parts, delta, _distance(adjacency))
 
 
 def spent(
@@ -133,22 +137,24 @@ def spent(
     if not solutions:
         raise ValueError("solutions: wanted at least one, got none")
     releases = {id(each): each for solution in solutions for each in _releases(solution)}.values()
+    trained = any(map(has_gradient_noise, solutions))
     sizes = {len(release.weights) for release in releases}
     if len(sizes) > 1:
         raise ValueError(f"solutions: wanted runs on the same clients, got {sorted(sizes)} of them")
     sent = [release for release in releases if release.bits and release.times]
     parts, turns = [], np.zeros(1)
     for release in sent:
-        noise, times, clients = _noise(release), int(release.times), len(release.weights)
+        noise, times = _noise(release, trained), int(release.times)
+        clients = len(release.weights)
         if drawn and _share(release) < 1:
             _check_draw(release, adjacency)
-            parts.append(_Part(noise, times, _share(release)))
+            parts.append(Part(noise, times, (_share(release),)))
         else:
-            # For Gaussian messages 1/z² adds up (see `_epsilon`), here for each client by itself.
+            # For Gaussian messages 1/z² adds up, here for each client by itself.
             turns = turns + release.participation.turns(times, clients) / noise**2
     if turns.max() > 0:  # the worst client's
-        parts.append(_Part(float(turns.max()) ** -0.5, 1))
-    return _epsilon(parts, delta, adjacency) if parts else 0.0
+        parts.append(Part(float(turns.max()) ** -0.5, 1))
+    return epsilon_of_parts(parts, delta, _distance(adjacency)) if parts else 0.0
 
 
 def _releases(solution: Solution) -> tuple[Release, ...]:
@@ -169,13 +175,22 @@ def _releases(solution: Solution) -> tuple[Release, ...]:
     return solution.releases
 
 
-def _noise(release: Release) -> float:
+def has_gradient_noise(solution: Solution) -> bool:
+    """Whether the run added noise to the gradients of single samples."""
+    return getattr(solution.algorithm, "gradient_noise", None) is not None
+
+
+def _noise(release: Release, trained: bool) -> float:
     noise = release.channel.noise()
     if noise is None:
-        persons = "; jaxfed.privacy.statement says how the noise in the data protects persons"
+        persons = ""
+        if release.guarantee is not None:
+            persons = "; jaxfed.privacy.statement says how the noise in the data protects persons"
+        elif trained:
+            persons = f"; {TRAINED}"
         raise ValueError(
             f"solutions: wanted messages with noise, got {release.bits} bits through "
-            f"{release.channel!r}{'' if release.guarantee is None else persons}"
+            f"{release.channel!r}{persons}"
         )
     return noise
 
@@ -240,12 +255,20 @@ def noise_multiplier(
     if share == 1:
         return needed
 
-    # Bisection, because a draw has no closed form. All taking part needs the most noise.
     def suffices(multiplier: float) -> bool:
         parts = _parts(multiplier, rounds, share, first_message)
-        return _epsilon(parts, delta, adjacency) <= epsilon
+        return epsilon_of_parts(parts, delta, _distance(adjacency)) <= epsilon
 
-    enough = needed
+    return least_noise(suffices, needed)
+
+
+def least_noise(suffices: Callable[[float], bool], enough: float) -> float:
+    """The smallest noise multiplier that suffices, or up to 0.1 % more.
+
+    Args:
+        suffices: whether a multiplier does; a draw has no closed form, so this is a bisection.
+        enough: one that does, such as that without a draw, which needs the most noise.
+    """
     while suffices(enough / 2):
         enough /= 2
     low = enough / 2
@@ -258,32 +281,49 @@ def noise_multiplier(
     return enough
 
 
-class _Part(NamedTuple):
+class Part(NamedTuple):
     """Messages of one kind."""
 
     multiplier: float  # noise multiplier
     times: int  # messages of one client
-    share: float = 1.0  # of clients drawn each time; 1 if an observer may know who sends
+    # The probabilities that one, two ... of what is protected, clients or rows, move a message; 1
+    # if an observer may know which do.
+    shares: tuple[float, ...] = (1.0,)
+
+    def ratio(self, distance: float) -> float:
+        """How far one moves a message, relative to the noise's standard deviation."""
+        return distance / self.multiplier
+
+    def drawn(self) -> bool:
+        """Whether less than all of them move every message."""
+        return self.shares[-1] < 1
 
 
-def _parts(multiplier: float, rounds: int, share: float, first_message: bool) -> tuple[_Part, ...]:
-    first = (_Part(multiplier, 1),) if first_message else ()  # sent by all clients
-    return (_Part(multiplier, rounds, share), *first)
+def _parts(multiplier: float, rounds: int, share: float, first_message: bool) -> tuple[Part, ...]:
+    first = (Part(multiplier, 1),) if first_message else ()  # sent by all clients
+    return (Part(multiplier, rounds, (share,)), *first)
 
 
-def _epsilon(parts: Sequence[_Part], delta: float, adjacency: Adjacency) -> float:
+def epsilon_of_parts(parts: Sequence[Part], delta: float, distance: float) -> float:
+    r"""The \(\varepsilon\) of all messages together.
+
+    Args:
+        parts: the messages.
+        delta: \(\delta\).
+        distance: how far one client or row moves a message, where the noise multiplier is one.
+    """
     package = require("dp_accounting", extra="privacy")
-    distance = _distance(adjacency)
     # k Gaussian messages compose to one whose noise is smaller by the factor √k.
-    squares = [part.times * (distance / part.multiplier) ** 2 for part in parts]
+    squares = [part.times * (len(part.shares) * part.ratio(distance)) ** 2 for part in parts]
     known = float(package.get_epsilon_gaussian(sum(squares) ** -0.5, delta))
-    if known == 0 or all(part.share == 1 for part in parts):
+    if known == 0 or not any(part.drawn() for part in parts):
         return known
     # A thousandth of the bound, so that rounding the losses up hardly matters. Drawing participants
     # never weakens the guarantee.
-    step = min(1e-3, known / 1e3)
+    fine = [step_of(part.ratio(distance), part.shares, part.times, delta) for part in parts]
+    step = min(1e-3, known / 1e3, *fine)
     losses = [
-        losses_of(distance / part.multiplier, part.share, part.times, step, delta) for part in parts
+        losses_of(part.ratio(distance), part.shares, part.times, step, delta) for part in parts
     ]
     return min(known, max(0.0, composed(losses, step, delta)))
 

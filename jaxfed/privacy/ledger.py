@@ -9,9 +9,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
-from jaxfed._checks import check_instance, check_name, check_number, check_positive, checked_path
+from jaxfed._checks import (
+    check_instance,
+    check_name,
+    check_number,
+    check_positive,
+    checked_path,
+    refuse,
+)
 from jaxfed.core.clients.clients import Clients
-from jaxfed.core.clients.guarantee import NEIGHBOURS, Guarantee, Neighbours
+from jaxfed.core.clients.guarantee import GRADIENTS, NEIGHBOURS, Guarantee, Neighbours
 from jaxfed.core.store.identity import digest_of
 from jaxfed.privacy._gaussian import composed, epsilon_of
 
@@ -129,11 +136,14 @@ class Ledger:
             clients: the data behind it.
 
         Raises:
-            ValueError: if the budget does not suffice, or earlier releases have another unit. The
-                ledger then stays as it is.
+            ValueError: if the budget does not suffice, earlier releases have another unit, or the
+                guarantee is of a training, which does not add up with others exactly. The ledger
+                then stays as it is.
             OSError: if the line cannot be written.
         """
         check_instance("guarantee", guarantee, Guarantee, "a jaxfed.privacy.Guarantee")
+        if guarantee.rows == GRADIENTS:  # whose multiplier is that of one step
+            raise refuse("guarantee", "that of a release, not of a training", guarantee)
         check_instance("clients", clients, Clients, "jaxfed.Clients")
         what = "means and deviations" if guarantee.rows == "ranges" else "second moments"
         known = {

@@ -1,16 +1,17 @@
 """What a release guarantees, in words."""
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 from scipy.stats import norm
 
 from jaxfed._checks import refuse
 from jaxfed.core.clients.clients import Clients
-from jaxfed.core.clients.guarantee import DISCRETE, Guarantee
+from jaxfed.core.clients.guarantee import DISCRETE, GRADIENTS, Guarantee
 from jaxfed.core.run.solution import Solution, guarantees_of
 from jaxfed.core.store.saved import Saved
 from jaxfed.privacy._gaussian import composed, epsilon_of
+from jaxfed.privacy.accounting import TRAINED, has_gradient_noise
 
 ALARMS = 0.05  # the share of false alarms that statements assume of an attacker
 
@@ -28,6 +29,7 @@ BECOMES = {
     "directions": "its direction",
     "clip": "itself, shortened to length {bound:g} if it is longer",
     "ranges": "itself, each number moved into the public range of its feature",
+    GRADIENTS: "the gradient of its own loss, shortened to length {bound:g} if it is longer",
 }
 OWN = (
     "Who: each person behind the data, from everybody who sees what the clients released or "
@@ -40,8 +42,10 @@ SHARED = (
     "result. Each client added its share of the noise itself. {sharers} of them are trusted to do "
     "so and to keep it secret; masks hide what a single client sent."
 )
+PUBLIC = "numbers of persons, of features and of clients, and the clients' weights: they are public"
+SEVERAL = "a person with data at several clients, whose releases add up"
 NOT_COVERED = (
-    "numbers of persons, of features and of clients, and the clients' weights: they are public",
+    PUBLIC,
     "scales, centres, bounds and ranks that somebody chose by looking at the data, except those "
     "that jaxfed.privacy.release_units released",
     "what is computed at home from the raw data, such as local components of jaxfed.pca.fit_local "
@@ -49,16 +53,28 @@ NOT_COVERED = (
     "a refusal of data that cannot be released, such as rows that are all equal",
     "anything else that is sent, such as another release, which counts once more: keep a "
     "jaxfed.privacy.Ledger",
-    "a person with data at several clients, whose releases add up",
+    SEVERAL,
 )
 ALONE = (
     "the moment of a single client, and the history of a simulated run, which masks must hide; a "
     "second sum of the same moments, over other clients, from which the first could be subtracted"
 )
-SIMULATED = (
-    "whoever knows the random key, which can subtract the noise. This noise is from a generator "
-    "for simulations, in floating-point numbers; real data need that of noise='opendp'"
+NOT_COVERED_IN_TRAINING = (
+    PUBLIC,
+    "scales, clips, step sizes and other settings that somebody chose by looking at the data",
+    "losses in the history, which clients report without noise, metrics, and a tolerance, a "
+    "callback or a choice of the best round by them",
+    "a first model from these data, unless its own guarantee is added",
+    "models that clients fine-tune at home, from their raw samples: they must stay at home",
+    "rounds beyond those of the guarantee, and a person with more rows at a client than it counts",
+    "anything else that is sent, such as another run, which counts once more",
+    SEVERAL,
 )
+KEY = (
+    "whoever knows the random key, which can subtract the noise. This noise is from a generator "
+    "for simulations, in floating-point numbers; real data need "
+)
+OF_MOMENTS, OF_GRADIENTS = "that of noise='opendp'", "a cryptographic one, and exact noise"
 
 
 def statement(*released: Solution | Clients | Guarantee | Any) -> str:
@@ -67,7 +83,8 @@ def statement(*released: Solution | Clients | Guarantee | Any) -> str:
     Args:
         released: clients of `release_moments`, their guarantee, the solution of a run on them, an
             estimator that was fitted with `epsilon`, or what `jaxfed.load` returned of one of both;
-            or several of them, and of `release_units`, whose guarantees add up.
+            or several of them, and of `release_units`, whose guarantees add up. Or guarantees of
+            `training_guarantee`, whose epsilons and deltas add up.
 
     Returns:
         Sentences in plain text, one paragraph a line.
@@ -87,29 +104,46 @@ def statement(*released: Solution | Clients | Guarantee | Any) -> str:
         f"Unit: {UNITS[first.unit]}",
     ]
     lines += [f"Release: {_release(each)}" for each in guarantees]
-    epsilon, delta, sigma = _together(guarantees)
+    epsilon, delta, detected = _together(guarantees)
     if len(guarantees) > 1:
         lines.append(
             f"Together: epsilon {epsilon:.4g} at delta {delta:g} if {CHANGES['replace']}. "
             "Releases of different data of the same persons add up."
         )
-    exact = all(each.mechanism == DISCRETE for each in guarantees)
-    more = [ALONE] * (sharers > 1) + [SIMULATED] * (not exact)
     odds = math.exp(min(epsilon, 700))
-    detected = float(norm.cdf(norm.ppf(ALARMS) + 1 / sigma))
     lines += [
         f"In odds: whatever somebody knew before, the release changes the odds of any statement "
         f"about one person by a factor of at most {odds:.3g}, but for a probability of {delta:g}. "
         f"Even odds, 50 %, become at most {odds:.3g} : 1, or {_percent(odds / (1 + odds))}. A test "
         f"of whether one person's data were used that errs in {_percent(ALARMS)} of the cases "
         f"where they were not finds at most {_percent(detected)} of the cases where they were.",
-        f"Not covered: {'; '.join([*NOT_COVERED, *more])}.",
+        f"Not covered: {'; '.join(_not_covered(guarantees))}.",
     ]
     return "\n".join(lines)
 
 
+def _not_covered(guarantees: list[Guarantee]) -> tuple[str, ...]:
+    trained = {each.rows == GRADIENTS for each in guarantees}
+    known = NOT_COVERED * (False in trained) + NOT_COVERED_IN_TRAINING * (True in trained)
+    if any(each.sharers > 1 for each in guarantees):
+        known = *known, ALONE
+    if not all(each.mechanism == DISCRETE for each in guarantees):
+        known = *known, KEY + (OF_GRADIENTS if True in trained else OF_MOMENTS)
+    return tuple(dict.fromkeys(known))
+
+
 def _release(guarantee: Guarantee) -> str:
     becomes = BECOMES[guarantee.rows].format(bound=guarantee.bound or 1)
+    if guarantee.rows == GRADIENTS:
+        return (
+            "gradients of few rows, which were drawn anew in each step, with noise of the "
+            f"{guarantee.mechanism} mechanism, {guarantee.epsilon:.4g} for epsilon and "
+            f"{guarantee.delta:g} for delta in all steps together, if "
+            f"{CHANGES[guarantee.neighbours]}. A row became {becomes}. The noise of a step has "
+            f"{guarantee.noise_multiplier:.4g} times this length as its standard deviation. "
+            "Messages, the shared model and personal models under a prior were computed from these "
+            "gradients."
+        )
     what = "means and mean squares" if guarantee.rows == "ranges" else "second moments"
     return (
         f"{what} with noise of the {guarantee.mechanism} mechanism, {guarantee.epsilon:g} "
@@ -135,6 +169,8 @@ def _guarantees(released: object) -> list[Guarantee]:
     if isinstance(released, Solution):
         if found := guarantees_of(released.releases):
             return list(found)
+        if has_gradient_noise(released):
+            raise ValueError(f"released: wanted a guarantee, got a solution; {TRAINED}")
         sent = [each.guarantee for each in released.releases if each.bits]
         if None in sent:
             also = any(each is not None for each in sent)
@@ -149,24 +185,45 @@ def _guarantees(released: object) -> list[Guarantee]:
     raise refuse("released", wanted, released)
 
 
-def _together(guarantees: list[Guarantee]) -> tuple[float, float, float]:
-    """Epsilon, delta and the noise multiplier of all guarantees, which have one unit.
+class _Together(NamedTuple):
+    epsilon: float
+    delta: float
+    detected: float  # of cases, at most, by a test with `ALARMS` false alarms
+
+
+def _together(guarantees: list[Guarantee]) -> _Together:
+    """What all guarantees, which have one unit, say together.
 
     Raises:
         ValueError: if they have several.
     """
-    if len(guarantees) == 1:
-        (one,) = guarantees
-        return one.epsilon, one.delta, one.noise_multiplier
-    units = {each.unit for each in guarantees}
-    if len(units) > 1:
+    if len({each.unit for each in guarantees}) > 1:
         raise ValueError("released: wanted releases of one unit, got per row and per person")
-    # Replacing a person moves a moment √2 times as far as adding or removing one.
-    sigma = composed(
-        [x.noise_multiplier * (1 if x.neighbours == "replace" else 2**-0.5) for x in guarantees]
-    )
-    delta = max(each.delta for each in guarantees)
-    return epsilon_of(sigma, delta), delta, sigma
+    trained = [each for each in guarantees if each.rows == GRADIENTS]
+    normal = [each for each in guarantees if each.rows != GRADIENTS]
+    epsilon, delta = sum(x.epsilon for x in trained), sum(x.delta for x in trained)
+    if not trained and len(normal) == 1:
+        (one,) = normal
+        return _Together(one.epsilon, one.delta, _found(one.noise_multiplier))
+    if normal:
+        # Replacing a person moves a moment √2 times as far as adding or removing one.
+        sigma = composed(
+            [x.noise_multiplier * (1 if x.neighbours == "replace" else 2**-0.5) for x in normal]
+        )
+        own = max(each.delta for each in normal)
+        if not trained:
+            return _Together(epsilon_of(sigma, own), own, _found(sigma))
+        epsilon, delta = epsilon + epsilon_of(sigma, own), delta + own
+    # Sampled noise is not as good as normal noise at every delta, so that epsilons and deltas add
+    # up, and a test is bounded by these two alone.
+    power = math.exp(min(epsilon, 700)) * ALARMS + delta
+    others = math.exp(-epsilon) * (1 - ALARMS - delta)
+    return _Together(epsilon, delta, min(power, 1 - others))
+
+
+def _found(sigma: float) -> float:
+    """The share of cases that the best test with `ALARMS` false alarms finds."""
+    return float(norm.cdf(norm.ppf(ALARMS) + 1 / sigma))
 
 
 def _percent(share: float) -> str:

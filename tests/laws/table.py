@@ -511,6 +511,8 @@ LAWS: dict[str, Law | str] = {
                 "persons_needed",
                 "spent",
                 "statement",
+                "training_guarantee",
+                "training_noise",
             )
         ),
         "of mechanisms and given variances",

@@ -51,6 +51,13 @@ def given() -> dict[str, Any]:
         # networks
         "model": model,
         "training": training,
+        "noisy_training": jf.generative.FedAvg(
+            model,
+            jf.models.reconstruction_loss,
+            optax.sgd(0.1),
+            batch_size=2,
+            gradient_noise=jf.generative.GradientNoise(1.0, 2.0),
+        ),
         "arrays": training.arrays,
         "denoiser": jf.models.Perceptron(FEATURES + 1, FEATURES, hidden=(4,), key=key),
         "corruption": jf.models.interpolation(),

@@ -1,4 +1,4 @@
-"""What noise guarantees about the persons whose data are behind released moments."""
+"""What noise guarantees about the persons whose data are behind moments or gradients."""
 
 from typing import Any, Literal, NamedTuple
 
@@ -10,6 +10,7 @@ from jaxfed._checks import check_count, check_name, check_number
 Rows = Literal["pairs", "directions", "clip"]
 Neighbours = Literal["replace", "add_remove"]
 ROWS: tuple[Rows, ...] = ("pairs", "directions", "clip")
+GRADIENTS = "gradients"
 # The mechanism of noise that is exact, and not of floating-point numbers.
 DISCRETE = "discrete Gaussian"
 NEIGHBOURS: tuple[Neighbours, ...] = ("replace", "add_remove")
@@ -18,6 +19,8 @@ NEIGHBOURS: tuple[Neighbours, ...] = ("replace", "add_remove")
 class Guarantee(NamedTuple):
     r"""The privacy of one release, of `jaxfed.privacy.release_moments` or `release_units`.
 
+    Or that of all gradients of a training, of `jaxfed.privacy.training_guarantee`.
+
     Attributes:
         unit: `"row"`, where each row is one person's, or `"person"`, with all rows of a person.
         neighbours: what one unit may change: `"replace"`, its data by any other, or `"add_remove"`,
@@ -25,9 +28,9 @@ class Guarantee(NamedTuple):
         epsilon: \(\varepsilon\).
         delta: \(\delta\).
         noise_multiplier: \(\sigma\), the standard deviation of the noise relative to the
-            sensitivity.
-        rows: what a row contributes; `"ranges"` of `release_units`.
-        bound: of the length of a row with `"clip"`, else None.
+            sensitivity; with `"gradients"` that of one step relative to `bound`.
+        rows: what a row contributes; `"ranges"` of `release_units`, `"gradients"` of a training.
+        bound: of the length of a row with `"clip"`, or of its gradient, else None.
         mechanism: how the noise was calibrated.
         sharers: number of clients that share the noise. Above one, it protects persons in sums over
             at least as many clients, and in nothing else.
@@ -38,7 +41,7 @@ class Guarantee(NamedTuple):
     epsilon: float
     delta: float
     noise_multiplier: float
-    rows: Rows | Literal["ranges"]
+    rows: Rows | Literal["ranges", "gradients"]
     bound: float | None = None
     mechanism: str = "analytic Gaussian"
     sharers: int = 1
@@ -61,8 +64,9 @@ def checked_guarantee(**given: Any) -> Guarantee:
     found = Guarantee(**given)
     check_name("unit", found.unit, ("row", "person"))
     check_name("neighbours", found.neighbours, NEIGHBOURS)
-    check_name("rows", found.rows, (*ROWS, "ranges"))
-    for name in ("epsilon", "delta", "noise_multiplier", *["bound"] * (found.rows == "clip")):
+    check_name("rows", found.rows, (*ROWS, "ranges", GRADIENTS))
+    bound = ["bound"] * (found.rows in ("clip", GRADIENTS))
+    for name in ("epsilon", "delta", "noise_multiplier", *bound):
         check_number(name, getattr(found, name), "a positive number", lambda x: x > 0)
     check_count("sharers", found.sharers)
     return found

@@ -264,8 +264,9 @@ def test_accounting_of_small_deltas(multiplier, rounds, drawn):
     # dp-accounting's own composition, where it is accurate.
     ratio, share = 2 / multiplier, drawn / 1000
     for delta, wanted in zip(deltas[:4], found[:4], strict=True):
-        step = min(1e-3, dp.get_epsilon_gaussian((rounds * ratio**2) ** -0.5, delta) / 1e3)
-        one = _losses.losses_of(ratio, share, rounds, step, delta)
+        undrawn = dp.get_epsilon_gaussian((rounds * ratio**2) ** -0.5, delta)
+        step = min(1e-3, undrawn / 1e3, _losses.step_of(ratio, [share], rounds, delta))
+        one = _losses.losses_of(ratio, [share], rounds, step, delta)
         law = dict(
             zip(
                 np.arange(len(one.places)) - len(one.places) // 2,
