@@ -290,7 +290,7 @@ def _released(clients: Clients) -> Released:
         wanted = "moments with noise of their own"
         raise ValueError(f"clients: wanted {wanted}, got ones whose noise clients share")
     data: Moment = clients.unbucketed().data
-    assert data.dense is not None and guarantee.rows != "ranges"  # those are no moments
+    assert data.dense is not None and guarantee.rows not in ("ranges", "gradients")
     far = sensitivity(data.count, guarantee.rows, 1.0, guarantee.neighbours)
     deviations = guarantee.noise_multiplier * far
     return Released(data.dense, terms_of(data.count, guarantee.rows), deviations)

@@ -173,7 +173,13 @@ def test_a_network_learns_in_spite_of_the_noise(key):
 
 def test_the_statement_says_what_is_protected_and_what_is_not():
     one = guarantee(training(4.0), clients(500))
-    assert one[:2] == ("row", "replace") and one[4:] == (4.0, "gradients", 0.5, "sampled Gaussian")
+    assert one[:2] == ("row", "replace") and one[4:] == (
+        4.0,
+        "gradients",
+        0.5,
+        "sampled Gaussian",
+        1,
+    )
     text = jf.privacy.statement(one)
     for wanted in (
         f"{one.epsilon:.4g} for epsilon and 1e-05 for delta in all steps together",

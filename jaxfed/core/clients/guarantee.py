@@ -79,7 +79,7 @@ def people_in(people: Array, rows: Rows) -> Array:
 
 def least_deviation(guarantee: Guarantee) -> float:
     """The smallest standard deviation of noise in a client's moment times its number of persons."""
-    assert guarantee.rows != "ranges"
+    assert guarantee.rows not in ("ranges", "gradients")  # of which no moments are made
     size = 1.0 if guarantee.bound is None else guarantee.bound
     far = 2 * float(sensitivity(2, guarantee.rows, size, guarantee.neighbours))
     # Beside the diagonal, it is smaller than on it.
