@@ -161,6 +161,11 @@ def check_number(
     _check_numbers(argument, given, wanted, holds, single=True)
 
 
+def check_probability(argument: str, given: object) -> None:
+    """Accept ONE number strictly between 0 and 1."""
+    check_number(argument, given, "a number between 0 and 1", lambda x: (x > 0) & (x < 1))
+
+
 def _check_numbers(
     argument: str, given: object, wanted: str, holds: Callable[[Any], Any], single: bool
 ) -> None:

@@ -21,7 +21,7 @@ from jaxfed._checks import (
     check_callable,
     check_count,
     check_name,
-    check_number,
+    check_probability,
     checked_key,
     refuse,
 )
@@ -124,7 +124,7 @@ class Bootstrap(eqx.Module):
         Raises:
             ValueError: if the level is not between 0 and 1 or the kind is unknown.
         """
-        check_number("level", level, "a number between 0 and 1", lambda x: (x > 0) & (x < 1))
+        check_probability("level", level)
         check_name("kind", kind, ("normal", "percentile", "logit"))
         ends = jax.tree.map(
             partial(_ends, level, kind, self.drawn - 1), self.estimate, self.replicates

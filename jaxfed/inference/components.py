@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Key
 
-from jaxfed._checks import check_instance, check_number, check_options, refuse
+from jaxfed._checks import check_instance, check_options, check_probability, refuse
 from jaxfed._numbers import checked_rows
 from jaxfed.contract import Personalized
 from jaxfed.core.clients.clients import Clients
@@ -184,7 +184,7 @@ def confidence(
     """
     without = ("solution", "clients", "statistic", "key", "impute")
     check_options(options, bootstrap, without=without)
-    check_number("level", level, "a number between 0 and 1", lambda x: (x > 0) & (x < 1))
+    check_probability("level", level)
     check_run(solution)
     shared, local = side_by_side(solution, "solution")
     if shared is None or local is None:

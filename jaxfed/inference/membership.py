@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxfed._checks import check_count, check_name, check_number, refuse
+from jaxfed._checks import check_count, check_name, check_probability, refuse
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.samples import Samples, check_complete_samples
 from jaxfed.core.run.result import clients_of_run
@@ -168,7 +168,7 @@ def membership(
         >>> jf.inference.membership(solution, clients).number_sharing[:, 0].tolist()
         [3, 3, 3, 3, 3, 3]
     """
-    check_number("level", level, "a number between 0 and 1", lambda x: (x > 0) & (x < 1))
+    check_probability("level", level)
     check_name("adjustment", adjustment, ("holm", "benjamini_hochberg"))
     clients = clients_of_run(fitted, clients)
     shared, local = side_by_side(fitted)

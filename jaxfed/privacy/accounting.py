@@ -13,8 +13,8 @@ from jaxfed._checks import (
     check_count,
     check_instance,
     check_name,
-    check_number,
     check_positive,
+    check_probability,
     shown,
 )
 from jaxfed._optional import require
@@ -334,7 +334,7 @@ def _distance(adjacency: Adjacency) -> int:
 
 
 def _check_delta(delta: Any) -> None:
-    check_number("delta", delta, "a number between 0 and 1", lambda x: (x > 0) & (x < 1))
+    check_probability("delta", delta)
 
 
 def _checked_share(

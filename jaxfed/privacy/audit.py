@@ -14,7 +14,7 @@ from jaxfed._checks import (
     check_callable,
     check_count,
     check_instance,
-    check_number,
+    check_probability,
     checked_key,
     refuse,
 )
@@ -68,9 +68,9 @@ def audit(
     check_callable("mechanism", mechanism, "a function of clients and a key")
     for name, data in (("clients", clients), ("neighbour", neighbour)):
         check_instance(name, data, Clients, "jaxfed.Clients")
-    check_number("delta", delta, "a number between 0 and 1", lambda x: (x > 0) & (x < 1))
+    check_probability("delta", delta)
     check_count("runs", runs, least=LEAST)
-    check_number("confidence", confidence, "a number between 0 and 1", lambda x: (x > 0) & (x < 1))
+    check_probability("confidence", confidence)
     keys = jax.random.split(checked_key("key", key), 2)
     outputs = [
         _outputs(mechanism, data, own, runs)

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, final
 from jaxfed._checks import (
     check_instance,
     check_name,
-    check_number,
     check_positive,
+    check_probability,
     checked_path,
     refuse,
 )
@@ -90,7 +90,7 @@ class Ledger:
             OSError: if the file cannot be read or written.
         """
         check_positive("epsilon", epsilon, single=True)
-        check_number("delta", delta, "a number between 0 and 1", lambda x: (x > 0) & (x < 1))
+        check_probability("delta", delta)
         check_name("neighbours", neighbours, NEIGHBOURS)
         self.path = checked_path("path", path)
         self.epsilon, self.delta, self.neighbours = float(epsilon), float(delta), neighbours

@@ -13,8 +13,8 @@ from jaxfed._checks import (
     check_count,
     check_instance,
     check_name,
-    check_number,
     check_positive,
+    check_probability,
     checked_key,
     checked_labels,
     is_list,
@@ -82,7 +82,7 @@ def checked_release(
         raise refuse("key", "None with noise='opendp', and no jit or vmap", key)
     if again and key is None:
         raise refuse("key", "a random key within jit and vmap, which may release again", key)
-    key = _secret_key() if key is None else checked_key("key", key)
+    key = secret_key() if key is None else checked_key("key", key)
     if clients.guarantee is not None:
         raise refuse("clients", "samples that are not released yet", clients)
     whole = clients.unbucketed()
@@ -93,7 +93,8 @@ def checked_release(
     return Release(guarantee, whole, codes, people, key, exact, ledger)
 
 
-def _secret_key() -> Key[Array, ""]:
+def secret_key() -> Key[Array, ""]:
+    """A random key from the system's randomness, which nobody can draw again."""
     words = jnp.asarray(np.frombuffer(os.urandom(8), np.uint32))
     return jax.random.wrap_key_data(words, impl="threefry2x32")
 
@@ -137,7 +138,7 @@ def check_terms(delta: Any, rows: Any, bound: Any, neighbours: Any) -> None:
     Raises:
         ValueError: names the argument.
     """
-    check_number("delta", delta, "a number between 0 and 1", lambda x: (x > 0) & (x < 1))
+    check_probability("delta", delta)
     check_name("rows", rows, ROWS)
     check_name("neighbours", neighbours, NEIGHBOURS)
     if rows == "clip":

@@ -7,7 +7,7 @@ import numpy as np
 from jax.core import Tracer
 from scipy.stats import hypergeom
 
-from jaxfed._checks import check_count, check_instance, check_number, check_positive, refuse
+from jaxfed._checks import check_count, check_instance, check_positive, check_probability, refuse
 from jaxfed._optional import require
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.guarantee import GRADIENTS, Guarantee
@@ -150,7 +150,7 @@ def _checked_shares(
         ValueError: names what is unsuitable.
     """
     check_count("rounds", rounds)
-    check_number("delta", delta, "a number between 0 and 1", lambda x: (x > 0) & (x < 1))
+    check_probability("delta", delta)
     check_count("rows_per_person", rows_per_person)
     check_instance("clients", clients, Clients, "jaxfed.Clients with samples")
     check_complete_samples(clients, "training_guarantee")

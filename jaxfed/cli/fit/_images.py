@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from inspect import Parameter
 from types import SimpleNamespace
@@ -14,8 +15,9 @@ import numpy as np
 from cyclopts import Token
 from jaxtyping import Array, Float, Int, PyTree
 
-from jaxfed import plot
-from jaxfed.cli._common import BACKEND, files, held_out, rounds
+from jaxfed import plot, privacy
+from jaxfed._checks import check_positive, check_probability
+from jaxfed.cli._common import BACKEND, DELTA, files, held_out, rounds
 from jaxfed.cli._options import define, option, optional_of
 from jaxfed.cli.fit import _run
 from jaxfed.cli.fit._image_files import Images, read
@@ -24,7 +26,8 @@ from jaxfed.core.clients.clients import Clients
 from jaxfed.core.contract.algorithm import Personalized
 from jaxfed.core.run.loop import Metrics
 from jaxfed.core.run.solution import Solution
-from jaxfed.generative import AdaptiveTraining, FedAvg
+from jaxfed.generative import AdaptiveTraining, FedAvg, GradientNoise
+from jaxfed.privacy.releases import secret_key
 
 DATA = (
     "folder with the files of MNIST, Fashion-MNIST or CIFAR-10, whose images are distributed by "
@@ -38,6 +41,17 @@ LABELLED = [
 ]
 
 CONVERGENCE = "convergence.png"
+PRIVACY = [
+    option(
+        "--epsilon",
+        float,
+        "noise in the gradients of single images protects each image in the messages and in what "
+        "is learned from them, over all rounds (needs 'jaxfed[privacy]'); default: no noise",
+        None,
+    ),
+    DELTA,
+    option("--clip", float, "longest gradient of an image, with --epsilon; default: 1", None),
+]
 DRAWN = 10  # largest number of clients that pictures show
 
 Trained = AdaptiveTraining | FedAvg
@@ -92,6 +106,7 @@ def command_of(networks: Networks) -> Callable[..., bool | None]:
             *networks.options["Rounds"],
             CHECKPOINTS,
         ],
+        "Privacy": PRIVACY,
         "Faulty or malicious clients": ROBUST,
         "Prior, with --training personalized": [
             option("--published", bool, published, False),
@@ -120,11 +135,47 @@ def prior_options(arguments: SimpleNamespace, names: Mapping[str, str]) -> dict[
 
 
 def step_options(arguments: SimpleNamespace, images: Images) -> dict[str, Any]:
-    """Return the number of local steps and their batch size."""
+    """Return the number of local steps, their batch size, and the noise in their gradients."""
     size, steps = arguments.batch_size, arguments.local_steps
     if size is None:  # a round is an epoch of the smallest client
         size = max(1, min(map(len, images.train)) // max(steps, 1))
-    return {"local_steps": steps, "batch_size": size}
+    found = {"local_steps": steps, "batch_size": size}
+    if arguments.epsilon is None:
+        if arguments.clip is not None:
+            raise ValueError("--clip: is for --epsilon, which is not given")
+        return found
+    multiplier = privacy.training_noise(
+        arguments.epsilon,
+        Clients.from_samples(images.train),
+        rounds=arguments.rounds,
+        delta=arguments.delta,
+        **found,
+    )
+    clip = 1.0 if arguments.clip is None else arguments.clip
+    return {**found, "gradient_noise": GradientNoise(clip, multiplier)}
+
+
+def protected(
+    arguments: SimpleNamespace, algorithm: Trained, clients: Clients
+) -> Callable[[Solution], Solution]:
+    """Return what writes the guarantee of the noise in gradients into a solution.
+
+    Args:
+        arguments: values of the options.
+        algorithm: that was trained.
+        clients: that trained it.
+    """
+    if arguments.epsilon is None:
+        return _run.unchanged
+    guarantee = privacy.training_guarantee(
+        algorithm, clients, rounds=arguments.rounds, delta=arguments.delta
+    )
+
+    def finish(solution: Solution) -> Solution:
+        sent = [replace(each, guarantee=guarantee) for each in solution.releases]
+        return replace(solution, releases=tuple(sent))
+
+    return finish
 
 
 # --- the inputs ----------------------------------------------------------------------------------
@@ -138,8 +189,11 @@ def _prepare(
     for name in ("rounds", "samples", "sampling_steps"):
         if (value := getattr(arguments, name, 1)) < 1:
             raise ValueError(f"--{name.replace('_', '-')}: wanted at least 1, got {value}")
+    check_positive("--epsilon", arguments.epsilon, optional=True)
+    check_positive("--clip", arguments.clip, optional=True)
+    check_probability("--delta", arguments.delta)
     images = read(arguments)
-    algorithm = networks.make(arguments, images)
+    algorithm, clients = networks.make(arguments, images), Clients.from_samples(images.train)
     counts = [len(part) for part in images.train]
     weights = sum(leaf.size for leaf in jax.tree.leaves(algorithm.arrays))
     options: dict[str, Any] = {"metrics_every": max(1, arguments.rounds // 20)}
@@ -154,14 +208,16 @@ def _prepare(
 
     return _run.FitInputs(
         algorithm,
-        Clients.from_samples(images.train),
+        clients,
         images.names,
         f"{len(counts)} clients of {min(counts)} to {max(counts)} images to learn from and "
         f"{sum(map(len, images.held_out))} held out in all; {networks.models} of {weights:,} "
         "weights.",
-        jax.random.key(arguments.seed),
+        # With noise that nobody can draw again, whatever the seed.
+        jax.random.key(arguments.seed) if arguments.epsilon is None else secret_key(),
         evaluate,
         options=options,
+        finish=protected(arguments, algorithm, clients),
     )
 
 

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from jaxfed import channel, participation, pca
-from jaxfed._checks import check_number, check_positive
+from jaxfed._checks import check_positive, check_probability
 from jaxfed.cli._common import DELTA, PERSON, taken_out
 from jaxfed.cli._options import flag_of, option
 from jaxfed.cli.fit import _ranges
@@ -75,9 +75,7 @@ def check(arguments: SimpleNamespace) -> None:
                 raise ValueError(f"{flag_of(name)}: is for --epsilon, which is not given")
         return
     check_positive("--epsilon", arguments.epsilon)
-    check_number(
-        "--delta", arguments.delta, "a number between 0 and 1", lambda x: (x > 0) & (x < 1)
-    )
+    check_probability("--delta", arguments.delta)
     if arguments.ranges is not None:
         _ranges.read(arguments.ranges)
         check_positive("--ranges-epsilon", arguments.ranges_epsilon, optional=True)

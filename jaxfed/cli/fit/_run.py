@@ -29,7 +29,7 @@ from jaxfed.core.common.processes import attempted
 from jaxfed.core.contract.algorithm import Algorithm
 from jaxfed.core.contract.remarks import Words
 from jaxfed.core.run.fit import fit
-from jaxfed.core.run.solution import Solution, name_of
+from jaxfed.core.run.solution import Solution, guarantees_of, name_of
 from jaxfed.core.store.checkpoint import Checkpoint
 from jaxfed.core.store.saved import ended_badly
 from jaxfed.inference import Confidence
@@ -201,7 +201,7 @@ def _run(arguments: SimpleNamespace, prepare: Callable[[SimpleNamespace], FitInp
     for remark in remarks:
         print(f"\n{remark}")
     print()
-    protected = clients.guarantee is not None
+    protected = bool(guarantees_of(solution.releases))
     if protected:
         print(statement(solution), end="\n\n")
     if findings.confidence is not None:

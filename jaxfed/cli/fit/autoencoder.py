@@ -77,7 +77,9 @@ def _make(arguments: SimpleNamespace, images: Images) -> AdaptiveTraining | FedA
     elif not arguments.published:
         steps["step_size"] = 0.03
     if arguments.training == "fedavg":
+        # Gradients with noise are long, and those of single images are clipped before.
         clipped = optax.chain(optax.clip_by_global_norm(1.0), descent)
+        clipped = clipped if arguments.epsilon is None else descent
         return FedAvg(model, reconstruction_loss, clipped, **steps)
     if arguments.published:
         return AdaptiveTraining.autoencoder(
@@ -85,6 +87,8 @@ def _make(arguments: SimpleNamespace, images: Images) -> AdaptiveTraining | FedA
         )
     if arguments.training == "personalized":
         prior = {"global_step_size": 1.0, "initial_spread": 0.2, **prior}
+    if arguments.epsilon is not None:
+        prior["clip"] = None
     return AdaptiveTraining.autoencoder(model, optimizer=descent, **steps, **prior)
 
 

@@ -93,6 +93,8 @@ def _make(arguments: SimpleNamespace, images: Images) -> AdaptiveTraining | FedA
         )
     if decay is None:
         decay = max(1, 3 * arguments.rounds // 4)
+    if arguments.epsilon is not None:  # gradients with noise are long
+        prior["clip"] = None
     preset = "published" if arguments.published else "text"
     return AdaptiveTraining.diffusion(
         model, corruption, preset=preset, decay_after=decay, **steps, **prior

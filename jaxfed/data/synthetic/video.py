@@ -7,7 +7,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxfed._checks import check_number, check_positive, check_whole, checked_dtype, checked_key
+from jaxfed._checks import (
+    check_positive,
+    check_probability,
+    check_whole,
+    checked_dtype,
+    checked_key,
+)
 from jaxfed.data.synthetic._common import scale_of
 
 
@@ -68,7 +74,7 @@ def image_sequence_synthetic(
         check_whole(name, value)
     key, dtype = checked_key("key", key), checked_dtype("dtype", dtype)
     check_whole("background_rank", background_rank, least=2)
-    check_number("brightness", brightness, "a number between 0 and 1", lambda x: (x > 0) & (x < 1))
+    check_probability("brightness", brightness)
     check_positive("radius", radius, single=True)
     if not 0 < 2 * radius < min(height, width) - 1:
         raise ValueError(
