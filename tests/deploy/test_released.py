@@ -10,8 +10,10 @@ from jaxfed import privacy
 pytest.importorskip("flwr")
 from flwr.app import Context, RecordDict
 
+from jaxfed.core.clients.energies import energies
 from jaxfed.deploy import exchange, flower
 from jaxfed.deploy.exchange import RefusedError
+from jaxfed.deploy.node import Node
 from tests.deploy.flower_grid import LocalGrid
 
 X = np.random.default_rng(0).normal(size=(3, 40, 5)).astype(np.float32)
@@ -37,16 +39,22 @@ def run(
     channel=None,
     start=None,
     algorithm=ALGORITHM,
+    kept=None,
     **more,
 ):
-    """The saved solution; sites in `raw` release nothing."""
+    """The saved solution; sites in `raw` release nothing, and those in `kept` have no rows."""
 
     def make_data(config):
         number = config["partition-id"]
+        if kept and number in kept:
+            return kept[number]
         clients = jf.Clients.from_samples(x[number][None])
         if number in raw:
             return jf.Clients.from_moments([x[number].T @ x[number] / 40], counts=[20])
-        return flower.released(config, clients, person=[PERSON], key=KEY, **OPTIONS, **more)
+        found = flower.released(config, clients, person=[PERSON], key=KEY, **OPTIONS, **more)
+        if kept is not None:
+            kept[number] = found
+        return found
 
     channel = jf.channel.lossless() if channel is None else channel
     app = flower.client_app(
@@ -132,6 +140,39 @@ def test_nothing_is_guaranteed_unless_all_data_are_released(tmp_path):
     assert saved.guarantees == ()
     with pytest.raises(ValueError, match="released: wanted"):
         privacy.statement(saved)
+
+
+def test_a_site_sends_nothing_that_is_not_public_or_of_the_release(tmp_path, monkeypatch):
+    """The list of all that it sends."""
+    sent = []
+    real = Node.answer
+    monkeypatch.setattr(Node, "answer", lambda *given: sent.append(real(*given)) or sent[-1])
+    kept = {}
+    run(tmp_path, kept=kept)
+    by_kind = {}
+    for packet in sent:
+        by_kind.setdefault(packet.words["kind"], []).append(packet)
+    assert set(by_kind) == {"hello", "first", "round", "finish"}
+    # Public: shapes and types, whose data, settings, versions; a keyed digest, which tells nothing.
+    public = {"kind", "question", "id", "data", "features", "weights", "run", "versions", "tag"}
+    for packet in by_kind["hello"]:
+        assert set(packet.words) == public | {"samples", "energy", "guarantee"}
+        assert packet.words["samples"] is None and packet.words["guarantee"]["epsilon"] == 3.0
+        own = float(energies(kept[packet.words["id"]])[0])
+        assert packet.words["energy"] == pytest.approx(own, rel=1e-5)
+        assert not packet.parts
+    for kind in ("first", "round"):
+        for packet in by_kind[kind]:
+            assert set(packet.words) == {"kind", "question", "id", "broken"}
+    for packet in by_kind["finish"]:
+        assert set(packet.words) == {"kind", "question", "id"} and not packet.parts
+    # Their messages are those of a run that never had the rows.
+    other = tmp_path / "other"
+    before = [packet.parts for packet in sent if packet.words["kind"] in ("first", "round")]
+    sent.clear()
+    run(other, kept=kept)
+    after = [packet.parts for packet in sent if packet.words["kind"] in ("first", "round")]
+    assert sorted(before) == sorted(after)
 
 
 def shared(folder, out="out", bits=32, **more):

@@ -1,8 +1,9 @@
 """Releases that protect persons: how far one moves them, their noise, and what it costs."""
 
 import functools
-from dataclasses import replace
+from dataclasses import fields, replace
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -394,3 +395,38 @@ def test_a_bound_whose_square_is_lost_is_refused_before_anything_is_spent(tmp_pa
     with pytest.raises(ValueError, match="bound: wanted a number from 1e-13 to 2e\\+13 in float32"):
         privacy.release_moments(clients, ledger=ledger, **options)
     assert ledger.spent() == 0
+
+
+# --- what leaves ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rows", ["pairs", "directions", "clip"])
+@pytest.mark.parametrize("more", [{}, {"semidefinite": True}, {"sharers": 2}])
+@pytest.mark.parametrize("several", [False, True])
+def test_rows_reach_nothing_but_the_noisy_moments(rows, more, several, key):
+    """The list of all that released clients hold, and of what depends on the rows."""
+    samples = np.stack(gaussian_samples((8, 8)))
+    options = {"rows": rows, "key": key, **more} | ({"bound": BOUND} if rows == "clip" else {})
+    options |= {"person": [np.arange(8) // 2] * 2} if several else {}
+
+    def of(values):
+        clients = jf.Clients.from_samples(samples, names=["a", "b"], features=list("uvwxyz"))
+        return release(eqx.tree_at(lambda x: x.data.values, clients, values), **options)
+
+    values = jnp.asarray(samples, jnp.float32)
+    found, moved = jax.jvp(of, (values,), (jnp.ones_like(values),))
+    held = {jax.tree_util.keystr(path): x for path, x in jax.tree.leaves_with_path(found)}
+    assert set(held) == {".data.dense", ".data.count", ".data.trace", ".ids", ".weights"}
+    for path, x in jax.tree.leaves_with_path(moved):
+        noisy = jax.tree_util.keystr(path) in (".data.dense", ".data.trace")
+        assert x.dtype == jax.dtypes.float0 or bool(jnp.any(x != 0)) <= noisy
+    # The trace is that of the moment with its noise, and the counts are public.
+    np.testing.assert_allclose(found.data.trace, jnp.trace(found.data.dense, 0, 1, 2), rtol=1e-5)
+    np.testing.assert_array_equal(found.data.count, 4 if several else 8)
+    fixed = {x.name for x in fields(found) if x.metadata.get("static")}
+    assert fixed == {"blocks", "guarantee", "imputed", "names"}
+    assert found.blocks is None and not found.imputed
+    assert (
+        found.names
+        == jf.Clients.from_samples(samples, names=["a", "b"], features=list("uvwxyz")).names
+    )
