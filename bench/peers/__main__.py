@@ -76,7 +76,7 @@ def rows_of(name: str, folder: Path, data: Path) -> Iterator[dict[str, str]]:
             paths.append(data / f"{name}-{seed}.npz")
             np.savez(paths[-1], **draw(seed))
         for side in pair.SIDES:
-            row = {"work": f"{pair.WORK}, {case}", "by": side}
+            row = {"work": f"{pair.WORK}, {case}" if side == "jaxfed" else "", "by": side}
             try:
                 found = _measured(name, side, paths, folder)
             except Absent as reason:

@@ -1,7 +1,6 @@
 """Integrative non-negative factors and loadings of three clients, beside pyliger."""
 
 from functools import partial
-from types import SimpleNamespace
 
 import numpy as np
 
@@ -35,20 +34,14 @@ def jaxfed():
 
 
 def _pyliger(algorithm):
-    import scipy.sparse
+    from bench.oracles.inmf import liger_object
 
     def solve(data):
-        parts = [
-            SimpleNamespace(
-                shape=x.shape, layers={"scale_data": scipy.sparse.csr_matrix(x)}, obsm={}, varm={}
-            )
-            for x in data["x"]
-        ]
-        genes = range(data["x"].shape[2])
-        found = SimpleNamespace(adata_list=parts, num_samples=len(parts), var_genes=genes)
+        found = liger_object(data["x"])
         algorithm(found, RANK, PENALTY)
-        own, loadings = [x.varm["V"] for x in parts], [x.obsm["H"] for x in parts]
-        return [parts[0].varm["W"], np.stack(own), np.stack(loadings)]
+        parts = [(x.varm["W"], x.varm["V"], x.obsm["H"]) for x in found.adata_list]
+        shared, own, loadings = map(np.stack, zip(*parts, strict=True))
+        return shared[0], own, loadings
 
     return solve
 

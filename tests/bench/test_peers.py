@@ -90,5 +90,5 @@ def test_a_side_that_does_not_run_has_dashes_and_says_why(tmp_path, monkeypatch,
     monkeypatch.setattr(pca, "CASES", {"60 x 12": partial(pca.planted, samples=60, features=12)})
     monkeypatch.setattr(pca, "SIDES", {"scikit-learn": pca.scikit_learn})
     (row,) = peers.rows_of("pca", tmp_path, tmp_path)
-    assert list(row.values()) == ["PCA, 60 x 12", "scikit-learn", "–", "–", "–", "–"]
+    assert list(row.values()) == ["", "scikit-learn", "–", "–", "–", "–"]
     assert "did not run: ValueError: no scikit-learn" in capsys.readouterr().err
