@@ -1,6 +1,7 @@
 """Joint and individual parts of three views with given ranks, beside mvlearn's `AJIVE`."""
 
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -29,7 +30,7 @@ def jaxfed():
 def mvlearn():
     from mvlearn.decomposition import AJIVE
 
-    ranks = {"joint_rank": JOINT, "individual_ranks": [OWN] * 3}
+    ranks: Any = {"joint_rank": JOINT, "individual_ranks": [OWN] * 3}
     return lambda data: AJIVE([JOINT + OWN] * 3, **ranks).fit(of(data)).joint_scores_
 
 

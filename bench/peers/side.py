@@ -30,7 +30,7 @@ def measured(pair: Any, name: str, draws: list[Path]) -> dict[str, float]:
     solve = pair.SIDES[name]()
     spent, found = [], {}
     for path in draws:
-        with np.load(path) as stored:
+        with np.load(path, allow_pickle=False) as stored:
             data = dict(stored)
         start = time.process_time()
         result = solve(data)

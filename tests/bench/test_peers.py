@@ -26,13 +26,13 @@ DRAWS = {
     confidence: (partial(confidence.clients, count=3, samples=40, features=6), 2, (3, 15)),
     fedavg: (partial(fedavg.clients, count=4, samples=200, features=6), 0.02, (0.3, 0.9)),
 }
-MODULES = {"plain JAX": "jax", "scikit-learn": "sklearn", "cca-zoo": "cca_zoo"}
+MODULES: dict[str, str] = {"plain JAX": "jax", "scikit-learn": "sklearn", "cca-zoo": "cca_zoo"}
 COMPILES_LONG = (ajive, confidence, fedavg, gcca, grassmann, inmf)
 
 
 def installed(side):
     peer = side.partition(",")[0]
-    return importlib.util.find_spec(MODULES.get(peer, peer.lower())) is not None
+    return importlib.util.find_spec(MODULES.get(peer) or peer.lower()) is not None
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_every_module_is_a_pair_and_every_peer_has_an_environment():
 def test_a_side_in_a_process_of_its_own(tmp_path):
     draws = [tmp_path / f"{seed}.npz" for seed in range(2)]
     for seed, path in enumerate(draws):
-        np.savez(path, **pca.planted(seed, 60, 12))
+        np.savez(path, x=pca.planted(seed, 60, 12)["x"])
     command = [sys.executable, "-m", "bench.peers.side", "pca", "scikit-learn", *draws]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     found = json.loads(done.stdout.splitlines()[-1])
