@@ -176,7 +176,7 @@ def synthetic(seed: int) -> Iterator[dict[str, object]]:
             size = f"{setting.clients} x {setting.persons} x {setting.features}"
             size += ", t with 3" if setting.degrees else ""
             row: dict[str, object] = {"samples, rows": f"{size}, {name}"}
-            for epsilon in (1e6, *EPSILONS):
+            for epsilon in (1e6, *EPSILONS[1:4]):
                 title = "hardly any noise" if epsilon > 1e3 else f"{epsilon:g}"
                 row[title] = setting._replace(epsilon=epsilon, **options).measured(6, seed)
             yield row
