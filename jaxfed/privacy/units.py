@@ -1,14 +1,17 @@
 """Releases of means and standard deviations of features with noise that protects each person."""
 
+import warnings
 import zlib
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import Array, ArrayLike, Float, Int, Key, UInt32
+from jaxtyping import Array, ArrayLike, Bool, Float, Int, Key, UInt32
 
 from jaxfed._checks import checked_array, refuse
+from jaxfed._names import caller
+from jaxfed._numbers import UnitsWarning
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.guarantee import Guarantee, Neighbours
 from jaxfed.core.clients.names import replace_names
@@ -101,6 +104,9 @@ def release_units(
         ValueError: if an argument is unsuitable or traced, or the budget does not suffice. This is
             said before anything is spent.
 
+    Warns:
+        jaxfed.UnitsWarning: if a standard deviation is that of the noise, since the range is wide.
+
     Source: Balle & Wang (2018), Improving the Gaussian mechanism for differential privacy,
     Algorithm 1, for the noise.
     """
@@ -122,10 +128,30 @@ def release_units(
     error = deviation / people
     # The noise of a variance, from those of the mean square and of the squared mean.
     least = np.hypot(error, 2 * mean * error / FACTOR)
-    variance = np.clip(second + CENTRE - mean**2, least, 1)
+    found = second + CENTRE - mean**2
+    _warn_of_wide(found <= least, low, high, half * np.sqrt(least))
+    variance = np.clip(found, least, 1)
     units = Standardization(middle + half * mean, half * np.sqrt(variance))
     units = replace_names(units, release.clients.names)
     return ReleasedUnits(units, half * error / FACTOR, release.guarantee)
+
+
+def _warn_of_wide(
+    wide: Bool[np.ndarray, " d"], low: np.ndarray, high: np.ndarray, deviation: np.ndarray
+) -> None:
+    """Warn of deviations that are noise; they were released, so this reveals nothing more."""
+    if not wide.any():
+        return
+    place = int(np.argmax(wide))
+    more = f" and {wide.sum() - 1} more" if wide.sum() > 1 else ""
+    warnings.warn(
+        "lower, upper: wanted ranges that are narrow enough to tell deviations from noise, got "
+        f"{low[place]:g} to {high[place]:g} for feature {place} (from 0){more}, whose released "
+        f"deviation, {deviation[place]:.3g}, is that of the noise; features are not standardized "
+        "by it",
+        UnitsWarning,
+        stacklevel=caller(),
+    )
 
 
 def _noisy_sums(

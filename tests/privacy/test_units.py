@@ -1,6 +1,7 @@
 """Means and deviations that protect persons: how far one moves them, and what noise they have."""
 
 import functools
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -117,6 +118,17 @@ def test_deviations_that_noise_alone_explains_are_those_of_the_noise(key):
     found = release(clients, key=key)
     assert (found.units.scale > found.mean_error / 3).all()
     assert np.isfinite(found.units.transform(clients).data.values).all()
+
+
+@pytest.mark.parametrize(("width", "warned"), [(5.0, 0), (1e6, 1)])
+def test_a_range_too_wide_for_the_deviations_is_told(width, warned, key):
+    clients = jf.Clients.from_samples(samples())
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        found = release(clients, lower=-width, upper=width, epsilon=5.0, key=key)
+    assert [x.category for x in said] == [jf.UnitsWarning] * warned
+    assert all("for feature 0 (from 0) and 3 more" in str(x.message) for x in said)
+    assert (found.units.scale > 100).all() == bool(warned)
 
 
 def test_a_ledger_pays_and_statements_add_up(tmp_path, key):
