@@ -65,11 +65,11 @@ def release_units(
     a part of the budget on them:
 
     >>> import jax, jaxfed as jf
-    >>> options = {"clients": 4, "samples": 200, "features": 5, "shared_rank": 1, "local_rank": 1}
+    >>> options = {"clients": 4, "samples": 2000, "features": 5, "shared_rank": 1, "local_rank": 1}
     >>> data = jf.data.perpca_synthetic(key=jax.random.key(0), **options)
     >>> clients = jf.Clients.from_samples(data.samples)
     >>> cost = {"epsilon": 1.0, "delta": 1e-5}
-    >>> found = jf.privacy.release_units(clients, -20, 20, **cost)
+    >>> found = jf.privacy.release_units(clients, -5, 5, **cost)
     >>> scaled = found.units.transform(clients)
     >>> released = jf.privacy.release_moments(scaled, rows="directions", **cost)
     >>> "epsilon 1.465" in jf.privacy.statement(found, released)
