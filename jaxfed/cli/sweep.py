@@ -31,7 +31,7 @@ from jaxfed.cli._folder import Folder
 from jaxfed.cli._options import define, option
 from jaxfed.cli.fit.pca import read
 from jaxfed.core.clients.clients import Clients
-from jaxfed.core.clients.units import exceed_single_precision
+from jaxfed.core.clients.units import exceed_single_precision, warn_of_units
 from jaxfed.core.contract.algorithm import Personalized
 from jaxfed.core.run.rollout import rollout
 from jaxfed.core.sweeps.grid import grid
@@ -129,7 +129,8 @@ def _run(arguments: SimpleNamespace, precision: ExitStack) -> None:
     print(f"\n{source.label}, mean ± standard deviation over seeds:\n")
     _report.show(printed)
     print()
-    along = next((name for name, values in axes.items() if len(values) > 1), "prior_variance")
+    many = (name for name, values in axes.items() if len(values) > 1 and name != "seed")
+    along = next(many, "prior_variance")
     picture = plot.grid(errors, along, over="seed", label=source.label)
     arrays = {name: errors[name].values for name in axes}
     arrays |= {f"error {name}": values.values for name, values in errors.items()}
@@ -241,6 +242,7 @@ def _read(arguments: SimpleNamespace, learn: Callable, precision: ExitStack) -> 
     if any(exceed_single_precision(model, Clients.from_samples(tables)) for tables in parts[0]):
         precision.enter_context(jax.enable_x64(True))
         parts = jax.tree.map(lambda x: np.asarray(x, np.float64), parts)
+    warn_of_units(model, Clients.from_samples(parts[0][0]), "take tables in double precision")
     train, held_out = (stack(list(map(Clients.from_samples, part))) for part in parts)
     most = int(np.max(train.data.count))
     label = "residual of held-out samples (% of their energy)"

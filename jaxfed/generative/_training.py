@@ -1,5 +1,6 @@
 """The base class of algorithms that train a model on minibatches of each client's samples."""
 
+import warnings
 from collections.abc import Callable, Hashable
 from typing import Any, final
 
@@ -12,12 +13,17 @@ from jax.core import Tracer
 from jaxtyping import Array, Float, Int, Key, PyTree
 
 from jaxfed._checks import host_array
-from jaxfed.contract import Algorithm, check_count, refuse, without_batches
+from jaxfed._names import caller
+from jaxfed.contract import Algorithm, ClientsLike, check_count, refuse, without_batches
 from jaxfed.core.clients.samples import Samples, at_least_single, other_data
+from jaxfed.core.clients.units import UnitsWarning, size_of
 from jaxfed.core.common.processes import finite, inspectable
 from jaxfed.core.common.shuffle import shuffled
 from jaxfed.generative.gradient_noise import GradientNoise
+from jaxfed.models.diffusion import DenoisingLoss
 
+# Samples so many times larger or smaller than noise of size one are not what a corruption is for.
+FAR = 30.0
 Loss = Callable[[Any, Float[Array, "b d"], Key[Array, ""]], Float[Array, ""]]
 
 
@@ -62,6 +68,10 @@ class Training(Algorithm):
 
         Raises:
             ValueError: if they do not, or a batch is larger than the smallest client.
+
+        Warns:
+            jaxfed.UnitsWarning: if samples vanish beside a corruption's noise, or the noise beside
+                them.
         """
         part = clients.parts[0]
         if not isinstance(part, Samples):
@@ -74,6 +84,8 @@ class Training(Algorithm):
                     f"got {self.batch_size}"
                 )
         self._check_loss(part.values)
+        if isinstance(self.loss, DenoisingLoss):
+            _warn_of_size(clients)
         if warm_start is not None:
             self._check_arrays("shared", warm_start.shared)
             if jax.tree.leaves(warm_start.local):
@@ -178,6 +190,18 @@ class Training(Algorithm):
     def whole(self, parameters: PyTree) -> PyTree:
         """The parameters together with the model's other arrays."""
         return eqx.combine(parameters, self.arrays)
+
+
+def _warn_of_size(clients: ClientsLike) -> None:
+    size = size_of(clients)
+    if not 1 / FAR < size < FAR:
+        warnings.warn(
+            "clients: wanted samples of about the size of a corruption's noise, which is one, got "
+            f"a root mean square of {size:.3g}, of which a model learns nothing useful; "
+            "divide them by a constant, or standardize them with jaxfed.preprocess.Standardize",
+            UnitsWarning,
+            stacklevel=caller(),
+        )
 
 
 def optimizer_step(

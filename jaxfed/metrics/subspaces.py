@@ -6,11 +6,16 @@ digits of a distance below the rounding error of the rank.
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array, ArrayLike, Float, Real
 
 from jaxfed._checks import checked_array
+from jaxfed.core.common.printing import is_known
 from jaxfed.linalg.derivatives import constant
+
+# Columns are orthonormal if their scalar products are right to this, as in half precision.
+ORTHONORMAL = 0.02
 
 
 def projector_distance(
@@ -126,16 +131,38 @@ def client_distances(local: Real[ArrayLike, "m d r"]) -> Float[Array, "m m"]:
     Source: Shi & Kontar (2024), (31).
 
     Args:
-        local: local components, `(m, d, r)`.
+        local: local components, `(m, d, r)`, with orthonormal columns; zero columns do not count.
 
     Returns:
         ρ, `(m, m)`: symmetric, between 0 and 2.
 
     Raises:
-        ValueError: if `local` is not `(m, d, r)`.
+        ValueError: if `local` is not `(m, d, r)`, or its columns are not orthonormal.
     """
     local = checked_array("local", local, "m d r")
+    check_orthonormal("local", local)
     return _client_distances(local)
+
+
+def check_orthonormal(name: str, bases: Float[Array, "... d r"]) -> None:
+    """Refuse columns that are neither orthonormal nor zero, such as loadings; not if traced.
+
+    Raises:
+        ValueError: names the argument.
+    """
+    if not is_known(bases):
+        return
+    known = np.asarray(bases, float)
+    with np.errstate(over="ignore", invalid="ignore"):  # of numbers that are far from it
+        grams = known.mT @ known
+        there = np.any(known != 0, axis=-2)
+        wrong = np.abs(grams - np.eye(grams.shape[-1]) * there[..., None, :])
+    # NaN, as of a run that diverged, makes distances that are NaN.
+    if (worst := np.max(wrong, initial=0)) > ORTHONORMAL:
+        raise ValueError(
+            f"{name}: wanted orthonormal columns, or columns of zeros, got scalar products that "
+            f"differ by up to {worst:.3g} from those; jaxfed.linalg.orthonormalize makes them so"
+        )
 
 
 # A loop outside of `jit` would be compiled at every call.

@@ -45,7 +45,8 @@ def cluster_clients(
 
     Raises:
         ImportError: if scikit-learn is not installed.
-        ValueError: if `local` is not `(m, d, r)` or there are more clusters than clients.
+        ValueError: if `local` is not `(m, d, r)`, its columns are not orthonormal, or there are
+            more clusters than clients.
 
     Source: Shi & Kontar (2024), Section 7.1.7, distances (31).
 
@@ -87,7 +88,8 @@ def embed_clients(local: Float[ArrayLike, "m d r"], dims: int = 2) -> Float[Arra
         Coordinates, `(m, dims)`, centred at zero, in order of decreasing spread.
 
     Raises:
-        ValueError: if `local` is not `(m, d, r)` or there are more coordinates than clients.
+        ValueError: if `local` is not `(m, d, r)`, its columns are not orthonormal, or there are
+            more coordinates than clients.
 
     Source: Shi & Kontar (2024), Section 7.1.7; Torgerson (1952), Multidimensional scaling: I.
     Theory and method.

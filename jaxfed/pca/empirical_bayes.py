@@ -262,7 +262,7 @@ class EmpiricalBayesPCA(Algorithm):
         prior = bingham.log_normalizer(concentration, features, rank)
         prior += concentration / 2 * jnp.vdot(shared, shared)
         # n/2 (log det W + tr W⁻¹S) without its part in U, which is in the posterior's c S.
-        constant = features * jnp.log(s) + rank * jnp.log1p(scores / s) + data.trace / s
+        constant = features * jnp.log(s) + rank * jnp.log1p(ratio(scores, s)) + ratio(data.trace, s)
         objective = data.count / 2 * constant - posterior + prior
         # The variance along the components: tr E[UUᵀ]S from E[UUᵀ](cS + κVVᵀ).
         held = jnp.vdot(weights[:count], top) - concentration * jnp.vdot(shared, product)

@@ -46,15 +46,17 @@ def precision(count: Scalar, noise: Number, scores: Number = 1.0) -> Scalar:
     Up to a constant factor, the likelihood is exp(c/2 tr UᵀSU), and n samples determine an entry of
     the components with the variance 1 / (c l).
     """
-    return count / noise / (1 + noise / scores)  # the square of the noise may overflow
+    # Neither the square of the noise nor that in a derivative may overflow or vanish.
+    return ratio(ratio(count, noise), 1 + ratio(noise, scores))
 
 
 def negative_log_likelihood(moment: Moment, frame: Rows, variances: Variances) -> Scalar:
     """n/2 (log det W + tr W⁻¹S) for orthonormal components, without the normal's constant."""
     (rank, features), (s, scores) = frame.shape, variances
-    log_det = (features - rank) * jnp.log(s) + rank * (jnp.log(scores) + jnp.log1p(s / scores))
+    share = ratio(s, scores)
+    log_det = (features - rank) * jnp.log(s) + rank * (jnp.log(scores) + jnp.log1p(share))
     energy = jnp.trace(moment.row_products(frame)[1])
-    return moment.count / 2 * (log_det + (moment.trace - energy / (1 + s / scores)) / s)
+    return moment.count / 2 * (log_det + ratio(moment.trace - energy / (1 + share), s))
 
 
 def objective_scale(moment: Moment) -> Scalar:
@@ -195,6 +197,11 @@ def extrapolated(
     useful = (moved * change < 0) & (jnp.abs(change) < jnp.abs(moved))
     factor = jnp.where(useful, -moved / jnp.where(useful, change, 1), 1)
     step = move * jnp.clip(factor, 1, LARGEST_ACCELERATION)
+    # Where steps come near rounding, their ratio is one of rounding errors: differentiate EM's own
+    # step, which vanishes at the same place.
+    near = jnp.maximum(jnp.abs(move), jnp.abs(moved)) < float(jnp.finfo(move.dtype).eps) ** 0.5
+    own = lax.stop_gradient(step) + (move - lax.stop_gradient(move))
+    step = jnp.where(near, own, step)
     if np.isfinite(longest):
         most = jnp.maximum(jnp.abs(move), longest)
         step = jnp.clip(step, -most, most)

@@ -109,11 +109,15 @@ def _keys(key: Key[Array, ""], numbers: Array) -> Key[Array, " runs"]:
 def _score(one: Outputs, other: Outputs) -> Float[np.ndarray, " numbers"]:
     """The direction in which the outputs differ most, relative to their scatter."""
     difference = other.mean(axis=0) - one.mean(axis=0)
-    scatter = np.cov(np.concatenate([one - one.mean(axis=0), other - other.mean(axis=0)]).T)
-    values, vectors = np.linalg.eigh(np.atleast_2d(scatter))
+    rest = np.concatenate([one - one.mean(axis=0), other - other.mean(axis=0)])
+    # Each output in a unit of its own: the one that tells the most may be the smallest.
+    units = np.hypot(rest.std(axis=0), difference)
+    units[units == 0] = 1
+    difference = difference / units
+    values, vectors = np.linalg.eigh(np.atleast_2d(np.cov((rest / units).T)))
     # Directions without scatter tell the most: keep them, but for rounding.
     floor = max(values[-1], difference @ difference) * 1e-12 or 1.0
-    score = vectors @ ((vectors.T @ difference) / np.maximum(values, floor))
+    score = vectors @ ((vectors.T @ difference) / np.maximum(values, floor)) / units
     length = np.linalg.norm(score)
     return score / length if length > 0 else score
 

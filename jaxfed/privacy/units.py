@@ -1,5 +1,6 @@
 """Releases of means and standard deviations of features with noise that protects each person."""
 
+import warnings
 import zlib
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
@@ -9,9 +10,11 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Int, Key, UInt32
 
 from jaxfed._checks import checked_array, refuse
+from jaxfed._names import caller
+from jaxfed._numbers import UnitsWarning
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.guarantee import Guarantee, Neighbours
-from jaxfed.core.clients.names import replace_names
+from jaxfed.core.clients.names import listing, replace_names
 from jaxfed.core.clients.samples import Samples
 from jaxfed.core.clients.standardization import Standardization
 from jaxfed.core.common.processes import is_tracing
@@ -22,6 +25,9 @@ from jaxfed.privacy.releases import MARGIN, Release, checked_release, guarantee_
 # A number u of [-1, 1] becomes (u / √3, u² - 2/3), a point of a curve. At this factor, the noise of
 # the mean is as large as with the factor 1, and that of the mean square the smallest.
 FACTOR, CENTRE = 3**-0.5, 2 / 3
+# Of a half range, the deviation of numbers spread evenly over it is 0.58. Beyond this, they are at
+# its ends.
+WIDE = 0.75
 # The largest squared distance of two points of the curve is (2 - s)² (1/3 + s²), where s is the sum
 # of two numbers; and that of a point from the origin.
 _SUM = (1 + FACTOR) / 2
@@ -62,11 +68,11 @@ def release_units(
     a part of the budget on them:
 
     >>> import jax, jaxfed as jf
-    >>> options = {"clients": 4, "samples": 200, "features": 5, "shared_rank": 1, "local_rank": 1}
+    >>> options = {"clients": 4, "samples": 2000, "features": 5, "shared_rank": 1, "local_rank": 1}
     >>> data = jf.data.perpca_synthetic(key=jax.random.key(0), **options)
     >>> clients = jf.Clients.from_samples(data.samples)
     >>> cost = {"epsilon": 1.0, "delta": 1e-5}
-    >>> found = jf.privacy.release_units(clients, -20, 20, **cost)
+    >>> found = jf.privacy.release_units(clients, -5, 5, **cost)
     >>> scaled = found.units.transform(clients)
     >>> released = jf.privacy.release_moments(scaled, rows="directions", **cost)
     >>> "epsilon 1.465" in jf.privacy.statement(found, released)
@@ -101,6 +107,10 @@ def release_units(
         ValueError: if an argument is unsuitable or traced, or the budget does not suffice. This is
             said before anything is spent.
 
+    Warns:
+        jaxfed.UnitsWarning: if a standard deviation is hardly above its noise, since the range is
+            wide, or that of numbers at the ends of the range, since it is narrow.
+
     Source: Balle & Wang (2018), Improving the Gaussian mechanism for differential privacy,
     Algorithm 1, for the noise.
     """
@@ -129,10 +139,32 @@ def release_units(
     error = deviation / people
     # The noise of a variance, from those of the mean square and of the squared mean.
     least = np.hypot(error, 2 * mean * error / FACTOR)
-    variance = np.clip(second + CENTRE - mean**2, least, 1)
-    units = Standardization(middle + half * mean, half * np.sqrt(variance))
+    scale = np.sqrt(np.clip(second + CENTRE - mean**2, least, 1))
+    _warn(scale, np.sqrt(least), release.clients.names.features)
+    units = Standardization(middle + half * mean, half * scale)
     units = replace_names(units, release.clients.names)
     return ReleasedUnits(units, half * error / FACTOR, release.guarantee)
+
+
+def _warn(
+    scale: Float[np.ndarray, " d"], least: Float[np.ndarray, " d"], names: Sequence[str] | None
+) -> None:
+    """Warn of deviations that ranges spoil; they were released, so this reveals nothing more.
+
+    Args:
+        scale: the deviations, in half ranges.
+        least: those of the noise.
+        names: of the features; None if they have positions from 0 on.
+    """
+    known = [f"feature {k} (from 0)" for k in range(len(scale))] if names is None else list(names)
+    for places, problem in (
+        (scale < 2**0.5 * least, "are hardly above their noise; narrower ranges"),
+        (scale > WIDE, "are those of numbers at the ends of the range or beyond; wider ranges"),
+    ):
+        if places.any():
+            listed = listing([known[k] for k in np.flatnonzero(places)])
+            words = f"lower, upper: the released deviations of {listed} {problem}, or more epsilon"
+            warnings.warn(f"{words}, help", UnitsWarning, stacklevel=caller())
 
 
 def _noisy_sums(

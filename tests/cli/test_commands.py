@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from typing import get_args
 
 import numpy as np
@@ -152,6 +153,22 @@ def test_a_sweep_of_files_in_single_precision_keeps_units(tmp_path):
         assert main([*SWEEP, *options, "--seeds", "1", "--out", str(out)]) == 0
         errors.append([loaded(out)[0][f"error {name}"] for name in METHODS])
     np.testing.assert_allclose(*errors, rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_sweep_of_one_setting_warns_of_what_double_precision_loses(tmp_path):
+    (tmp_path / "data").mkdir()
+    for i in range(3):
+        x = np.random.default_rng(i).normal(size=(30, 5)) * [5, 2, 1, 0.3, 0.2] + 1e9
+        np.save(tmp_path / "data" / f"{i}.npy", x)
+    command = [*SWEEP, "--data", str(tmp_path / "data"), "--prior-variance", "0.1", "--seeds", "2"]
+    with pytest.warns(jf.UnitsWarning, match=r"double precision tells apart"):
+        assert main([*command, "--out", str(tmp_path / "raw")]) == 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert main([*command, "--center", "shared", "--out", str(tmp_path / "centred")]) == 0
+    arrays, _ = loaded(tmp_path / "centred")
+    assert arrays["error Local"].shape == (1, 1, 1, 2) and arrays["error Local"].min() > 0.1
 
 
 @pytest.mark.slow

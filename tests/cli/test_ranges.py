@@ -1,9 +1,7 @@
 """Units with noise on the command line: public ranges, both guarantees, one budget."""
 
 import re
-import warnings
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -190,25 +188,3 @@ def test_features_without_names_have_positions(tmp_path):
     np.testing.assert_array_equal(found, [[0, -1], [1, 2.5]])
     with pytest.raises(ValueError, match=r"^--ranges: .* its position from 0 on, got none of 2"):
         _ranges.of_features(path, None, 3)
-
-
-@pytest.mark.parametrize("unit", [1e-9, 1.0, 1e9])
-def test_units_that_ranges_spoil_are_said(unit, key):
-    rng = np.random.default_rng(0)
-    values = unit * rng.normal(size=(2, 3000, 3))
-    values[..., 2] = np.sign(values[..., 2]) * 30 * unit
-    clients = jf.Clients.from_samples(jnp.asarray(values))
-
-    def said(*halves):
-        upper = unit * np.array(halves)
-        cost = {"epsilon": 1.0, "delta": 1e-5, "key": key}
-        found = privacy.release_units(clients, -upper, upper, **cost)
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            _ranges.warn(found, _ranges.Ranges(-upper, upper), ["a", "b", "c"])
-        return [str(each.message) for each in caught]
-
-    assert said(4.0, 4.0, 60.0) == []
-    wide, ends = said(4.0, 400.0, 20.0)
-    assert wide.startswith("--ranges: the released deviations of b are hardly above their noise;")
-    assert ends.startswith("--ranges: the released deviations of c are those of numbers at the")

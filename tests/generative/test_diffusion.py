@@ -1,6 +1,7 @@
 """Diffusion: corruption, loss and sampler against closed forms; ADEPT-DGM and what it refuses."""
 
 import functools
+import warnings
 
 import equinox as eqx
 import jax
@@ -299,6 +300,25 @@ def test_types_are_kept(wide, key):
     assert {leaf.dtype for leaf in jax.tree.leaves(solution.result)} == {jnp.dtype(dtype)}
     assert made.shape == (3, 2, FEATURES)
     assert made.dtype == dtype
+
+
+@pytest.mark.parametrize("unit", [1e-3, 1.0, 1e3])
+@pytest.mark.parametrize("kind", ["array", "tables"])
+def test_samples_far_from_the_size_of_the_noise_warn(unit, kind):
+    rows = [np.float32(unit) * x for x in np.random.default_rng(0).normal(size=(2, 6, FEATURES))]
+    rows = (
+        np.float32(rows)
+        if kind == "array"
+        else [np.float32(x)[: 6 - i] for i, x in enumerate(rows)]
+    )
+    clients, model = jf.Clients.from_samples(rows), Linear(jnp.zeros((FEATURES, FEATURES)))
+    algorithm = FedAvg(model, DenoisingLoss(PRESERVING), optax.sgd(0.1), local_steps=1)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        algorithm.check(clients, None)
+        jax.jit(lambda clients: algorithm.check(clients, None))(clients)  # which sees no numbers
+    assert [x.category for x in said] == [jf.UnitsWarning] * (unit != 1)
+    assert all("size of a corruption's noise" in str(x.message) for x in said)
 
 
 # --- samples of the models -----------------------------------------------------------------------

@@ -5,6 +5,7 @@ import inspect
 import warnings
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -106,6 +107,28 @@ def test_rounds_do_not_depend_on_units(name):
         for k in (0, -38, 38)
     ]
     assert len({(int(run.rounds), str(run.status)) for run in runs}) == 1
+
+
+GRADIENT = "HierarchicalPCA by gradient steps"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*(name for name in ALGORITHMS if name != "TCMF"), GRADIENT])
+def test_derivatives_do_not_depend_on_units(name):
+    algorithm = jf.pca.HierarchicalPCA(3) if name == GRADIENT else ALGORITHMS[name][0]
+    rounds, x = min(3, ALGORITHMS.get(name, (None, 3))[1]), draw().astype(np.float32)
+
+    @jax.jit
+    @jax.grad
+    def gradient(x):
+        found = jf.rollout(algorithm, clients_of(x), rounds=rounds, key=KEY)
+        frames = [part for part in found.result if part is not None]
+        return sum(jnp.sum(jnp.sin(3 * frame @ frame.mT)) for frame in frames)
+
+    wanted = gradient(x)
+    for unit in (2.0**-40, 2.0**40):
+        found = np.asarray(gradient(np.float32(unit) * x), float) * unit
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-2 * float(abs(wanted).max()))
 
 
 @pytest.mark.slow

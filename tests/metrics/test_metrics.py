@@ -320,6 +320,7 @@ def test_clustering_scores():
 
 
 Y, U, V = np.zeros((2, 3, 4)), np.zeros((4, 1)), np.zeros((2, 4, 2))
+BASES = np.stack([np.eye(4)[:, :2], np.eye(4)[:, 1:3]])
 
 
 @pytest.mark.parametrize(
@@ -361,6 +362,9 @@ Y, U, V = np.zeros((2, 3, 4)), np.zeros((4, 1)), np.zeros((2, 4, 2))
         (lambda: metrics.misalignment(U), "local"),
         (lambda: metrics.misalignment(V[:0]), "local"),
         (lambda: metrics.client_distances(U), "local"),
+        (lambda: metrics.client_distances(2 * BASES), "local: wanted orthonormal"),
+        (lambda: jf.pca.cluster_clients(1e30 * BASES, 2), "local: wanted orthonormal"),
+        (lambda: jf.pca.embed_clients(1e-3 * BASES), "local: wanted orthonormal"),
         (lambda: metrics.clustering_accuracy([0, 1], [0]), "labels"),
         (lambda: metrics.clustering_accuracy([], []), "labels"),
         (lambda: metrics.scaled_kkt_violation(jf.Personalized(U[:3], None), Y), "shared"),

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import jaxfed as jf
+from jaxfed.linalg import Moment
 from jaxfed.pca import likelihood
 from tests.helpers import solve
 
@@ -118,6 +119,38 @@ def test_a_given_noise_variance_is_differentiable(name, x64):
     np.testing.assert_allclose(jax.grad(learned)(at), slope, rtol=1e-4)
     several = jax.vmap(learned)(jnp.stack([at, 2 * at]))
     np.testing.assert_allclose(several[0], learned(at), rtol=1e-8)
+
+
+@pytest.mark.parametrize("unit", [1e-24, 1.0, 1e24])
+def test_derivatives_by_the_noise_have_its_unit(unit):
+    """Those of a plain quotient square it: they are NaN or zero in single precision."""
+    noise, scores = (jnp.float32(x * unit) for x in (2.0, 3.0))
+    slope = jax.grad(lambda noise: jnp.log(likelihood.precision(jnp.float32(12), noise, scores)))
+    np.testing.assert_allclose(slope(noise) * unit, -1 / 2 - 1 / 5, rtol=1e-5)
+
+    @jax.grad
+    def of_likelihood(noise):
+        moment = Moment.from_dense(jnp.float32(unit) * jnp.eye(4))
+        variances = likelihood.Variances(noise, scores)
+        return likelihood.negative_log_likelihood(moment, jnp.eye(2, 4), variances)
+
+    # 1/2 of 2 log s + 2 log(3 + s) + 2/s + 2/(3 + s), for a moment of 1 along four features.
+    wanted = 1 / 2 + 1 / 5 - 1 / 2**2 - 1 / 5**2
+    np.testing.assert_allclose(of_likelihood(noise) * unit, wanted, rtol=1e-5)
+
+
+def test_near_its_end_the_derivative_of_a_step_is_that_of_ems_own():
+    """There, the factor between them is a ratio of rounding errors."""
+    place, previous = jnp.float32(3.2), jnp.float32([3.2 - 1e-6, 1.5e-6])
+
+    def step(move, previous):
+        return likelihood.extrapolated(place, move, previous)
+
+    for move, accelerated in (1e-6, False), (0.1, True):
+        given = jnp.float32(move), previous if move < 1e-3 else jnp.float32([3.0, 0.2])
+        by_move, by_previous = jax.grad(step, argnums=(0, 1))(*given)
+        assert (by_move > 1.5) == accelerated and (abs(by_previous).max() > 0) == accelerated
+        assert step(*given) > place + 1.5 * given[0]  # the step itself is longer than EM's
 
 
 @pytest.mark.parametrize("algorithm", [jf.pca.HierarchicalPCA(4), jf.pca.EmpiricalBayesPCA(4)])

@@ -94,6 +94,16 @@ def test_what_does_not_depend_on_the_data_reveals_nothing(key):
     assert 5 < noise(lambda clients, key: clients.data.values[0, 0], one, other) < 7
 
 
+@pytest.mark.parametrize("size", [1e-8, 1e8])
+def test_what_tells_may_be_small_beside_other_outputs(size, key):
+    one, other = neighbours()
+
+    def mechanism(clients, key):
+        return jnp.stack([size * jax.random.normal(key), clients.data.values[0, 0, 0]])
+
+    assert privacy.audit(mechanism, one, other, delta=DELTA, runs=4000, key=key) > 5
+
+
 def test_bad_arguments_are_refused(key):
     one, other = neighbours()
     good = {"mechanism": release, "clients": one, "neighbour": other, "delta": DELTA, "key": key}

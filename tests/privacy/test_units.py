@@ -1,6 +1,7 @@
 """Means and deviations that protect persons: how far one moves them, and what noise they have."""
 
 import functools
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -117,6 +118,26 @@ def test_deviations_that_noise_alone_explains_are_those_of_the_noise(key):
     found = release(clients, key=key)
     assert (found.units.scale > found.mean_error / 3).all()
     assert np.isfinite(found.units.transform(clients).data.values).all()
+
+
+@pytest.mark.parametrize("unit", [1e-9, 1.0, 1e9])
+def test_deviations_that_ranges_spoil_are_said(unit, key, x64):
+    values = unit * np.random.default_rng(0).normal(size=(2, 3000, 3))
+    values[..., 2] = np.sign(values[..., 2]) * 30 * unit
+    clients = jf.Clients.from_samples(values, features=["a", "b", "c"])
+
+    def said(*halves):
+        upper = unit * np.array(halves)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            release(clients, lower=-upper, upper=upper, epsilon=1.0, key=key)
+        assert {x.category for x in caught} <= {jf.UnitsWarning}
+        return [str(each.message) for each in caught]
+
+    assert said(4.0, 4.0, 60.0) == []
+    wide, ends = said(4.0, 400.0, 20.0)
+    assert wide.startswith("lower, upper: the released deviations of b are hardly above their")
+    assert ends.startswith("lower, upper: the released deviations of c are those of numbers at")
 
 
 def test_a_ledger_pays_and_statements_add_up(tmp_path, key):

@@ -1,6 +1,5 @@
 """`jaxfed fit ... --ranges`: public ranges of features, which released units need."""
 
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -11,12 +10,9 @@ from jaxtyping import Float
 from jaxfed import data
 from jaxfed.cli._options import option
 from jaxfed.core.clients.names import listing
-from jaxfed.privacy.units import FACTOR, ReleasedUnits
 
 COLUMNS = ("lower", "upper")
 SHARE = 3  # of the epsilon of moments that units cost by default: a tenth of all 1/σ², nearly
-# Of a half range: that of numbers spread evenly over it is 0.58, and more are at or beyond its ends
-WIDE = 0.75
 OPTIONS = [
     option(
         "--ranges",
@@ -87,25 +83,3 @@ def of_features(path: Path, features: Sequence[str] | None, number: int) -> Rang
             f"{listing(list(found))}"
         )
     return Ranges(*np.array([found[name] for name in wanted]).T)
-
-
-def warn(released: ReleasedUnits, ranges: Ranges, features: Sequence[str] | None) -> None:
-    """Warn of released units that ranges make useless, which costs no privacy."""
-    half = (ranges.upper - ranges.lower) / 2
-    scale = np.asarray(released.units.scale, float) / half
-    mean = (np.asarray(released.units.mean, float) - ranges.lower) / half - 1
-    error = released.mean_error / half
-    # The noise of a variance, from those of the mean square and of the squared mean.
-    noise = np.hypot(FACTOR * error, 2 * mean * error)
-    numbered = [f"feature {k} (from 0)" for k in range(len(scale))]
-    names = numbered if features is None else list(features)
-    for places, problem in (
-        (scale**2 < 2 * noise, "are hardly above their noise; narrower ranges, or more"),
-        (scale > WIDE, "are those of numbers at the ends of the range or beyond; wider ranges, or"),
-    ):
-        if places.any():
-            listed = listing([names[k] for k in np.flatnonzero(places)])
-            warnings.warn(
-                f"--ranges: the released deviations of {listed} {problem} --ranges-epsilon help",
-                stacklevel=2,
-            )

@@ -161,7 +161,6 @@ def released(arguments: SimpleNamespace, split: Split, algorithms: Sequence[Algo
         # What this refuses, it refuses before units are released. Nothing of it leaves.
         release_moments(clients, epsilon=arguments.epsilon, **who)
     units = release_units(clients, *ranges, epsilon=epsilons[0], **how)
-    _ranges.warn(units, ranges, split.features)
     own = split.in_units(units.units, own_means=arguments.center == "local")
     moments = release_moments(own.clients(), epsilon=epsilons[1], **how)
     return Sent(moments, own, units)

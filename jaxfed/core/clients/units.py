@@ -303,6 +303,13 @@ def _rows(values: jax.Array, clients: slice, number: int) -> np.ndarray:
     return some.astype(np.float64)
 
 
+def size_of(clients: ClientsLike) -> float:
+    """The root mean square of some samples; 1 if they are traced or unknown, or all zero."""
+    parts = [part for part in clients.parts if isinstance(part, SampleRows) and _is_known(part)]
+    squares = np.concatenate([_magnitudes(part)[0].ravel() for part in parts] or [np.ones(1)])
+    return float(np.sqrt(np.mean(squares))) or 1.0
+
+
 def ratio_of_axes(clients: ClientsLike, number: int) -> float:
     """How many times stronger the first principal axis is than the last of so many.
 
