@@ -265,11 +265,25 @@ def test_a_plan_of_privacy_has_the_errors_and_persons_of_the_formula(capsys):
         ("--persons 3", "persons: wanted a whole number of at least 4, got 3"),
         ("--persons 500 --delta 1", "delta: wanted a number between 0 and 1, got 1.0"),
         ("--error 0", "error: wanted a positive finite number, got 0.0"),
+        ("--persons 9 --picture a.png", "--picture: wanted --persons and several epsilons with it"),
     ],
 )
 def test_mistakes_of_a_plan_of_privacy_are_told_in_one_line(options, message, capsys):
     assert main(f"{PLANNED} --epsilon 1 {options}".split()) == 2
     assert capsys.readouterr().err.strip() == f"jaxfed: {message}"
+
+
+def test_a_plan_of_privacy_is_drawn(tmp_path, capsys):
+    path = tmp_path / "cost.svg"
+    command = f"{PLANNED} --persons 500 --epsilon 1 .3 3 --picture".split()
+    assert main([*command, str(path)]) == 0
+    assert str(path) in capsys.readouterr().out
+    words = path.read_text("utf8")
+    assert words.startswith("<?xml") and words.count("<path") > 10
+    assert main([*command, str(path)]) == 2
+    assert "--picture: wanted a file that does not exist" in capsys.readouterr().err
+    assert main([*command, str(tmp_path / "cost.doc")]) == 2
+    assert "--picture: wanted a .png, .svg or .pdf" in capsys.readouterr().err
 
 
 # --- personalize -----------------------------------------------------------------------------
