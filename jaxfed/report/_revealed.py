@@ -29,7 +29,7 @@ RULES = {
 def revealed(solution: Solution, clients: Clients) -> list[str]:
     """The section's HTML."""
     *earlier, first, last = solution.releases
-    releases = [(release, "of an earlier run") for release in earlier]
+    releases = [(release, _earlier(release)) for release in earlier]
     releases += [(first, "before the rounds"), (last, "in each round")]
     releases = [(release, when) for release, when in releases if release.bits]
     if not releases:
@@ -54,6 +54,12 @@ def revealed(solution: Solution, clients: Clients) -> list[str]:
         "never sent": "samples, and what a client keeps between rounds, such as its local model",
     }
     return [*parts, facts(others)]
+
+
+def _earlier(release: Release) -> str:
+    guarantee = release.guarantee
+    of_units = guarantee is not None and guarantee.rows == "ranges"
+    return "means and deviations, before the run" if of_units else "of an earlier run"
 
 
 def _released(release: Release, when: str) -> dict[str, Any]:

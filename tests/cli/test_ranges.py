@@ -62,7 +62,9 @@ def test_both_releases_are_kept_stated_and_paid_and_their_units_are_used(tmp_pat
     spent = privacy.Ledger(ledger, epsilon=2e4, delta=1e-5).spent()
     assert f"Together: epsilon {spent:.4g} at delta 1e-05" in text
     assert len(ledger.read_text().splitlines()) == 3
-    assert f"Together: epsilon {spent:.4g}" in (out / "report.html").read_text()
+    page = (out / "report.html").read_text()
+    assert f"Together: epsilon {spent:.4g}" in page
+    assert "means and deviations, before the run" in page and "of an earlier run" not in page
     saved = jf.load(out / "result.npz")
     assert [each.rows for each in saved.guarantees] == ["ranges", "pairs"]
     assert {each.unit for each in saved.guarantees} == {"person"}
