@@ -125,7 +125,7 @@ class Federation:
         # Check the original channels, since `planned` has them without their masks.
         given = replace(self.planned, clients=self.clients, wire=wire)
         check_together(given, settings.warm_start, settings.rounds)
-        if wire.up.private and settings.tol is not None:
+        if given.hides and settings.tol is not None:
             raise ValueError(
                 "tol: wanted None, since clients that hide their messages report no objective"
             )

@@ -97,7 +97,8 @@ class Node:
         self.weighting: Weights = weights
         self.ledger = ledger
         self._home = home_of(folder, client_id)
-        shows = algorithm.energy_weighted and not (wire.up.private or wire.first_up.private)
+        hidden = wire.up.private or wire.first_up.private or algorithm.private
+        shows = algorithm.energy_weighted and not hidden
         energy = float(energies(clients)[0]) if shows else 0.0
         self.energy = energy if 0 < energy < np.inf else None
 
@@ -341,7 +342,7 @@ class _NodeRun:
             message, after = self.programs(client.exchange)(problem, broadcast, member)
             words = {"kind": "round", "id": self.node.id, "broken": bool(message.not_finite)}
             parts = [channel.to_bytes(message.payload)]
-            if not way.private:  # an objective may reveal as much as the hidden message
+            if not self.problem.hides:  # an objective may reveal as much as the hidden message
                 parts.append(channel.to_bytes(message.diagnostics))
             reply = Packet(words, parts)
             kept = named("state", (after, self._last(downlink)))
@@ -364,7 +365,8 @@ class _NodeRun:
         saved = store.load(number)
         if saved is not None and saved.header["question"] == question:
             return saved
-        if way.private and max(store.numbers(), default=-1) >= number:
+        hidden = way.private or self.node.algorithm.private
+        if hidden and max(store.numbers(), default=-1) >= number:
             raise NodeError("asked", f"round {number}: it had another question")
         return None
 
@@ -433,8 +435,8 @@ class _NodeRun:
         return reply._replace(parts=[channel.to_bytes(hidden)])
 
     def _noisy(self, way: channel.Channel, history: str) -> Problem:
-        """Return the problem, with a secret key if the channel draws noise from it."""
-        if way.noise() is None:
+        """Return the problem, with a secret key if noise is drawn from it."""
+        if way.noise() is None and not self.node.algorithm.private:
             return self.problem
         # The server knows all questions, and could compute the noise without the secret. Eight
         # bytes are a Threefry key.

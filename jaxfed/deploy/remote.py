@@ -125,7 +125,7 @@ class Remote(Engine):
         self.digests = digests_after(self.digests, ["next"], [payload], [])
         if not isinstance(sent, Closing):
             return self._sound(received(self, problem, before, sent), number)
-        if self.settings.wire.up.private:
+        if problem.hides:
             record = sent.record
             named = self.federation.shapes.sent.diagnostics.keys() & record.keys()
             hidden = {k for k in named if not np.any(record[k])}

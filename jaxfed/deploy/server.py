@@ -222,7 +222,7 @@ class RunServer:
 
     def _history(self, solution: Solution) -> dict[str, np.ndarray]:
         remote, history = self.remote, solution.history
-        if self.settings.wire.up.private:  # clients then send no diagnostics
+        if remote.federation.problem.hides:  # clients then send no diagnostics
             private = remote.federation.shapes.sent.diagnostics
             history = {
                 name: values

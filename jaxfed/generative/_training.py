@@ -41,6 +41,12 @@ class Training(Algorithm):
     gradient_noise: GradientNoise | None
     stochastic = True  # even with all samples, optimizers with momentum oscillate
 
+    @property
+    @final
+    def private(self) -> bool:
+        """Whether there is noise in gradients."""
+        return self.gradient_noise is not None
+
     @final
     def model_of(self, arrays: PyTree) -> Any:
         """The model with these arrays, such as those of a result.

@@ -6,6 +6,7 @@ import json
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import jaxfed as jf
@@ -22,6 +23,7 @@ from tests.deploy.federation import Federation, check_equal
 
 ALGORITHM = jf.pca.SubspaceIteration(2)
 BITS, BOUND = 24, 100.0
+SGD = optax.sgd(0.1)
 HIDDEN = jf.Wire(jf.channel.secure_sum(5, bits=BITS, bound=BOUND), jf.channel.lossless())
 OPEN = jf.Wire(jf.channel.lossless(), jf.channel.lossless())
 
@@ -310,6 +312,28 @@ def test_noise_is_drawn_where_nobody_else_has_the_key(tmp_path):
     assert not np.array_equal(one.result.shared, other.result.shared)
     lossless = Federation(tmp_path / "open", ALGORITHM, clients, channel=OPEN)
     check_equal(lossless, lossless.run(1), lossless.fit(1))
+
+
+def test_noise_in_gradients_is_drawn_there_too_and_losses_stay(tmp_path):
+    noise = jf.generative.GradientNoise(1.0, 0.5)
+    model = {"w": jax.numpy.zeros(3)}
+    algorithm = jf.generative.FedAvg(
+        model,
+        lambda m, x, key: ((x[:, :3] - m["w"]) ** 2).mean(),
+        SGD,
+        batch_size=2,
+        local_steps=1,
+        gradient_noise=noise,
+    )
+    federation = Federation(tmp_path, algorithm, draw_samples())
+    saved = federation.run(2)
+    known = federation.fit(2)
+    # Of the key that the server has, the same noise would come.
+    found, known = (np.asarray(jax.tree.leaves(x.result.shared)[0]) for x in (saved, known))
+    assert found.shape == known.shape and not np.allclose(found, known)
+    assert "objective" not in saved.history
+    with pytest.raises(ValueError, match="tol: wanted None"):
+        Federation(tmp_path / "tol", algorithm, draw_samples()).run(2, tol=0.1)
 
 
 def noisy_sum(sharers):

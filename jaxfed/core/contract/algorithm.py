@@ -104,6 +104,12 @@ class Algorithm(eqx.Module):
     then resample them.
     """
 
+    private = False
+    """Whether noise that its clients draw protects persons in its messages.
+
+    On separate machines, a client then draws with a key of its own, and sends no diagnostics.
+    """
+
     sums_moments = False
     """Whether it sends the sum of the clients' second moments, once, and nothing else."""
 

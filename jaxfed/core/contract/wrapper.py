@@ -54,6 +54,11 @@ class Wrapper(Algorithm):
         return self.algorithm.stochastic
 
     @property
+    def private(self) -> bool:
+        """Whether noise that clients draw protects persons."""
+        return self.algorithm.private
+
+    @property
     def energy_weighted(self) -> bool:
         """Whether a client's influence grows with the energy of its samples."""
         return self.algorithm.energy_weighted

@@ -54,6 +54,11 @@ class Problem(eqx.Module):
         """The problem as one client knows it: without the other clients."""
         return _without(lambda problem: problem.clients, self)
 
+    @property
+    def hides(self) -> bool:
+        """Whether separate machines send no diagnostics, which may tell what messages hide."""
+        return self.wire.up.private or self.algorithm.private
+
     def cut(self, tree: PyTree) -> PyTree:
         """Arrays without padding rows, except where clients are spread over processes."""
         return self.clients.layout.without_more_rows(tree, self.size)

@@ -223,7 +223,7 @@ def close_round(
     else:
         window = extended(state.window, objective)
         measure = left_by_objectives(window / size)
-    if problem.wire.up.private:
+    if problem.hides:
         # Machines send no objectives through it, and the server counts zeros.
         measure = jnp.where((objective == 0) & (first == 0), jnp.nan, measure)
     given = diagnostics.get("stopping_measure", measure).astype(state.measure.dtype)
