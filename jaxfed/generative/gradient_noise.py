@@ -18,10 +18,8 @@ class GradientNoise(eqx.Module):
     together, to Euclidean norm \(C\), adds normal noise of standard deviation \(z C\) to each entry
     of their sum, and divides by `batch_size`:
 
-    \[
-        \frac{1}{b} \Big[ \sum_{j \in S} g_j \min(1, C / \|g_j\|) + z C \xi \Big], \qquad
-        \xi \sim N(0, I).
-    \]
+    \[ \frac{1}{b} \Big[ \sum_{j \in S} g_j \min(1, C / |g_j|) + z C \xi \Big], \qquad
+    \xi \sim N(0, I). \]
 
     Everything that is computed from such gradients protects each person to the same extent: the
     optimizer's steps, the messages, the shared model, and the personal models of

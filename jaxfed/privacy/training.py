@@ -42,10 +42,8 @@ def training_guarantee(
     clipped gradients by at most 2 J C. With \(\eta = P(J > 0)\) and \(\delta_r\) the privacy
     profile of Gaussian noise whose mean moves by r standard deviations, one step has
 
-    \[
-        \delta(\log(1 + \eta (e^{\varepsilon} - 1)))
-        \le \sum_{j \ge 1} P(J = j) \, \delta_{2 j / z}(\varepsilon).
-    \]
+    \[ \delta(\log(1 + \eta (e^{\varepsilon} - 1)))
+    \le \sum_{j \ge 1} P(J = j) \, \delta_{2 j / z}(\varepsilon). \]
 
     This follows from their Theorem 2, since a draw with j of the person's rows and one without,
     where j other rows take their places, differ in j rows, and from joint convexity in the draw of
