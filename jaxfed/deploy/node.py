@@ -297,8 +297,11 @@ class _NodeRun:
         """
         node = self.node
         node.algorithm.check(self._clients, warm_start)
+        # One of weight zero would count in a masked sum, and add no noise to it.
+        least = 1.0 if isinstance(node.weighting, str) else min(node.weighting)
+        weights = np.full(self.run.size, least)
         with failing_as("limit"):
-            check_sharing(node.guarantee, node.algorithm, node.wire, self.run.size)
+            check_sharing(node.guarantee, node.algorithm, node.wire, weights)
 
     @property
     def _clients(self) -> Clients:
@@ -334,7 +337,8 @@ class _NodeRun:
             history, broadcasts, state, downlink = self._state(base, question)
             # Noise is derived from everything that the message depends on: the same noise on two
             # different messages would reveal their difference.
-            history = _digest(history, question.digest)
+            both = json.dumps([history, question.digest])
+            history = hashlib.sha256(both.encode()).hexdigest()
             self.node.spend(way, self.run.name)
             problem = self._noisy(self.problem.wire.up, history)
             broadcast = self._broadcast(problem, number, downlink)
@@ -494,7 +498,3 @@ class _NodeRun:
             first = rebuilt("first", saved.arrays, self.shapes.firsts[0].decoded)
         broadcast = self._broadcast(self.problem, 0, downlink)
         return self.programs(client.first_state)(self.problem, broadcast, self.member, first)
-
-
-def _digest(*texts: str) -> str:
-    return hashlib.sha256(json.dumps(texts).encode()).hexdigest()

@@ -2,6 +2,7 @@
 
 import functools
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -86,6 +87,18 @@ def test_masks_leave_the_sum_of_the_noisy_moments_and_say_so(x64):
     assert "at least 3 clients" in said and "masks hide what a single client sent" in said
     assert "the moment of a single client" in said
     assert "single client" not in privacy.statement(release(clients, key=KEY))
+    again = jax.jit(
+        lambda own: (
+            jf.rollout(
+                jf.pca.Pooled(2),
+                release(clients, sharers=3, key=own),
+                rounds=1,
+                channel=masks(3),
+                key=KEY,
+            ).result.shared
+        )
+    )(KEY)
+    np.testing.assert_allclose(again @ again.T, wanted @ wanted.T, atol=1e-5)
     at_home = jf.pca.fit_local(solution, clients, 1)
     assert at_home.local.shape == (3, 6, 1)
 
@@ -94,7 +107,7 @@ def test_what_shows_more_than_the_sum_is_refused():
     clients = jf.Clients.from_samples(gaussian_samples((9, 20, 15)))
     found = release(clients, sharers=3, key=KEY)
     fit = functools.partial(jf.fit, rounds=1, key=KEY)
-    pooled, hidden = jf.pca.Pooled(2), masks(3)
+    pooled, hidden, silent = jf.pca.Pooled(2), masks(3), jnp.array([0.5, 0.5, 0.0])
     noisy = masks(3, inner=jf.channel.gaussian(1.0, 1.0, clients=3))
     half_hidden = jf.Wire(hidden.up, hidden.down, first=jf.channel.lossless())
     for said, call in {
@@ -109,8 +122,11 @@ def test_what_shows_more_than_the_sum_is_refused():
         r"^channel: wanted numbers rounded to at most .*more bits": (
             lambda: fit(pooled, found, channel=masks(3, bits=8))
         ),
-        r"^clients: wanted at least 3 for moments": (
+        r"^clients: wanted at least 3 of positive weight .*, got 2": (
             lambda: fit(pooled, found.take([0, 1]), channel=masks(2))
+        ),
+        r"^clients: wanted at least 3 of .* weight": (
+            lambda: fit(pooled, eqx.tree_at(lambda x: x.weights, found, silent), channel=hidden)
         ),
         r"^clients: wanted moments with noise of their own": (
             lambda: jf.pca.suggest_ranks(found, key=KEY)

@@ -81,7 +81,9 @@ def least_deviation(guarantee: Guarantee) -> float:
     """The smallest standard deviation of noise in a client's moment times its number of persons."""
     assert guarantee.rows not in ("ranges", "gradients")  # of which no moments are made
     size = 1.0 if guarantee.bound is None else guarantee.bound
-    far = 2 * float(sensitivity(2, guarantee.rows, size, guarantee.neighbours))
+    # Plain numbers, known within `jit`: how far one person moves it, see `sensitivity`.
+    far = (2**0.5 if guarantee.neighbours == "replace" else 1.0) * size**2
+    far *= 2 if guarantee.rows == "pairs" else 1
     # Beside the diagonal, it is smaller than on it.
     return guarantee.noise_multiplier * far / (2 * guarantee.sharers) ** 0.5
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import jax
+import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Key, PyTree, UInt32
 
@@ -105,7 +106,7 @@ def problem_of(
             )
     _check_axes(clients=clients, warm_start=start)
     algorithm.check(clients, start)
-    check_sharing(clients.guarantee, algorithm, wire, len(clients))
+    check_sharing(clients.guarantee, algorithm, wire, clients.weights)
     _check_processes(problem, start)
     check_together(problem, start, int(rounds))
     return problem, start
@@ -255,7 +256,7 @@ def check_together(problem: Problem, warm_start: Personalized | None, rounds: in
 
 
 def check_sharing(
-    guarantee: Guarantee | None, algorithm: Algorithm, wire: Wire, clients: int
+    guarantee: Guarantee | None, algorithm: Algorithm, wire: Wire, weights: Array | np.ndarray
 ) -> None:
     """Refuse a run that shows more of moments whose noise clients share than a sum of enough.
 
@@ -263,7 +264,7 @@ def check_sharing(
         guarantee: of the data.
         algorithm: that runs.
         wire: its channels.
-        clients: number of clients.
+        weights: of the clients; nobody knows them within `jit`.
 
     Raises:
         ValueError: names what would show more.
@@ -271,8 +272,12 @@ def check_sharing(
     if guarantee is None or guarantee.sharers == 1:
         return
     sharing = f"for moments whose noise {guarantee.sharers} clients share"
-    if clients < guarantee.sharers:
-        raise ValueError(f"clients: wanted at least {guarantee.sharers} {sharing}, got {clients}")
+    # A client of weight zero sends zeros, without its noise.
+    known = not isinstance(weights, Tracer)
+    number = int(np.count_nonzero(np.asarray(weights) > 0)) if known else len(weights)
+    if number < guarantee.sharers:
+        wanted = f"at least {guarantee.sharers} of positive weight {sharing}"
+        raise ValueError(f"clients: wanted {wanted}, got {number}")
     if not algorithm.sums_moments:
         wanted = "one that sends the sum of all moments and nothing else, such as Pooled,"
         raise ValueError(f"algorithm: wanted {wanted} {sharing}, got {algorithm!r}")
