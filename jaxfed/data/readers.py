@@ -18,8 +18,8 @@ import numpy as np
 from jaxtyping import Float, Shaped
 
 from jaxfed._checks import check_name, check_options, check_texts
-from jaxfed._names import natural
 from jaxfed._refusals import closest
+from jaxfed._rows import rows_by_name
 from jaxfed.data._arrays import (
     ARRAYS,
     ClientTables,
@@ -440,9 +440,9 @@ def _by_client(
     if not features:
         raise ValueError(f"{path}: has no column besides {client_column!r}")
     samples = as_samples(as_numbers(columns, features, path, masked), str(path), masked)
-    clients = sorted(set(owners.tolist()), key=natural)
-    tables = [samples[owners == client] for client in clients]
-    return ClientTables(tables, clients, _named(features))
+    clients = rows_by_name(owners)
+    tables = [samples[rows] for rows in clients.values()]
+    return ClientTables(tables, list(clients), _named(features))
 
 
 def _named(columns: list[str]) -> list[str] | None:

@@ -9,6 +9,7 @@ import scipy.sparse
 from jaxfed._checks import check_list, check_name, check_text, checked_path, is_list, refuse
 from jaxfed._names import natural
 from jaxfed._optional import require
+from jaxfed._rows import rows_by_name
 from jaxfed.data._arrays import ClientTables, as_samples, of_one_type
 from jaxfed.data._files import existing, reading
 
@@ -101,8 +102,8 @@ def _read_one(source: Any, where: str, batch_key: str | None, layer: str | None)
     else:
         of_cells = cells.obs[batch_key].astype(str).to_numpy()
     table, arrays = cells.X if layer is None else cells.layers[layer], {}
-    for name in sorted(set(of_cells), key=natural):
-        rows = table[of_cells == name]
-        dense = rows.toarray() if scipy.sparse.issparse(rows) else np.asarray(rows)
+    for name, rows in rows_by_name(of_cells).items():
+        own = table[rows]
+        dense = own.toarray() if scipy.sparse.issparse(own) else np.asarray(own)
         arrays[name] = as_samples(dense, f"{where}: {name}")
     return ClientTables(of_one_type(arrays), list(arrays), cells.var_names.astype(str).tolist())

@@ -10,6 +10,7 @@ from sklearn.utils import check_consistent_length, validation
 
 from jaxfed._checks import refuse
 from jaxfed._numbers import unmasked
+from jaxfed._rows import rows_of_each
 from jaxfed.core.clients.checks import on_device, zeros_to_lend
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.samples import Samples
@@ -71,7 +72,7 @@ def median_of_means(
 
     Source: Nemirovsky & Yudin (1983), as `jaxfed.preprocess.Standardize` with `robust`.
     """
-    clients = [places == i for i in range(places.max() + 1)]
+    clients = rows_of_each(places)
     with warnings.catch_warnings():  # of a client without an entry of some feature
         warnings.simplefilter("ignore", RuntimeWarning)
         if weights is None:
@@ -94,7 +95,7 @@ def scale_of(
 
     Source: as `jaxfed.preprocess.Standardize` with `scale="shared"`.
     """
-    clients = [places == i for i in range(places.max() + 1)] if robust else [slice(None)]
+    clients = rows_of_each(places) if robust else [slice(None)]
     first, second = [], []
     with warnings.catch_warnings():  # of a client without an entry of some feature
         warnings.simplefilter("ignore", RuntimeWarning)
@@ -162,9 +163,8 @@ def clients_of(
         block = X[None]
     else:
         block = zeros_to_lend((len(counts), int(counts.max()), X.shape[1]), X.dtype)
-        for i, count in enumerate(counts):
-            rows = X if len(counts) == 1 else X[places == i]
-            np.subtract(rows, 0 if mean is None else mean, out=block[i, :count])
+        for i, rows in enumerate(rows_of_each(places)):
+            np.subtract(X[rows], 0 if mean is None else mean, out=block[i, : counts[i]])
         if scale is not None:
             block /= scale
     data = Samples(on_device(block, fresh=True), on_device(counts.astype(X.dtype)))

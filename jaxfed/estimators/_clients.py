@@ -12,6 +12,7 @@ from sklearn.utils import check_random_state
 from jaxfed import aggregation, inference
 from jaxfed._checks import check_name, is_whole, refuse
 from jaxfed._numbers import precision_of
+from jaxfed._rows import rows_of_each
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.units import exceed_single_precision
 from jaxfed.core.contract.algorithm import Algorithm
@@ -278,7 +279,8 @@ class ClientPCA(Likelihoods):
         self._describe(solution, now.clients, now.moments, moment_of_matrix)
         if imputed is not None:
             scaled = (X - self.mean_) / (1 if self.scale_ is None else self.scale_)
-            tables = [scaled[labels == label] for label in self.groups_]
+            places = np.unique(labels, return_inverse=True)[1]
+            tables = [scaled[rows] for rows in rows_of_each(places)]
             clients = Clients.from_samples(tables, missing="mask")
             self._assess(solution, clients, imputed)
 

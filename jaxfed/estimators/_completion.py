@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, Int, Key
 
 from jaxfed._checks import is_whole, refuse
 from jaxfed._names import caller
+from jaxfed._rows import rows_of_each
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
 from jaxfed.core.run.fit import fit
@@ -68,7 +69,7 @@ class Completion(NamedTuple):
         if center or scale:
             origin = median_of_means(X, places) if robust else np.nanmean(X, axis=0)
         unit = scale_of(X, places, origin, robust) if scale else np.ones(X.shape[1])
-        tables = [(X[places == i] - origin) / unit for i in range(len(present))]
+        tables = [(X[rows] - origin) / unit for rows in rows_of_each(places)]
         clients = Clients.from_samples(tables, missing="mask")
         solution = fit(impute, clients, rounds=ROUNDS, key=key)
         for remark in impute.remarks(solution.result, solution.history):
@@ -88,8 +89,9 @@ class Completion(NamedTuple):
         places = _places(X, labels)
         models, clients = self._models(labels), self._clients(X, places)
         found = np.empty_like(X)
-        for i, values in enumerate(np.asarray(models.transform(clients).data.values)):
-            found[places == i] = values[: np.sum(places == i), :-1]
+        every, imputed = np.arange(len(X)), np.asarray(models.transform(clients).data.values)
+        for rows, values in zip(rows_of_each(places), imputed, strict=True):
+            found[rows] = values[: len(every[rows]), :-1]
         return np.where(np.isnan(X), (found * self.unit + self.origin).astype(X.dtype), X)
 
     def moments(self, X: Table, labels: np.ndarray) -> Clients:
@@ -99,7 +101,7 @@ class Completion(NamedTuple):
     def _clients(self, X: Table, places: Int[np.ndarray, " n"]) -> Clients:
         """Make clients from samples, each with an additional entry of one."""
         rows = np.column_stack([(X - self.origin) / self.unit, np.ones(len(X))])
-        tables = [rows[places == i] for i in range(places.max() + 1)]
+        tables = [rows[own] for own in rows_of_each(places)]
         return Clients.from_samples(tables, missing="mask")
 
     def _models(self, labels: np.ndarray | None) -> Imputation:

@@ -12,6 +12,7 @@ from sklearn.utils import check_random_state
 
 from jaxfed._checks import check_whole
 from jaxfed._numbers import precision_of
+from jaxfed._rows import rows_of_each
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
 from jaxfed.core.run.fit import fit
@@ -100,7 +101,7 @@ class FactorsOfSamples(ClientComponents):
             X = self._centred(X)
             self.groups_, places = np.unique(labels, return_inverse=True)
             if np.isnan(X).any():
-                tables = [X[places == i] for i in range(len(self.groups_))]
+                tables = [X[rows] for rows in rows_of_each(places)]
                 clients = Clients.from_samples(tables, missing="mask")
             else:
                 clients, tables = _arrays.clients_of(X, places, None)

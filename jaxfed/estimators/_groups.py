@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 from jaxfed import aggregation
 from jaxfed._checks import check_flag, check_whole
 from jaxfed._names import caller
+from jaxfed._rows import rows_of_each
 from jaxfed.core.contract.algorithm import Algorithm
 from jaxfed.estimators._arrays import client_labels
 from jaxfed.pca.variance_ranks import check_rank
@@ -101,7 +102,9 @@ def groups_of(X: np.ndarray, groups: Any, known: KnownClients) -> list[Group]:
         message = f"{fault}, so all samples belong to clients that were not in fit"
         warnings.warn(message, stacklevel=caller())
     models = dict(zip(known.labels, known.models, strict=True))
-    return [Group(np.flatnonzero(places == i), models.get(label)) for i, label in enumerate(labels)]
+    every = np.arange(len(X))
+    parts = zip(rows_of_each(places), labels, strict=True)
+    return [Group(every[rows], models.get(label)) for rows, label in parts]
 
 
 def warn_of_new(groups: Any, parts: Sequence[Group], known: np.ndarray) -> None:

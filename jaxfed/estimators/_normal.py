@@ -5,7 +5,6 @@ from typing import NamedTuple, Self
 
 import numpy as np
 from jaxtyping import Float
-from scipy.linalg import block_diag
 
 EXACT = float(np.finfo(float).eps)
 CLOSE = 1e4  # units of rounding below which a difference of energies has too few digits
@@ -22,11 +21,14 @@ class Learned(NamedTuple):
 
 
 class ScoreMoment(NamedTuple):
-    """Second moments of samples and of their scores along orthonormal components."""
+    """Second moments of samples and of their scores along orthonormal components.
 
-    energy: float  # mean squared norm of a sample
-    scores: Float[np.ndarray, "r r"]
-    rest: float  # mean squared norm of what is outside the components, positive
+    Those of several clients have a leading axis.
+    """
+
+    energy: float | Float[np.ndarray, " m"]  # mean squared norm of a sample
+    scores: Float[np.ndarray, "*m r r"]
+    rest: float | Float[np.ndarray, " m"]  # mean squared norm outside the components, positive
 
 
 class Normal(NamedTuple):
@@ -45,9 +47,7 @@ class Normal(NamedTuple):
     @classmethod
     def fitted(cls, basis: Float[np.ndarray, "d r"], moment: ScoreMoment, noise: float) -> Self:
         """Fit to samples of a moment by maximum likelihood; no variance is below the noise."""
-        # With eigenvalues of at least the noise, K of `log_likelihood` is positive semi-definite.
-        values, vectors = np.linalg.eigh(moment.scores)
-        return cls(basis, (vectors * np.maximum(values, noise)) @ vectors.T, noise)
+        return cls(basis, _at_least(noise, moment.scores), noise)
 
     def scores(self, samples: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n r"]:
         """Compute the coordinates of samples along the components, in the samples' precision."""
@@ -109,29 +109,36 @@ def described(
         moment_of: `moment_of_samples`, or `moment_of_matrix` where data are second moments.
     """
     (shared, local, both, settled), rank = learned, learned.shared.shape[1]
-    moments = [moment_of(x, beside(shared, v)) for x, v in zip(data, local, strict=True)]
+
+    def moments_along(bases):
+        each = [moment_of(x, basis) for x, basis in zip(data, bases, strict=True)]
+        return ScoreMoment(*map(np.stack, zip(*each, strict=True)))
+
+    moments = moments_along(beside(shared, v) for v in local)
     energy, scores, rest = pooled(moments, counts)
     # A basis is arbitrary: rotate to uncorrelated components in order of variance.
     rotation = np.eye(rank) if settled else axes(shared, scores[:rank, :rank])
-    rotations = [axes(v, x.scores[rank:, rank:]) for v, x in zip(local, moments, strict=True)]
-    shared = shared @ rotation
-    local = np.stack([v @ own for v, own in zip(local, rotations, strict=True)])
-    for i, (x, own) in enumerate(zip(moments, rotations, strict=True)):
-        turn = block_diag(rotation, own)[:, 0 if both else rank :]
-        inside = turn.T @ x.scores @ turn
-        # Where there are local ones alone, the moment's basis is not that of the components.
-        rest = x.rest if both else moment_of(data[i], local[i]).rest
-        moments[i] = ScoreMoment(x.energy, inside, rest)
+    rotations = axes(local, moments.scores[:, rank:, rank:])
+    shared, local = shared @ rotation, local @ rotations
+    turn = np.zeros_like(moments.scores)
+    turn[:, :rank, :rank], turn[:, rank:, rank:] = rotation, rotations
+    inside = turn.mT @ moments.scores @ turn
+    if both:
+        moments = moments._replace(scores=inside)
+    else:  # the moments' basis is not that of the components
+        own = moments_along(local).rest
+        moments = ScoreMoment(moments.energy, inside[:, rank:, rank:], own)
     # One variance for all clients: a client with few samples cannot estimate its own.
     together = pooled(moments, counts)
     noise = _noise_outside(together, len(shared))
-    bases = [beside(shared, v) if both else v for v in local]
-    laws = [Normal.fitted(basis, x, noise) for basis, x in zip(bases, moments, strict=True)]
+    bases = (beside(shared, v) if both else v for v in local)
+    within = _at_least(noise, moments.scores)
+    laws = [Normal(*each, noise) for each in zip(bases, within, strict=True)]
     law = laws[0]  # whose client is known even without groups, if there is one
     if len(laws) > 1:  # the shared components alone
         along = np.trace(scores[:rank, :rank])
         rest = rest + np.trace(scores[rank:, rank:]) if both else energy - along
-        rest = _positive(rest, EXACT, energy)
+        rest = _positive(float(rest), EXACT, float(energy))
         whole = ScoreMoment(energy, rotation.T @ scores[:rank, :rank] @ rotation, rest)
         law = Normal.fitted(shared, whole, _noise_outside(whole, len(shared)))
     along = np.diagonal(together.scores)
@@ -168,16 +175,16 @@ def moment_of_matrix(
     return ScoreMoment(energy, scores, _positive(energy - np.trace(scores), EXACT, energy))
 
 
-def pooled(moments: list[ScoreMoment], counts: Float[np.ndarray, " m"]) -> ScoreMoment:
+def pooled(moments: ScoreMoment, counts: Float[np.ndarray, " m"]) -> ScoreMoment:
     """Return the moments of all samples together.
 
     Args:
         moments: of the clients.
         counts: the clients' numbers of samples.
     """
-    energies, scores, rests = zip(*moments, strict=True)
+    energies, scores, rests = moments
     weights = counts / counts.sum()
-    mean = np.tensordot(weights, np.stack(scores), 1)
+    mean = np.tensordot(weights, scores, 1)
     return ScoreMoment(float(weights @ energies), mean, float(weights @ rests))
 
 
@@ -186,14 +193,23 @@ def _noise_outside(moment: ScoreMoment, features: int) -> float:
     return float(moment.rest / max(features - len(moment.scores), 1))
 
 
+def _at_least(noise: float, scores: Float[np.ndarray, "*m r r"]) -> Float[np.ndarray, "*m r r"]:
+    """Return moments without eigenvalues below the noise.
+
+    `K` of `Normal.log_likelihood` is then positive semi-definite.
+    """
+    values, vectors = np.linalg.eigh(scores)
+    return (vectors * np.maximum(values, noise)[..., None, :]) @ vectors.mT
+
+
 def _positive(rest: float, share: float, energy: float) -> float:
     """Keep what is left above rounding errors: without any, the likelihood would be infinite."""
     return float(max(rest, share * energy) or np.finfo(float).tiny)
 
 
 def axes(
-    basis: Float[np.ndarray, "d r"], scores: Float[np.ndarray, "r r"]
-) -> Float[np.ndarray, "r r"]:
+    basis: Float[np.ndarray, "*m d r"], scores: Float[np.ndarray, "*m r r"]
+) -> Float[np.ndarray, "*m r r"]:
     """Return the rotation of a basis to uncorrelated components in order of decreasing variance.
 
     The entry of largest magnitude of each component is positive.
@@ -202,9 +218,10 @@ def axes(
         basis: orthonormal components.
         scores: the second moment of their scores.
     """
-    rotation = np.linalg.eigh(scores)[1][:, ::-1]
+    rotation = np.linalg.eigh(scores)[1][..., ::-1]
     turned = basis @ rotation
-    largest = np.take_along_axis(turned, np.argmax(np.abs(turned), axis=0)[None], axis=0)
+    largest = np.abs(turned).argmax(axis=-2, keepdims=True)
+    largest = np.take_along_axis(turned, largest, axis=-2)
     return rotation * np.where(largest < 0, -1, 1)
 
 

@@ -6,9 +6,10 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
 from jaxfed._checks import check_instance, check_name, refuse
+from jaxfed._rows import rows_of_each
 from jaxfed.core.clients.clients import Clients
 from jaxfed.estimators._arrays import client_labels
-from jaxfed.estimators._normal import axes, moment_of_matrix, pooled
+from jaxfed.estimators._normal import axes
 from jaxfed.privacy.ledger import Ledger
 from jaxfed.privacy.moments import release_moments
 from jaxfed.privacy.releases import guarantee_of
@@ -78,7 +79,7 @@ def released(
     owners = None
     if person is not None:
         labels = client_labels(person, places, "person")
-        owners = [labels[places == i] for i in range(len(clients))]
+        owners = [labels[rows] for rows in rows_of_each(places)]
     return release_moments(
         clients,
         epsilon=estimator.epsilon,
@@ -94,5 +95,5 @@ def released(
 def axes_of(sent: Clients, shared: Float[np.ndarray, "d r"]) -> Float[np.ndarray, "r r"]:
     """Return the rotation of shared components to axes, in order of released variance."""
     moments = np.asarray(sent.data.dense, float)
-    scores = [moment_of_matrix(moment, shared) for moment in moments]
-    return axes(shared, pooled(scores, np.asarray(sent.counts, float)).scores)
+    weights = np.asarray(sent.counts, float) / np.sum(sent.counts)
+    return axes(shared, shared.T @ np.tensordot(weights, moments, 1) @ shared)

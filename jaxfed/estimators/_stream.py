@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Float
 
 from jaxfed._checks import check_number
+from jaxfed._rows import rows_of_each
 from jaxfed.core.clients.checks import on_device
 from jaxfed.core.clients.clients import Clients
 from jaxfed.estimators._arrays import deviation, median_of_means
@@ -88,7 +89,7 @@ def taken_in(
         newer = completion.moments(X, labels)
     else:
         rows = np.column_stack([X - origin, np.ones(len(X))])
-        clients = [places == i for i in range(len(present))]
+        clients = rows_of_each(places)
         if weights is None:
             newer = Clients.from_samples([rows[own] for own in clients])
         else:

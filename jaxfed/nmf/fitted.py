@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Float
 
 from jaxfed._optional import require
+from jaxfed._rows import rows_by_name
 from jaxfed.contract import Personalized, check_factor, check_instance, refuse
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.labelled import LabelledArray
@@ -134,8 +135,9 @@ def annotate(
     loadings = transform(fitted, [arrays[i][:, of_gene] for i in of_batch], penalty=penalty)
     batches = cells.obs[batch_key].astype(str).to_numpy()
     found = np.empty((len(batches), shared.shape[1]), shared.dtype)
-    for name, rows in zip(donors, loadings, strict=True):
-        found[batches == name] = rows
+    rows = rows_by_name(batches)
+    for name, own in zip(donors, loadings, strict=True):
+        found[rows[name]] = own
     place = np.argsort(of_gene)  # of the cells' genes among those of the run
     cells.obsm["H"], cells.varm["W"] = found, np.asarray(shared)[place]
     for name, own in zip(donors, local, strict=True):

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 
 from jaxfed._checks import check_text, check_texts, refuse
-from jaxfed._names import natural
 from jaxfed._numbers import host_floats
 from jaxfed._refusals import closest
+from jaxfed._rows import rows_by_name
 from jaxfed.core.clients.names import listed_texts
 
 
@@ -48,14 +48,10 @@ def split_frame(
         table = host_floats(frame[chosen], "frame", "", missing=missing)
     else:
         table = np.stack([_numbers(frame[name], name) for name in chosen], axis=1)
-    names, codes = np.unique(owners, return_inverse=True)
-    order = np.argsort(codes, kind="stable")
-    parts = np.split(table[order], np.cumsum(np.bincount(codes))[:-1])
-    places = sorted(range(len(names)), key=lambda place: natural(str(names[place])))
-    clients = [str(names[i]) for i in places]
+    clients = rows_by_name(owners)
     return {
-        "arrays": [parts[i] for i in places],
-        "names": clients,
+        "arrays": [table[rows] for rows in clients.values()],
+        "names": list(clients),
         "features": list(map(str, chosen)),
     }
 
