@@ -32,7 +32,7 @@ def after_the_call(stub):
     check = None
 
     def called(*arguments, **keywords):
-        # Made at the first call: a worker calls a part of the package, and checks take long to make.
+        # Made at the first call: they take long to make, and a worker calls a part of the package.
         nonlocal check
         check = check or _checked(stub)
         return check(*arguments, **keywords)
