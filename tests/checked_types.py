@@ -29,4 +29,12 @@ def after_the_call(stub):
         name: Any if "typing.Self" in repr(hint) else hint
         for name, hint in stub.__annotations__.items()
     }
-    return _checked(stub)
+    check = None
+
+    def called(*arguments, **keywords):
+        # Made at the first call: they take long to make, and a worker calls a part of the package.
+        nonlocal check
+        check = check or _checked(stub)
+        return check(*arguments, **keywords)
+
+    return called

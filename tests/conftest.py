@@ -51,7 +51,7 @@ def pytest_configure(config):
 
 def pytest_addoption(parser):
     """Options by which a run takes some cases of each test."""
-    about = "of each module's cases, run one in so many, but at least one"
+    about = "of each folder's cases, run one in so many, but at least one"
     parser.addoption("--one-in", type=int, default=1, help=about)
     parser.addoption("--draw", default="", help="any text; another one draws other cases")
 

@@ -24,6 +24,7 @@ def tables(data):
     return [np.load(data / f"client{i}.npy") for i in range(8)]
 
 
+@pytest.mark.slow
 def test_the_shares_are_those_of_estimators(data, tables, tmp_path, capsys):
     options = ("--shared-rank", "0.4", "--local-rank", "0.8", "--center", "shared", *ALL)
     assert fit("perpca", data, tmp_path, *options, "--rounds", 3, "--start", "several") in (0, 3)
@@ -42,12 +43,16 @@ def test_the_shares_are_those_of_estimators(data, tables, tmp_path, capsys):
     assert summary["settings"]["shared_rank"] == 0.4
 
 
-def test_a_share_beside_a_number(data, tables, tmp_path):
-    assert fit("oneshot", data, tmp_path, "--shared-rank", "1", "--local-rank", "0.7", *ALL) == 0
-    found = jf.pca.ranks_for_variance(jf.Clients.from_samples(tables), 1, 0.7)
+@pytest.mark.parametrize("shared", [1, 0.4])
+def test_a_share_beside_a_number_or_another(shared, data, tables, tmp_path, capsys):
+    words = ("--shared-rank", shared, "--local-rank", "0.8")
+    assert fit("oneshot", data, tmp_path, *words, *ALL) == 0
+    found = jf.pca.ranks_for_variance(jf.Clients.from_samples(tables), shared, 0.8)
     arrays, summary = loaded(tmp_path)
+    assert arrays["shared"].shape == (9, found.shared)
     assert arrays["local"].shape == (8, 9, found.local)
-    assert value(summary, "shared components") == 1
+    assert value(summary, "shared components") == found.shared
+    assert f"{found.local} local components" in capsys.readouterr().out
 
 
 def test_one_subspace_is_that_of_sklearn(data, tables, tmp_path):
@@ -59,7 +64,9 @@ def test_one_subspace_is_that_of_sklearn(data, tables, tmp_path):
     np.testing.assert_allclose(cosines, 1, atol=1e-5)
 
 
-@pytest.mark.parametrize("command", ["local", "hierarchicalpca"])
+@pytest.mark.parametrize(
+    "command", ["local", pytest.param("hierarchicalpca", marks=pytest.mark.slow)]
+)
 def test_each_clients_components(command, data, tables, tmp_path):
     more = ("--rounds", 1, "--solver", "eigenvectors") * (command == "hierarchicalpca")
     options = ("--rank", "0.7", "--center", "shared", *ALL, *more)

@@ -324,12 +324,18 @@ def test_a_run_can_be_used_where_solutions_are(rows, counts, hmf, nmf):
 
 
 @pytest.mark.filterwarnings("ignore:.*not in fit")
-def test_what_is_set_after_a_fit_changes_nothing_before_the_next(hmf, nmf, gaps, counts):
-    changes = ((hmf, gaps, {"shared_rank": 1, "local_rank": 1}), (nmf, counts, {"penalty": 50.0}))
-    for fitted, table, change in changes:
-        new = np.full(COUNTS[0], "new")
-        model = pickle.loads(pickle.dumps(fitted)).set_params(**change)
-        if hasattr(fitted, "feature_names_in_"):
-            table = pd.DataFrame(table, columns=fitted.feature_names_in_)
-        found, wanted = (x.transform(table[: COUNTS[0]], groups=new) for x in (model, fitted))
-        np.testing.assert_array_equal(found, wanted)
+@pytest.mark.parametrize(
+    ("name", "rows_of", "change"),
+    [
+        ("nmf", "counts", {"penalty": 50.0}),
+        pytest.param("hmf", "gaps", {"shared_rank": 1, "local_rank": 1}, marks=pytest.mark.slow),
+    ],
+)
+def test_what_is_set_after_a_fit_changes_nothing_before_the_next(name, rows_of, change, request):
+    fitted, table = map(request.getfixturevalue, (name, rows_of))
+    new = np.full(COUNTS[0], "new")
+    model = pickle.loads(pickle.dumps(fitted)).set_params(**change)
+    if hasattr(fitted, "feature_names_in_"):
+        table = pd.DataFrame(table, columns=fitted.feature_names_in_)
+    found, wanted = (x.transform(table[: COUNTS[0]], groups=new) for x in (model, fitted))
+    np.testing.assert_array_equal(found, wanted)

@@ -141,9 +141,9 @@ def test_fit_begins_anew_and_copies_go_on():
 
 def test_bad_input_is_refused():
     (X, groups), *_ = parts()
-    found = fresh("PersonalizedPCA").partial_fit(X, groups=groups)
+    found = fresh("FederatedPCA").partial_fit(X, groups=groups)
     before = spans(found)
-    with pytest.raises(ValueError, match=r"has 5 features, but PersonalizedPCA is expecting 6"):
+    with pytest.raises(ValueError, match=r"has 5 features, but FederatedPCA is expecting 6"):
         found.partial_fit(X[:, :5], groups=groups)
     with pytest.raises(ValueError, match=r"^groups: wanted numbers, as in fit, got names"):
         found.partial_fit(X, groups=groups.astype(str))

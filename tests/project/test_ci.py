@@ -114,11 +114,11 @@ def test_a_release_itself_runs_all_tests(monkeypatch, capsys):
     assert capsys.readouterr().out == "tests\n"
 
 
-def test_a_draw_keeps_cases_of_each_module_and_many_draws_keep_all():
-    names = [f"a.py::one[{i}]" for i in range(10)] + ["a.py::two", "b.py::one[x-[0]]"]
+def test_a_draw_keeps_cases_of_each_folder_and_many_draws_keep_all():
+    names = [f"a/one.py::one[{i}]" for i in range(10)] + ["a/two.py::two", "b/one.py::one[x-[0]]"]
     drawn = [drawn_cases(names, 4, str(draw)) for draw in range(40)]
     for kept in drawn:
-        assert len(kept) == 4 and "b.py::one[x-[0]]" in kept
+        assert len(kept) == 4 and "b/one.py::one[x-[0]]" in kept
     assert set.union(*drawn) == set(names) and len(set(map(frozenset, drawn))) > 20
     assert drawn_cases(names, 1, "") == set(names)
     assert drawn_cases(reversed(names), 4, "7") == drawn[7]
