@@ -22,8 +22,8 @@ from jaxtyping import Array, PyTree
 Maps = tuple[tuple[bool, ...], ...]
 """The `jax.vmap`s around a function, innermost first: which of its arrays each one maps."""
 
-# These compile a processor's programs in half the time. Only jaxlib 0.10 has old and new ones; later
-# versions refuse the option.
+# These compile a processor's programs in half the time. Only jaxlib 0.10 has old and new ones;
+# later versions refuse the option.
 OLD_EMITTERS = (
     {"xla_cpu_use_fusion_emitters": False} if version("jaxlib").startswith("0.10.") else {}
 )

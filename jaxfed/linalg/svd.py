@@ -23,6 +23,7 @@ from jaxfed.linalg.platforms import per_platform
 TALL = 8
 
 Triples = tuple[Float[Array, "m k"], Float[Array, " k"], Float[Array, "k n"]]
+Leading = tuple[Float[Array, "m rank"], Float[Array, " k"], Float[Array, "rank n"]]
 
 
 def singular_values(x: Float[Array, "m n"]) -> Float[Array, " k"]:
@@ -69,7 +70,7 @@ def svd(w: Float[ArrayLike, "m n"]) -> Triples:
     return left.astype(w.dtype), (singular * scale).astype(w.dtype), right.astype(w.dtype)
 
 
-def leading_triples(w: Float[Array, "m n"], rank: int) -> Triples:
+def leading_triples(w: Float[Array, "m n"], rank: int) -> Leading:
     """All singular values of a matrix, and the singular vectors of the largest ones.
 
     Of a tall matrix it takes a third of the time of `svd`, whose derivatives it has. Singular
@@ -117,12 +118,12 @@ def _values(w: Float[Array, "m n"]) -> Triples:
     return left, singular, right
 
 
-def _leading_values(w: Float[Array, "m n"], scale: Float[Array, ""], rank: int) -> Triples:
+def _leading_values(w: Float[Array, "m n"], scale: Float[Array, ""], rank: int) -> Leading:
     return _cut_at(rank)((w, scale))
 
 
 @cache
-def _cut_at(rank: int) -> Callable[..., Triples]:
+def _cut_at(rank: int) -> Callable[..., Leading]:
     """The triples of `w / scale`, divided one by one, for less memory."""
 
     def by(method):
@@ -139,7 +140,7 @@ def _cut_at(rank: int) -> Callable[..., Triples]:
     return one_by_one(by(_by_library), tpu=by(_jacobi.svd), cuda=by(_jacobi.svd_of_projected))
 
 
-def _by_cholesky(w: Float[Array, "m n"], rank: int) -> Triples:
+def _by_cholesky(w: Float[Array, "m n"], rank: int) -> Leading:
     """The triples of a tall matrix W = Q R from those of R, by Cholesky's method.
 
     Columns have unit length in the Gram matrix, so the error does not depend on their lengths. A
