@@ -75,10 +75,8 @@ class FederatedGCCA(ViewEstimator):
         solution = fit(algorithm, clients, warm_start=start, **options)
         self._record(solution)
         self.representation_ = np.asarray(solution.result.shared, np.float64)
-        self.weights_ = [
-            np.asarray(q[: x.shape[1]], np.float64)
-            for q, x in zip(solution.result.local, tables, strict=True)
-        ]
+        weights = np.asarray(solution.result.local, np.float64)
+        self.weights_ = [q[: x.shape[1]] for q, x in zip(weights, tables, strict=True)]
 
     def _loadings(self):
         return self.weights_

@@ -41,22 +41,26 @@ def within_span(shared: Scores, memory: Memory, product: Scores) -> tuple[Scores
 
     # Errors of products grow when columns are scaled. Only the new product has none, so the old
     # columns are made orthogonal to the new ones, and not the other way round.
-    def outside(old, images):
-        inside = matmul(shared.T, old)
-        return old - matmul(shared, inside), images - matmul(product, inside)
-
-    old, images = outside(basis, products)
+    inside = matmul(shared.T, basis)
+    old = basis - matmul(shared, inside)
     # Columns of rounding errors are left out. Rotating and scaling the others has no derivative,
     # because only their span matters.
     squares, turn = top_eigenvectors(jax.lax.stop_gradient(matmul(old.T, old)), columns)
     clear = squares > NOISE * jnp.finfo(squares.dtype).eps
     turn = turn * jnp.where(clear, jax.lax.rsqrt(jnp.where(clear, squares, 1)), 0)
-    old, images = outside(matmul(old, turn), matmul(images, turn))
-    unused = jnp.diag(1 - clear.astype(old.dtype))
+    old = matmul(old, turn)
+    again = matmul(shared.T, old)
+    old = old - matmul(shared, again)
+    inner, unused = matmul(old.T, old), jnp.diag(1 - clear.astype(old.dtype))
+    scale = eye = jnp.eye(columns, dtype=old.dtype)
     for _ in range(2):
         # A Newton-Schulz step to orthonormal columns: values nearly are, but derivatives are not.
-        half = 1.5 * jnp.eye(columns, dtype=old.dtype) - (matmul(old.T, old) + unused) / 2
-        old, images = matmul(old, half), matmul(images, half)
+        half = 1.5 * eye - (inner + unused) / 2
+        scale, inner = matmul(scale, half), matmul(half, matmul(inner, half))
+    # What is done to the old columns, in one product each.
+    old = matmul(old, scale)
+    inside = matmul(matmul(inside, turn) + again, scale)
+    images = matmul(products, matmul(turn, scale)) - matmul(product, inside)
 
     span = jnp.concatenate([shared, old], axis=1)
     images = jnp.concatenate([product, images], axis=1)

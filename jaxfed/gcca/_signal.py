@@ -9,8 +9,7 @@ from jaxtyping import Array, Float, Int
 from jaxfed.contract import ClientsLike, check_count
 from jaxfed.core.common.printing import is_known
 from jaxfed.gcca.views import View
-from jaxfed.linalg import svd
-from jaxfed.linalg.svd import not_rounding, rounding
+from jaxfed.linalg.svd import leading_triples, not_rounding, rounding
 
 Ranks = int | tuple[int, ...]  # one for all views, or one per view
 
@@ -28,13 +27,12 @@ class Signal(NamedTuple):
 def signal_of(view: View, ranks: Ranks, client_id: Int[Array, ""]) -> Signal:
     """Return ONE view's singular triples up to its rank, and its threshold."""
     rank, width = rank_of(ranks, client_id), widest(ranks)
-    left, singular, right = svd(view.values)
+    left, singular, right = leading_triples(view.values, width)
     kept = (not_rounding(singular, view.shape) & (jnp.arange(len(singular)) < rank))[:width]
     least = rounding(singular, view.shape)
     ends = jnp.pad(singular, (0, 1))  # without noise, zero follows the last singular value
     threshold = jnp.maximum((ends[rank - 1] + ends[rank]) / 2, least)
-    left, right = left[:, :width] * kept, right[:width].T * kept
-    return Signal(left, singular[:width] * kept, right, threshold, least)
+    return Signal(left * kept, singular[:width] * kept, right.T * kept, threshold, least)
 
 
 def concatenated(

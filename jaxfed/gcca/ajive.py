@@ -32,7 +32,7 @@ from jaxfed.gcca._signal import (
 from jaxfed.gcca.views import Scores, View, check_views
 from jaxfed.linalg import matmul, svd, transposed_product
 from jaxfed.linalg.division import reciprocal
-from jaxfed.linalg.svd import not_rounding
+from jaxfed.linalg.svd import leading_triples, not_rounding
 
 
 class Joint(NamedTuple):
@@ -237,12 +237,12 @@ class AJIVE(Algorithm):
     def client_result(self, downlink: Scores, local: None, data: AJIVEMember) -> ViewParts:
         """Return the view's parts."""
         loadings = transposed_product(data.values, downlink)
-        left, singular, right = svd(data.values - matmul(downlink, loadings.T))
         ranks = self.signal_rank if self.individual_rank is None else self.individual_rank
-        width = widest(ranks)
-        left, singular, right = left[:, :width], singular[:width], right[:width].T
+        width, rest = widest(ranks), data.values - matmul(downlink, loadings.T)
+        left, singular, right = leading_triples(rest, width)
+        singular = singular[:width]
         kept = (singular > data.least) & (jnp.arange(width) < data.individual_rank)
-        return ViewParts(loadings, left * kept, right * singular * kept)
+        return ViewParts(loadings, left * kept, right.T * singular * kept)
 
     def through(self) -> Algorithm:
         """Refuse implicit derivatives: the result is not a fixed point of rounds.

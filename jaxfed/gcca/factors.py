@@ -12,7 +12,7 @@ from jaxfed.core.run.runner import call_compiled
 from jaxfed.gcca.views import FactoredView, Scores, SparseView, View, Weights
 from jaxfed.linalg import matmul, svd, transposed_product
 from jaxfed.linalg.division import ratio
-from jaxfed.linalg.svd import not_rounding
+from jaxfed.linalg.svd import leading_triples, not_rounding
 
 
 class Factors(NamedTuple):
@@ -77,7 +77,7 @@ def factorize(view: View | FactoredView | SparseView, rank: int) -> Factors:
         left, right = view.left[:, :rank], view.right[:, :rank]
         return Factors(left, view.singular[:rank], right, view.observed)
     if isinstance(view, View):
-        left, singular, right = svd(view.with_zeros().values)
+        left, singular, right = leading_triples(view.with_zeros().values, rank)
     else:
         width = min(rank + 10, *view.shape)
         # A fixed key, because a view's factors should not differ between runs.

@@ -6,8 +6,10 @@ the hand-written kernels in `jaxfed.linalg._dispatch`.
 """
 
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
+from importlib.metadata import version
 from typing import Any
 
 import jax
@@ -19,6 +21,18 @@ from jaxtyping import Array, PyTree
 
 Maps = tuple[tuple[bool, ...], ...]
 """The `jax.vmap`s around a function, innermost first: which of its arrays each one maps."""
+
+# These compile a processor's programs in half the time. Only jaxlib 0.10 has old and new ones;
+# later versions refuse the option.
+OLD_EMITTERS = (
+    {"xla_cpu_use_fusion_emitters": False} if version("jaxlib").startswith("0.10.") else {}
+)
+
+
+def unless_given(options: Mapping[str, bool | int]) -> dict[str, bool | int]:
+    """Compiler options that `XLA_FLAGS` does not set."""
+    given = os.environ.get("XLA_FLAGS", "")
+    return {name: value for name, value in options.items() if name not in given}
 
 
 class Choice(Primitive):

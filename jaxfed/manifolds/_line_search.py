@@ -92,17 +92,18 @@ def search(
         inside = low.length + width * jnp.where(jnp.isnan(inside), 0.2, inside)
         beyond = jnp.where(length > low.length, length, jnp.inf)
         beyond = jnp.clip(beyond, 1.1 * low.length, 10 * low.length)
-        trial = tried(jnp.where(closed, inside, beyond))
+        length = jnp.where(closed, inside, beyond)
+        # The guess is tried here too, so that the program has one trial.
+        trial = tried(jnp.where(state.tried == 0, guess, length))
         low, other, found = judged(trial, low, other)
         return _Search(trial, low, other, found, state.tried + 1)
 
     start = Trial(jnp.zeros_like(value), here, slope.astype(value.dtype), direction)
-    first = tried(guess)
-    low, other, found = judged(first, start, (nowhere, value, slope))
+    nothing, no = jnp.zeros((), jnp.int32), jnp.zeros((), bool)
     last = jax.lax.while_loop(
         lambda state: ~state.found & (state.tried < MOST),
         step,
-        _Search(first, low, other, found, jnp.ones((), jnp.int32)),
+        _Search(start, start, (nowhere, value, start.slope), no, nothing),
     )
     best = chosen(last.found, last.trial, last.low)
     # Where rounding hides differences of values, only a flat enough slope shows a lower point.

@@ -11,6 +11,7 @@ from jax.tree_util import KeyPath, keystr
 from jaxtyping import Array, ArrayLike, Bool, Float, PyTree
 
 from jaxfed._checks import check_name
+from jaxfed.linalg.basis import orthonormalize_once
 from jaxfed.linalg.sums import unit_of
 from jaxfed.manifolds import grassmann, stiefel
 
@@ -35,7 +36,14 @@ class Space(eqx.Module):
 
     def retract(self, x: PyTree, v: PyTree) -> PyTree:
         """The point that a step leads to."""
-        retract = over_points(stiefel.RETRACTIONS[self.retraction])
+        return self._moved(stiefel.RETRACTIONS[self.retraction], x, v)
+
+    def retract_once(self, x: PyTree, v: PyTree) -> PyTree:
+        """A point that a step leads to, whatever the retraction, by a shorter program."""
+        return self._moved(lambda x, v: orthonormalize_once(x + v), x, v)
+
+    def _moved(self, retract: Callable[[Array, Array], Array], x: PyTree, v: PyTree) -> PyTree:
+        retract = over_points(retract)
 
         def leaf(name, x, v):
             return x + v if name == "euclidean" else retract(x, v)
@@ -118,7 +126,7 @@ def check_points(argument: str, params: PyTree, names: PyTree[str], *, on: bool 
             return
         # Evaluate now, even if the point is a constant of a function that is being traced.
         with jax.ensure_compile_time_eval():
-            orthonormal = jnp.vectorize(stiefel.is_on, signature="(d,r)->()")(x).all()
+            orthonormal = _all_on(x)
         if not orthonormal:
             raise ValueError(
                 f"{place} but its columns are not orthonormal; start from "
@@ -126,6 +134,11 @@ def check_points(argument: str, params: PyTree, names: PyTree[str], *, on: bool 
             )
 
     jax.tree_util.tree_map_with_path(check, params, names)
+
+
+@jax.jit
+def _all_on(x: Float[Array, "*points d r"]) -> Bool[Array, ""]:
+    return jnp.vectorize(stiefel.is_on, signature="(d,r)->()")(x).all()
 
 
 # --- arithmetic of vectors -----------------------------------------------------------------------

@@ -1,16 +1,18 @@
 """Minimises functions on manifolds, by methods that need no step size."""
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from jaxfed._checks import check_callable, check_count, check_name, check_positive, refuse
+from jaxfed.linalg.platforms import OLD_EMITTERS, unless_given
 from jaxfed.linalg.sums import unit_of
 from jaxfed.manifolds import _descent, _trust_regions
 from jaxfed.manifolds._space import (
@@ -128,7 +130,10 @@ def minimise(
 
     # Arrays in the function's closure become arguments, to differentiate with respect to them.
     pure, closed = _pure(function, start)
-    return _minimum(
+    # JAX refuses options of a program that becomes a part of another one.
+    given = jax.device_put(0.0), *jax.tree.leaves(start), *closed
+    alone = jax.default_backend() == "cpu" and not any(isinstance(x, Tracer) for x in given)
+    return _compiled(**unless_given(OLD_EMITTERS if alone else {}))(
         start,
         closed,
         pure=pure,
@@ -140,7 +145,14 @@ def minimise(
     )
 
 
-@partial(jax.jit, static_argnames=("pure", "names", "solver", "retraction", "tol", "max_steps"))
+@cache
+def _compiled(**options: bool | int) -> Callable[..., Minimum]:
+    """The program with these compiler options."""
+    static = "pure", "names", "solver", "retraction", "tol", "max_steps"
+    given: Any = options
+    return jax.jit(_minimum, static_argnames=static, compiler_options=given)
+
+
 def _minimum(
     start: PyTree,
     closed: list[Any],
@@ -237,7 +249,7 @@ def _unit(surface: Surface, point: PyTree) -> Float[Array, ""]:
     here = surface.at(point)
     direction = scaled(1 / unit_of(*jax.tree.leaves(here.gradient)), here.gradient)
     length = NEAR * norm(point) / jnp.maximum(norm(direction), 1)
-    near = surface.gradient(surface.space.retract(point, scaled(length, direction)))
+    near = surface.gradient(surface.space.retract_once(point, scaled(length, direction)))
     known = (here.value, *jax.tree.leaves((here.gradient, near)))
     return unit_of(*(jnp.where(jnp.isfinite(x), x, 0) for x in known)).astype(here.value.dtype)
 

@@ -8,7 +8,7 @@ import pytest
 
 import jaxfed as jf
 from jaxfed.linalg import polar, svd
-from jaxfed.linalg.svd import not_rounding
+from jaxfed.linalg.svd import leading_triples, not_rounding
 
 
 def matrix(seed, shape, singular):
@@ -45,6 +45,53 @@ def test_derivative_in_both_modes_equals_differences(singular, shape, x64):
     tangent = jax.jit(lambda w, dw: jax.jvp(of_subspace, (w,), (dw,))[1])(w, dw)
     np.testing.assert_allclose(tangent, wanted, rtol=1e-6)
     np.testing.assert_allclose(jnp.vdot(jax.jit(jax.grad(of_subspace))(w), dw), wanted, rtol=1e-6)
+
+
+TALL = {  # what to do to independent columns
+    "independent": np.eye(6),
+    "of unlike sizes": np.diag([1e6, 1, 1e-6, 1, 1, 1]),
+    "alike": np.eye(6) + 1e4,  # which takes two passes
+    "nearly equal": np.eye(6) * 1e-8 + 1,  # which takes a library
+    "of lower rank": np.outer(np.arange(1.0, 7), np.ones(6)) + np.eye(6, k=-3),
+    "zero": np.diag([0, 1, 1, 0, 1, 1.0]),
+    "all zero": np.zeros((6, 6)),
+}
+
+
+@pytest.mark.parametrize("scale", [1e-200, 1.0, 1e200])
+@pytest.mark.parametrize("name", TALL)
+def test_leading_triples_of_a_tall_matrix_are_those_of_all(name, scale, x64):
+    w = np.random.default_rng(4).normal(size=(90, 6)) @ TALL[name] * scale
+    left, singular, right = jax.jit(leading_triples, static_argnums=1)(w, 4)
+    assert left.shape == (90, 4) and singular.shape == (6,) and right.shape == (4, 6)
+    wanted = np.linalg.svd(w, compute_uv=False)
+    np.testing.assert_allclose(singular, wanted, rtol=0, atol=1e-14 * wanted[0])
+    kept = np.asarray(singular[:4]) > 1e-14 * wanted[0]
+    left, right = left[:, kept], right[kept]
+    for basis in (left, right.T):
+        np.testing.assert_allclose(basis.T @ basis, np.eye(kept.sum()), atol=1e-13)
+    # What a triple misses of the matrix is rounding of its largest value.
+    error = w @ right.T - left * singular[:4][kept]
+    np.testing.assert_allclose(error, 0, atol=1e-14 * wanted[0])
+
+
+@pytest.mark.parametrize("name", ["of unlike sizes", "alike", "of lower rank"])
+def test_leading_triples_have_the_derivatives_of_all(name, x64):
+    rng = np.random.default_rng(5)
+    w, change, weights = jnp.asarray(rng.normal(size=(3, 90, 6)))
+
+    def image(triples):
+        left, singular, right = triples
+        turned = (left[:, :2] * singular[:2]) @ (right[:2] @ weights.T)
+        return jnp.sum(turned**2) + jnp.sum(singular[:2] ** 3)
+
+    def slope(of):
+        def along(t):
+            return image(of((w + t * change) @ TALL[name]))
+
+        return along(0.0), *(f(along)(0.0) for f in (jax.grad, lambda f: jax.grad(jax.grad(f))))
+
+    chex.assert_trees_all_close(slope(lambda w: leading_triples(w, 2)), slope(svd), rtol=1e-8)
 
 
 def test_polar_factor_through_it_has_its_derivative_at_equal_singular_values(x64):

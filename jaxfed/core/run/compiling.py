@@ -3,7 +3,6 @@
 import hashlib
 import os
 import platform
-from importlib.metadata import version
 from pathlib import Path
 
 import jax
@@ -15,16 +14,12 @@ from jaxfed.core.clients.clients import Clients
 from jaxfed.core.common.processes import is_tracing
 from jaxfed.core.contract.algorithm import Algorithm
 from jaxfed.core.contract.wrapper import Wrapper
-
-# Only jaxlib 0.10 has old and new emitters; later versions refuse the option.
-_OLD_EMITTERS = (
-    {"xla_cpu_use_fusion_emitters": False} if version("jaxlib").startswith("0.10.") else {}
-)
+from jaxfed.linalg.platforms import OLD_EMITTERS, unless_given
 
 # Libraries do most of the linear algebra, so low optimisation compiles in a quarter to half of the
 # time and runs as fast (bench/speed/first_call.py). That does not hold for elementwise work, as in
 # network training, nor for the indexed sums of sparse data.
-_SHORT_WAY = _OLD_EMITTERS | {"xla_backend_optimization_level": 1}
+_SHORT_WAY = OLD_EMITTERS | {"xla_backend_optimization_level": 1}
 
 # Even lower optimisation halves what is left, but elementwise work takes up to three times as long.
 # It is worth it where libraries do nearly all work, and products of many clients' data, which XLA
@@ -57,7 +52,7 @@ def compiler_options(
         options |= GPU_OPTIONS
     elif platform == "cpu":
         options |= _for_processors(algorithm, clients)
-    return _unless_given(options)
+    return unless_given(options)
 
 
 def options_for_linear_algebra(arguments: PyTree) -> dict[str, bool | int]:
@@ -71,12 +66,7 @@ def options_for_linear_algebra(arguments: PyTree) -> dict[str, bool | int]:
     """
     if is_tracing(arguments) or jax.default_backend() != "cpu":
         return {}
-    return _unless_given(_SHORT_WAY)
-
-
-def _unless_given(options: dict[str, bool | int]) -> dict[str, bool | int]:
-    given = os.environ.get("XLA_FLAGS", "")
-    return {name: value for name, value in options.items() if name not in given}
+    return unless_given(_SHORT_WAY)
 
 
 def _for_processors(algorithm: Algorithm, clients: Clients) -> dict[str, bool | int]:
