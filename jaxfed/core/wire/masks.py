@@ -2,6 +2,7 @@
 
 import abc
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -22,6 +23,9 @@ class MaskedChannel(Channel):
     @abc.abstractmethod
     def unmasked(self) -> Channel:
         """The same channel without masks."""
+
+    bound: eqx.AbstractVar[float]
+    """The largest magnitude that it keeps."""
 
     @property
     @abc.abstractmethod
