@@ -142,6 +142,14 @@ def test_numbers_that_single_precision_loses_are_refused():
         metrics.client_distribution(values, good="small")
 
 
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+def test_half_precision_is_computed_in_single(dtype):
+    a, b = (jnp.asarray(x, dtype) for x in draw_features(40, 50))
+    for function in (metrics.frechet_distance, metrics.kernel_distance):
+        wanted = function(a.astype(jnp.float32), b.astype(jnp.float32))
+        np.testing.assert_array_equal(function(a, b), wanted)
+
+
 def test_kernel_distance_within_a_distribution_is_zero_on_average(key):
     a, b = jax.random.normal(key, (2, 400, 20, 6))
     found = jax.jit(jax.vmap(metrics.kernel_distance))(a, b)

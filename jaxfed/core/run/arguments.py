@@ -303,8 +303,8 @@ def _warn_of_clipping(clients: Clients, wire: Wire) -> None:
 
     On separate machines, each client looks at its own message instead.
     """
-    way = wire.first_up
-    if clients.guarantee is None or clients.guarantee.sharers == 1 or not isinstance(way, MaskedChannel):
+    guarantee, way = clients.guarantee, wire.first_up
+    if guarantee is None or guarantee.sharers == 1 or not isinstance(way, MaskedChannel):
         return
     totals = (
         np.abs(np.asarray(part.dense)).max(axis=(1, 2)) * np.asarray(part.count)
