@@ -312,10 +312,10 @@ def _warn_of_clipping(clients: Clients, wire: Wire) -> None:
         if isinstance(part, Moment) and all(map(is_known, (part.dense, part.count)))
     )
     largest = max((float(np.max(each)) for each in totals), default=0.0)
-    if largest > way.bound:
+    if largest > way.largest:
         warnings.warn(
             "channel: wanted a bound above every entry of a client's moment times its number of "
-            f"persons, up to {largest:.3g}, got {way.bound:.3g}, which clips the larger ones",
+            f"persons, up to {largest:.3g}, got {way.largest:.3g}, which clips the larger ones",
             UnitsWarning,
             stacklevel=caller(),
         )

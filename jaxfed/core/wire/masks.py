@@ -2,7 +2,6 @@
 
 import abc
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -24,8 +23,10 @@ class MaskedChannel(Channel):
     def unmasked(self) -> Channel:
         """The same channel without masks."""
 
-    bound: eqx.AbstractVar[float]
-    """The largest magnitude that it keeps."""
+    @property
+    @abc.abstractmethod
+    def largest(self) -> float:
+        """The largest magnitude of a number that it does not clip."""
 
     @property
     @abc.abstractmethod
