@@ -250,6 +250,7 @@ def checked_array(
     finite: bool = False,
     missing: bool = False,
     whole: bool = True,
+    half: bool = False,
 ) -> Array:
     """Real numbers as a JAX array with at least one entry; integers become floats.
 
@@ -261,6 +262,7 @@ def checked_array(
         finite: whether NaN and infinity are refused.
         missing: whether NaN is accepted all the same.
         whole: whether integers are accepted.
+        half: whether half precision is kept; otherwise it becomes single precision.
     """
     kind = "real" if whole else "floating-point"
     wanted = f"an array of {kind} numbers of shape ({', '.join(axes.split())})"
@@ -272,6 +274,8 @@ def checked_array(
         raise refuse(argument, f"{wanted}, with at least one entry", given)
     if not jnp.issubdtype(array.dtype, jnp.floating):
         array = array.astype(float)
+    elif not half and array.dtype.itemsize < 4:
+        array = array.astype(np.float32)
     if finite and not isinstance(array, Tracer):
         values = np.asarray(array)
         if (np.isinf(values) if missing else ~np.isfinite(values)).any():

@@ -46,9 +46,9 @@ def thin_product(w: Float[ArrayLike, "d r"], x: Float[ArrayLike, "r s"]) -> Floa
     Raises:
         ValueError: if the shapes do not fit each other.
     """
-    w = checked_array("w", w, "d r")
+    w = checked_array("w", w, "d r", half=True)
     d, r = w.shape
-    x = checked_array("x", x, f"{r} s")
+    x = checked_array("x", x, f"{r} s", half=True)
     if by_sums(d, r):
         first, *rest = (w[:, i : i + 1] * x[i] for i in range(r))
         return sum(rest, first)
@@ -71,8 +71,8 @@ def transposed_product(
     Raises:
         ValueError: if the shapes do not fit each other.
     """
-    x = checked_array("x", x, "n d")
-    return _product_of_transposed(x, checked_array("y", y, f"{len(x)} r"))
+    x = checked_array("x", x, "n d", half=True)
+    return _product_of_transposed(x, checked_array("y", y, f"{len(x)} r", half=True))
 
 
 def _as_written(x: Float[Array, "n d"], y: Float[Array, "n r"]) -> Float[Array, "d r"]:
@@ -187,7 +187,7 @@ def one_by_one(
 
 def checked_matrix(w: Float[ArrayLike, "m n"]) -> Float[Array, "m n"]:
     """The matrix as an array; a `ValueError` if it is not one real floating-point matrix."""
-    return checked_array("w", w, "m n", whole=False)
+    return checked_array("w", w, "m n", whole=False, half=True)
 
 
 def checked_method(method: str | None, methods: tuple[str, ...]) -> str:

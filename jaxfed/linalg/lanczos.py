@@ -46,7 +46,7 @@ def largest_eigenvalue(
     Source: Golub & Van Loan, Matrix Computations, Section 10.3.
     """
     check_callable("product", product)
-    start = checked_array("start", start, "d", whole=False)
+    start = checked_array("start", start, "d", whole=False, half=True)
     check_whole("steps", steps)
     fixed = jax.tree.map(lambda x: constant(x, "largest_eigenvalue"), operator)
 

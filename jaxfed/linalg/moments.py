@@ -51,7 +51,7 @@ class Moment(eqx.Module):
             ValueError: if `samples` is not one real floating-point matrix, or `count` is not a
                 number.
         """
-        samples = checked_array("samples", samples, "n d", whole=False)
+        samples = checked_array("samples", samples, "n d", whole=False, half=True)
         check_factor("count", count, optional=True, single=True)
         dtype = jnp.promote_types(samples.dtype, jnp.float32)
         count = jnp.asarray(len(samples) if count is None else count, dtype)
@@ -148,7 +148,7 @@ class Moment(eqx.Module):
         """
         check_whole("rank", rank, most=self.dim)
         if beside is not None:
-            beside = checked_array("beside", beside, f"{self.dim} b")
+            beside = checked_array("beside", beside, f"{self.dim} b", half=True)
         # Whichever of the two Gram matrices is smaller has all nonzero eigenvalues.
         if self.dense is not None or len(self._rows) >= self.dim:
             moment = self if beside is None else self.deflate(beside)

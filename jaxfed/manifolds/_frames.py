@@ -16,7 +16,7 @@ full_precision = jax.default_matmul_precision("highest")
 
 def frame(name: str, x: ArrayLike) -> Array:
     """One point as an array; a `ValueError` if it cannot have orthonormal columns."""
-    point = checked_array(name, x, "d r")
+    point = checked_array(name, x, "d r", half=True)
     if point.shape[0] < point.shape[1]:
         raise refuse(name, "one matrix (d, r) with d >= r; map over several with jax.vmap", x)
     return point
@@ -27,7 +27,7 @@ def frames(**matrices: ArrayLike) -> list[Array]:
     (name, x), *others = matrices.items()
     point = frame(name, x)
     shape = f"{point.shape[0]} {point.shape[1]}"
-    return [point, *(checked_array(name, other, shape) for name, other in others)]
+    return [point, *(checked_array(name, other, shape, half=True) for name, other in others)]
 
 
 def polish(y: Frame) -> Frame:

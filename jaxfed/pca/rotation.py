@@ -71,7 +71,7 @@ def rotate(
     check_name("method", method, get_args(Method))
     check_flag("normalize", normalize)
     check_positive("power", power, single=True)
-    array = checked_array("loadings", loadings, "... features rank", finite=True)
+    array = checked_array("loadings", loadings, "... features rank", finite=True, half=True)
     if array.shape[-1] > array.shape[-2]:
         raise refuse("loadings", "at most as many components as features", array)
     return _all_rotated(array, power, method=method, normalize=bool(normalize))

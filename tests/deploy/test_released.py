@@ -40,6 +40,7 @@ def run(
     start=None,
     algorithm=ALGORITHM,
     kept=None,
+    weights="equal",
     **more,
 ):
     """The saved solution; sites in `raw` release nothing, and those in `kept` have no rows."""
@@ -63,6 +64,7 @@ def run(
         channel=channel,
         folder=folder / "states",
         warm_start=start and (lambda _: start),
+        weights=weights,
     )
     folders = {"folder": str(folder / "nodes")}
     configs = [{"partition-id": i} | folders | more for i, more in enumerate(configs)]
@@ -75,6 +77,7 @@ def run(
         channel=channel,
         out=folder / out,
         warm_start=start and (lambda _: start),
+        weights=weights,
     )
     server(grid, Context(1, 1, {}, RecordDict(), {}))
     return jf.load(folder / out / "solution.npz", like=None)
@@ -208,6 +211,14 @@ def test_sites_refuse_to_show_more_than_a_sum(tmp_path, more):
         RefusedError, match="would exceed the epsilon that the site allows, has no noise"
     ):
         shared(tmp_path, **more)
+
+
+def test_sites_refuse_a_client_of_weight_zero_in_a_shared_sum(tmp_path, caplog):
+    """It would count in the sum, and add no noise to it."""
+    with pytest.raises(RefusedError, match="or is not hidden in the one sum"):
+        shared(tmp_path, weights=[1.0, 1.0, 0.0])
+    assert "wanted at least 3 of positive weight" in caplog.text
+    assert shared(tmp_path / "positive", weights=[1.0, 1.0, 0.5]).guarantees
 
 
 def test_noise_for_real_data_is_exact(tmp_path):

@@ -140,8 +140,14 @@ def test_numbers_that_single_precision_loses_are_refused():
     values = 1e8 + np.random.default_rng(0).normal(size=20)
     with pytest.raises(ValueError, match=r"^values: wanted features that single precision holds"):
         metrics.client_distribution(values, good="small")
-    with pytest.raises(ValueError, match=r"^images: wanted features that single precision holds"):
-        metrics.noise_level(values.reshape(4, 5))
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+def test_half_precision_is_computed_in_single(dtype):
+    a, b = (jnp.asarray(x, dtype) for x in draw_features(40, 50))
+    for function in (metrics.frechet_distance, metrics.kernel_distance):
+        wanted = function(a.astype(jnp.float32), b.astype(jnp.float32))
+        np.testing.assert_array_equal(function(a, b), wanted)
 
 
 def test_kernel_distance_within_a_distribution_is_zero_on_average(key):
@@ -209,6 +215,18 @@ def test_noise_level_equals_the_reference(x64):
     found = jax.jit(metrics.noise_level)(images)
     wanted = [[reference.noise(image) for image in row] for row in images]
     np.testing.assert_allclose(found, wanted, rtol=1e-12)
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_noise_beside_a_bright_stripe_and_far_from_zero_keeps_its_digits(jit):
+    images = 0.1 * np.random.default_rng(0).normal(size=(3, 20, 24))
+    images[0, :, 7], images[0, 5], images[1] = 1e9, -3e9, images[1] + 1e9 * (np.arange(24) == 7)
+    if jit:  # where numbers are in single precision already
+        images = images.astype(np.float32)
+    images[2] += 0 if jit else 1e9
+    found = (jax.jit if jit else lambda x: x)(metrics.noise_level)(images)
+    wanted = [reference.noise(image.astype(float)) for image in images]
+    np.testing.assert_allclose(found, wanted, rtol=1e-5)
 
 
 @pytest.mark.parametrize("level", [0.01, 0.2])

@@ -103,6 +103,16 @@ def test_masks_leave_the_sum_of_the_noisy_moments_and_say_so(x64):
     assert at_home.local.shape == (3, 6, 1)
 
 
+@pytest.mark.parametrize("bound", [200.0, 5000.0])
+def test_a_run_says_that_masks_clip_shared_moments(bound, recwarn):
+    """A client with more persons than the bound has larger entries."""
+    clients = jf.Clients.from_samples(planted_samples((3000, 300, 300), 8, (4, 3), ()))
+    found = release(clients, sharers=3, key=KEY, rows="directions")
+    jf.fit(jf.pca.Pooled(2), found, rounds=1, channel=masks(3, bound=bound), key=KEY)
+    said = [str(each.message) for each in recwarn if each.category is jf.UnitsWarning]
+    assert len(said) == (bound < 1e3) and all("wanted a bound above" in each for each in said)
+
+
 def test_what_shows_more_than_the_sum_is_refused():
     clients = jf.Clients.from_samples(gaussian_samples((9, 20, 15)))
     found = release(clients, sharers=3, key=KEY)

@@ -100,7 +100,9 @@ def implicit(
         memory: rounds between restarts of GMRES, and the number of states it stores. The residual
             is checked at restarts: use more if restarts hinder convergence, fewer to save rounds.
         fixed_point_tol: how far a round may move any part of the states, relative to its norm. By
-            default 1e-6 in double and 1e-4 in single precision.
+            default 1e-6 in double and 1e-4 in single precision, and in reverse mode a Newton step
+            to the fixed point may move the loss by a thousandth of what moving the states by their
+            norms may: a run that converges slowly moves little in a round.
         turning_tol: the fraction of a cotangent that may depend on rotations of bases.
         report: the argument whose derivative is a report on the linear system; see `Report`.
         throw: raise an error if there is no derivative: at a point that is not a fixed point, for a

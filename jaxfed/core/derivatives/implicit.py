@@ -46,6 +46,9 @@ TURNS = (
     "adjoint: wanted a loss that depends on subspaces alone, got one that depends on how their "
     "bases are turned, by which a solution has no derivative"
 )
+# How far the loss may still move, relative to what it moves with the whole point: a run that
+# converges slowly moves little in a round, and is far from its fixed point all the same.
+LEFT = 1e-3
 TURNING = 1e-3  # the fraction of a cotangent that may depend on rotations of bases
 RunStates = tuple[PyTree, PyTree]  # the server's state, and the clients' along a leading axis
 
@@ -271,7 +274,8 @@ def _linearized(
     def horizontal(vector):
         return optax.tree.sub(vector, vertical(vector))
 
-    gap = jax.lax.stop_gradient(_largest_ratio(horizontal(optax.tree.sub(image, point)), point))
+    moved_by = jax.lax.stop_gradient(horizontal(optax.tree.sub(image, point)))
+    gap = _largest_ratio(moved_by, jax.lax.stop_gradient(point))
     # Do not use `>`, with which NaN would pass for a fixed point.
     moves = ~(gap <= or_precision(settings.fixed_point_tol, point, 1e-4, 1e-6))
     sure = nan_where(jnp.ones(()), moves, settings.throw, MOVES)
@@ -299,14 +303,34 @@ def _linearized(
 
     def backward(product, pair):
         found, like = solve(product, pair), pair[1]
+        left = _loss_left(found.solution, moved_by, pair[0], jax.lax.stop_gradient(point))
+        wrong = ~(left <= LEFT) if settings.fixed_point_tol is None else jnp.zeros((), bool)
+        solution = nan_where(found.solution, wrong, settings.throw, MOVES)
         rounds, residual = found.rounds.astype(like.rounds.dtype), found.residual
         turning = jnp.zeros_like(like.turning)
-        return found.solution, Report(rounds, residual.astype(like.residual.dtype), turning)
+        return solution, Report(rounds, residual.astype(like.residual.dtype), turning)
 
     right = _coupled((right, report_change))
     # Couple them again for the cotangents, if the backward pass is differentiated backwards.
     found, _ = _coupled(jax.lax.custom_linear_solve(product, right, forward, backward))
     return point, jax.tree.map(lambda x: sure.astype(x.dtype) * x, found)
+
+
+def _loss_left(
+    solution: PyTree, moved_by: PyTree, cotangent: PyTree, point: PyTree
+) -> Float[Array, ""]:
+    """How far the loss may move on the way to the fixed point, relative to moving by its norm.
+
+    A Newton step to the fixed point solves the linear system for what a round moves. So it moves
+    the loss by the product of that with the solution for the loss's cotangent.
+    """
+
+    def product(*trees: PyTree) -> Float[Array, ""]:
+        sizes = [[scaled_norm(x) for x in jax.tree.leaves(tree)] for tree in trees]
+        return sum((x * y for x, y in zip(*sizes, strict=True)), jnp.zeros(()))
+
+    size = product(cotangent, point)
+    return product(solution, moved_by) / jnp.where(size > 0, size, 1)
 
 
 def _coupled(tree: PyTree) -> PyTree:

@@ -1,5 +1,6 @@
 """Checks a run's arguments before anything is computed."""
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -21,13 +22,15 @@ from jaxfed._checks import (
     is_whole,
     refuse,
 )
+from jaxfed._names import caller
 from jaxfed.core.backends import backend
 from jaxfed.core.backends.one_device import vmap
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.guarantee import Guarantee, least_deviation
 from jaxfed.core.clients.names import learned_by, without_names
-from jaxfed.core.clients.units import as_precise_as
+from jaxfed.core.clients.units import UnitsWarning, as_precise_as
 from jaxfed.core.common.meshes import check_context, is_explicit
+from jaxfed.core.common.printing import is_known
 from jaxfed.core.common.processes import exchanged, is_tracing, spans
 from jaxfed.core.contract import participation
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
@@ -46,6 +49,7 @@ from jaxfed.core.store.saved import Saved
 from jaxfed.core.wire import calls, channel
 from jaxfed.core.wire.masks import MaskedChannel
 from jaxfed.core.wire.wire import Wire, checked_wire
+from jaxfed.linalg import Moment
 
 LOSSLESS, VMAP, EVERYBODY = channel.lossless(), vmap(), participation.everybody()
 UNROLLED = adjoint.unrolled()
@@ -107,6 +111,7 @@ def problem_of(
     _check_axes(clients=clients, warm_start=start)
     algorithm.check(clients, start)
     check_sharing(clients.guarantee, algorithm, wire, clients.weights)
+    _warn_of_clipping(clients, wire)
     _check_processes(problem, start)
     check_together(problem, start, int(rounds))
     return problem, start
@@ -291,6 +296,29 @@ def check_sharing(
                 f"channel: wanted numbers rounded to at most {deviation / 4:.2g} {sharing}, got "
                 f"{step:.2g}; give it more bits, or a smaller bound"
             )
+
+
+def _warn_of_clipping(clients: Clients, wire: Wire) -> None:
+    """Warn if masks of the first message clip moments whose noise clients share.
+
+    On separate machines, each client looks at its own message instead.
+    """
+    guarantee, way = clients.guarantee, wire.first_up
+    if guarantee is None or guarantee.sharers == 1 or not isinstance(way, MaskedChannel):
+        return
+    totals = (
+        np.abs(np.asarray(part.dense)).max(axis=(1, 2)) * np.asarray(part.count)
+        for part in clients.parts
+        if isinstance(part, Moment) and all(map(is_known, (part.dense, part.count)))
+    )
+    largest = max((float(np.max(each)) for each in totals), default=0.0)
+    if largest > way.largest:
+        warnings.warn(
+            "channel: wanted a bound above every entry of a client's moment times its number of "
+            f"persons, up to {largest:.3g}, got {way.largest:.3g}, which clips the larger ones",
+            UnitsWarning,
+            stacklevel=caller(),
+        )
 
 
 def check_rounds(rounds: Any) -> None:

@@ -31,6 +31,7 @@ from jaxfed.core.run.adjoint import Adjoint, checkpointed
 from jaxfed.core.run.new_clients import in_order_of
 from jaxfed.core.run.rollout import rollout
 from jaxfed.core.run.solution import Solution
+from jaxfed.linalg.sums import unit_of
 
 # How often a solve goes on, by as many rounds again, until it is a solution.
 TRIES = 4
@@ -94,7 +95,8 @@ def tune(
         clients: the clients to run it on.
         held_out: `f(result) -> loss`, a function of subspaces, not of their bases.
         optimizer: optimizer of the logarithms; `optax.adam(0.3)` changes hyperparameters by a
-            factor of about 1.35 per step.
+            factor of about 1.35 per step. Its gradients are those of the loss divided by the power
+            of two just above the loss at the start, so that the data's unit does not matter.
         names: the algorithm's positive float fields to tune.
         rounds: rounds of the first solve; an upper limit for the others with `tol`.
         steps: largest number of steps.
@@ -148,15 +150,16 @@ def tune(
         given = arguments | {"warm_start": warm_start, "adjoint": way[0], "tol": way[1]}
         return rollout(tuned, clients, rounds=rounds, key=key, **given)
 
-    def loss(logarithms, report, way, clients, warm_start):
+    def loss(logarithms, report, way, clients, warm_start, unit):
         solution = solved((way[0].with_report(report), way[1]), clients, logarithms, warm_start)
-        return held_out(solution.result), solution
+        value = held_out(solution.result)
+        return value / unit, (value, solution)
 
     @partial(jax.jit, static_argnums=0)
-    def step(way, logarithms, state, clients, warm_start):
+    def step(way, logarithms, state, clients, warm_start, unit):
         derivative = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)
-        (value, solution), (gradient, report) = derivative(
-            logarithms, Report(), ways[way], clients, warm_start
+        (_, (value, solution)), (gradient, report) = derivative(
+            logarithms, Report(), ways[way], clients, warm_start, unit
         )
         updates, state = optimizer.update(gradient, state, logarithms)
         moved = optax.apply_updates(logarithms, updates)
@@ -164,7 +167,12 @@ def tune(
 
     # Solve once before the steps, from the caller's warm start, if any: then each step starts from
     # a result, and all of them are one program.
-    result = jax.jit(lambda clients: solved(ways[0], clients, start, given))(clients).result
+    @jax.jit
+    def solved_once(clients):
+        result = solved(ways[0], clients, start, given).result
+        return result, unit_of(held_out(result))
+
+    result, unit = solved_once(clients)
     logarithms, state = start, optimizer.init(start)
     path: list[dict[str, np.ndarray]] = []
     losses, run_rounds, adjoint_rounds, truncated = [], [], [], []
@@ -176,7 +184,7 @@ def tune(
         while True:
             way = left.pop(0)
             moved, moved_state, value, slope, report, solution = step(
-                way, at, state, clients, result
+                way, at, state, clients, result, unit
             )
             result, taken = solution.result, taken + float(solution.rounds)
             if adjoint is None and report.turning > TURNING:

@@ -25,6 +25,11 @@ class MaskedChannel(Channel):
 
     @property
     @abc.abstractmethod
+    def largest(self) -> float:
+        """The largest magnitude of a number that it does not clip."""
+
+    @property
+    @abc.abstractmethod
     def step(self) -> float | None:
         """The distance between numbers to which it rounds a message; None if it changes more."""
 

@@ -76,6 +76,10 @@ class _SecureSum(MaskedChannel):
         return (2 ** (self.bits - 1) - 1) // self.clients
 
     @property
+    def largest(self):
+        return self.bound
+
+    @property
     def step(self):
         return self._step if self.inner == lossless() else None
 

@@ -175,6 +175,35 @@ def test_problems_without_a_derivative_are_refused():
 
 
 @pytest.mark.slow
+def test_a_run_that_converges_slowly_is_not_at_a_fixed_point():
+    """A round moves it by 5e-5 of its norm; its derivative would be twice the right one."""
+    drawn = jf.data.hierarchical_synthetic(
+        key=jax.random.key(0), clients=4, features=6, rank=2, samples=12, prior_variance=0.05
+    )
+
+    def derivative(factor, **options):
+        adjoint = jf.adjoint.implicit(max_rounds=1000, throw=False, **options)
+        values = jnp.float32(drawn.samples).at[..., 3].multiply(factor)
+
+        @jax.jit
+        @jax.grad
+        def loss(prior_variance):
+            run = jf.rollout(
+                jf.pca.HierarchicalPCA(2, 0.5, prior_variance),
+                jf.Clients.from_samples(values),
+                rounds=1000,
+                key=jax.random.key(0),
+                adjoint=adjoint,
+            )
+            return jnp.sum(jnp.sin(3 * run.result.local @ run.result.local.mT))
+
+        return loss(jnp.float32(0.05))
+
+    assert np.isnan(derivative(30.0)) and np.isfinite(derivative(30.0, fixed_point_tol=1e-4))
+    assert np.isfinite(derivative(1.0))
+
+
+@pytest.mark.slow
 def test_the_reason_of_a_refusal_precedes_the_traceback(caplog):
     values, _, _ = drawn(0)
     gradient = jax.jit(jax.grad(functools.partial(loss, report=None, throw=True)))

@@ -26,6 +26,30 @@ def problem():
 
 
 @pytest.mark.slow
+def test_the_unit_of_the_loss_does_not_change_the_path(problem):
+    """Squares of small losses' derivatives vanish in Adam, and Adam adds 1e-8 to their roots."""
+    clients, held_out = problem
+
+    def path(unit):
+        tuned = jf.tune(
+            jf.pca.HierarchicalPCA(2, 0.5, 0.5, solver="eigenvectors"),
+            clients,
+            lambda result: unit * held_out(result),
+            optax.adam(0.4),
+            names=["prior_variance"],
+            rounds=100,
+            steps=3,
+            key=jax.random.key(0),
+        )
+        return tuned.path["prior_variance"], tuned.loss / unit
+
+    wanted = path(1.0)
+    for unit in (1e-24, 1e24):
+        np.testing.assert_allclose(path(unit), wanted, rtol=1e-4)
+    assert wanted[0][-1] < 0.8 * wanted[0][0]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("start", [3e-4, 3.0])
 def test_a_prior_variance_is_tuned_as_a_grid_would(problem, start):
     clients, held_out = problem
