@@ -1,6 +1,6 @@
 """Compare jaxfed with neighbouring libraries on the same data: times, memory and answers.
 
-    python -m bench.peers --env FOLDER              # all pairs, ten minutes after the installation
+    python -m bench.peers --env FOLDER              # all pairs, four minutes after the installation
     python -m bench.peers --env FOLDER pca ajive    # some of them
 
 Each library is installed with pip into a virtual environment in FOLDER, unless it is there, and
