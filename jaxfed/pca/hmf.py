@@ -118,11 +118,10 @@ class HMF(SharedAndLocal):
     penalty. With `"gradient"`, clients keep scores of their samples, so the data may not be in
     buckets.
 
-    Derivatives through the rounds of `"quasi_newton"` are wrong, in double precision too, if one
-    feature is 10,000 times as large as others: standardize features, or use
-    `jaxfed.adjoint.implicit`. In single precision, components that clients of a ten-thousandth of
-    the largest weight times number of samples determine may be off by .1 in a run that counts as
-    converged: enable double precision for such clients.
+    Derivatives through the rounds of `"quasi_newton"` can be wrong, in double precision too, if
+    one feature is 10,000 times as large as others: standardize features. In single precision,
+    components that clients of a ten-thousandth of the largest weight times number of samples
+    determine may be off by .1 in a run that counts as converged: enable double precision for them.
 
     Source: Shi, Fattahi & Al Kontar (2023), arXiv:2305.17744. The automatic step sizes, which
     differ between clients, and `"quasi_newton"` are not in the paper; alternating least squares for

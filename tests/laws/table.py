@@ -480,7 +480,7 @@ LAWS: dict[str, Law | str] = {
     ),
     "preprocess.Standardize": Law(standardize, 0, centred=True, ordered=True, counted=True),
     "privacy.release_moments": Law(released, ordered=True, counted=True),
-    "privacy.release_units": Law(units_of, (1, 1, 1), ordered=True),
+    "privacy.release_units": Law(units_of, (1, 1, 1), ordered=True, counted=True),
     "privacy.release_once": "release_moments, whose result is kept in a file",
     "privacy.client_matrix": Law(attacked, (2, 0, 0, 0, 0), ordered=True, counted=True, tol=1e-2),
     **dict.fromkeys(
