@@ -192,7 +192,8 @@ def _by_cholesky(w: Float[Array, "m n"], rank: int) -> Leading:
 #     a = (p_ij + p_ji) / 2 (s_j - s_i),    b = (p_ij - p_ji) / 2 (s_j + s_i),
 # and outside the span of U the change dW V / s, outside that of V the change dWᵀ U / s.
 def _rule(primals, tangents):
-    return _changed(*primals, *tangents, _svd(*primals))
+    (w,), (change,) = primals, tangents
+    return _changed(w, change, _svd(w))
 
 
 def _leading_rule(primals, tangents, rank):
