@@ -1,4 +1,4 @@
-"""Functions with different implementations on different platforms.
+"""Functions with different implementations on different platforms, and compiler options.
 
 The implementation is chosen when a program is lowered, not when it is traced, so that programs for
 accelerators can be compiled on machines without one. Implementations are other JAX operations, or
@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.core import ShapedArray
+from jax.core import ShapedArray, Tracer
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jaxtyping import Array, PyTree
@@ -33,6 +33,30 @@ def unless_given(options: Mapping[str, bool | int]) -> dict[str, bool | int]:
     """Compiler options that `XLA_FLAGS` does not set."""
     given = os.environ.get("XLA_FLAGS", "")
     return {name: value for name, value in options.items() if name not in given}
+
+
+def is_tracing(given: PyTree = None) -> bool:
+    """Whether the caller is being traced, where processes cannot communicate, or an argument is."""
+    # While a program is traced, the copy becomes a part of it; otherwise it compiles nothing.
+    leaves = [jax.device_put(0.0), *jax.tree.leaves(given)]
+    return any(isinstance(leaf, Tracer) for leaf in leaves)
+
+
+def processor_options(
+    options: Mapping[str, bool | int], arguments: PyTree
+) -> dict[str, bool | int]:
+    """Compiler options of a processor's program, for `jax.jit`.
+
+    There are none while another program is traced, of which this one becomes a part, since JAX
+    refuses them then.
+
+    Args:
+        options: those of a program by itself; `XLA_FLAGS` overrides them.
+        arguments: of the program.
+    """
+    if jax.default_backend() != "cpu" or is_tracing(arguments):
+        return {}
+    return unless_given(options)
 
 
 class Choice(Primitive):

@@ -7,12 +7,11 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from jaxfed._checks import check_callable, check_count, check_name, check_positive, refuse
-from jaxfed.linalg.platforms import OLD_EMITTERS, unless_given
+from jaxfed.linalg.platforms import OLD_EMITTERS, processor_options
 from jaxfed.linalg.sums import unit_of
 from jaxfed.manifolds import _descent, _trust_regions
 from jaxfed.manifolds._space import (
@@ -130,10 +129,7 @@ def minimise(
 
     # Arrays in the function's closure become arguments, to differentiate with respect to them.
     pure, closed = _pure(function, start)
-    # JAX refuses options of a program that becomes a part of another one.
-    given = jax.device_put(0.0), *jax.tree.leaves(start), *closed
-    alone = jax.default_backend() == "cpu" and not any(isinstance(x, Tracer) for x in given)
-    return _compiled(**unless_given(OLD_EMITTERS if alone else {}))(
+    return _compiled(**processor_options(OLD_EMITTERS, (start, closed)))(
         start,
         closed,
         pure=pure,

@@ -9,15 +9,21 @@ Source: Shi, Fattahi & Al Kontar (2023), Heterogeneous matrix factorization: whe
 datasets, arXiv:2305.17744.
 """
 
+import warnings
 from typing import Literal, NamedTuple, Self, final, get_args
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
+from jaxfed._names import caller
+from jaxfed._numbers import UnitsWarning
 from jaxfed.contract import (
     Algorithm,
     Bases,
+    ClientsLike,
     check_count,
     check_factor,
     check_name,
@@ -26,6 +32,9 @@ from jaxfed.contract import (
     refuse,
 )
 from jaxfed.core.clients import samples
+from jaxfed.core.clients.clients import Clients
+from jaxfed.core.clients.energies import energies
+from jaxfed.core.common.printing import is_known
 from jaxfed.core.contract.reduction import Max
 from jaxfed.linalg import Moment
 from jaxfed.linalg.division import ratio
@@ -50,6 +59,9 @@ Scalar = Float[Array, ""]
 
 # The automatic penalty, relative to the curvature, as in the authors' synthetic example.
 PENALTY = 0.1
+# How many times a client's term of the objective may exceed another one's in single precision: at
+# 1,000 times, components are .002 off, at 10,000 times up to .1.
+OUTWEIGHED = 1e3
 # Pairs that the quasi-Newton server keeps.
 PAIRS = 20
 
@@ -119,9 +131,7 @@ class HMF(SharedAndLocal):
     buckets.
 
     Derivatives through the rounds of `"quasi_newton"` can be wrong, in double precision too, if
-    one feature is 10,000 times as large as others: standardize features. In single precision,
-    components that clients of a ten-thousandth of the largest weight times number of samples
-    determine may be off by .1 in a run that counts as converged: enable double precision for them.
+    one feature is 10,000 times as large as others: standardize features.
 
     Source: Shi, Fattahi & Al Kontar (2023), arXiv:2305.17744. The automatic step sizes, which
     differ between clients, and `"quasi_newton"` are not in the paper; alternating least squares for
@@ -185,11 +195,18 @@ class HMF(SharedAndLocal):
         self.step_size, self.penalty = hyperparameter(step_size), hyperparameter(penalty)
 
     def check(self, clients, warm_start) -> None:
-        """Raise a `ValueError` if the data, the ranks or the warm start do not fit."""
+        """Raise a `ValueError` if the data, the ranks or the warm start do not fit.
+
+        Warns:
+            jaxfed.UnitsWarning: if one client outweighs another so far that single precision loses
+                what the other one contributes.
+        """
         samples.check_rows(clients)
         check_room("shared_rank + local_rank", self.shared_rank + self.local_rank, clients)
         warn_of_few(self.local_rank, clients)
         check_warm_start(warm_start, clients, self.shared_rank, self.local_rank)
+        if self.solver == "quasi_newton":
+            _warn_of_unlike_clients(clients)
 
     def prepare(self, data: samples.SampleRows, client_id, rounds) -> HMFMember:
         """Replace missing entries by zeros, and compute the largest eigenvalue."""
@@ -391,3 +408,23 @@ def _size(second: Float[Array, "rank rank"]) -> Scalar:
     fourth = jnp.linalg.matrix_power(ratio(second, unit), 4)
     mean = jnp.sum(fourth**2) / len(second)
     return unit * jnp.where(mean > 0, mean, 1) ** (1 / 8)
+
+
+def _warn_of_unlike_clients(clients: ClientsLike) -> None:
+    """Warn if single precision loses a client's term of the objective beside another one's."""
+    if not isinstance(clients, Clients) or not clients.layout.in_memory:
+        return
+    if not all(map(is_known, jax.tree.leaves(clients))):
+        return
+    rows = clients.layout.rows(len(clients))
+    squares = np.asarray(clients.counts, float) * energies(clients)
+    terms = np.asarray(clients.weights)[rows] * squares
+    least = np.min(terms, where=terms > 0, initial=np.inf)
+    if clients.weights.dtype != np.float64 and terms.max() > OUTWEIGHED * least:
+        warnings.warn(
+            "clients: wanted weights times sums of squares that differ by a factor of at most "
+            f"{OUTWEIGHED:.0f} in single precision, got {terms.max() / least:.3g}; enable double "
+            "precision (JAX_ENABLE_X64=1), or change weights=",
+            UnitsWarning,
+            stacklevel=caller(),
+        )

@@ -15,10 +15,10 @@ from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.guarantee import checked_guarantee
 from jaxfed.core.clients.samples import check_complete_samples
 from jaxfed.core.common.files import locked
-from jaxfed.core.common.processes import is_tracing
 from jaxfed.core.store.arrays import Content, read, write
 from jaxfed.core.store.identity import digest_of, digest_of_text
 from jaxfed.linalg import Moment
+from jaxfed.linalg.platforms import is_tracing
 from jaxfed.privacy.moments import release_moments
 from jaxfed.privacy.releases import guarantee_of, persons_of
 

@@ -26,7 +26,7 @@ from jaxfed.core.clients.checks import is_traced
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.guarantee import DISCRETE, NEIGHBOURS, ROWS, Guarantee, Neighbours, Rows
 from jaxfed.core.clients.samples import Samples, check_complete_samples
-from jaxfed.core.common.processes import is_tracing
+from jaxfed.linalg.platforms import is_tracing
 from jaxfed.privacy._gaussian import noise_of
 from jaxfed.privacy.ledger import Ledger
 

@@ -17,7 +17,7 @@ from jaxfed.core.clients.guarantee import Guarantee, Neighbours
 from jaxfed.core.clients.names import listing, replace_names
 from jaxfed.core.clients.samples import Samples
 from jaxfed.core.clients.standardization import Standardization
-from jaxfed.core.common.processes import is_tracing
+from jaxfed.linalg.platforms import is_tracing
 from jaxfed.privacy._exact import exact_noise
 from jaxfed.privacy.ledger import Ledger
 from jaxfed.privacy.releases import MARGIN, Release, checked_release, guarantee_of

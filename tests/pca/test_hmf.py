@@ -345,3 +345,27 @@ def test_bad_input_is_refused():
     ]:
         with pytest.raises(ValueError, match=message):
             call()
+
+
+def test_a_client_that_outweighs_another_is_told(recwarn):
+    """By weight, number of samples or size; not in double precision, nor by gradient steps."""
+    rng = np.random.default_rng(0)
+    alike = rng.normal(size=(3, 20, 6)).astype(np.float32)
+    many = np.concatenate([alike[0]] * 60)
+
+    def told(samples, weights=None, solver="quasi_newton"):
+        recwarn.clear()
+        clients = jf.Clients.from_samples(samples, weights=weights)
+        jf.fit(jf.pca.HMF(1, 1, solver=solver), clients, rounds=1, key=jax.random.key(0))
+        return [str(each.message) for each in recwarn if each.category is jf.UnitsWarning]
+
+    heavy = np.array([2000.0, 1, 1])
+    (message,) = told(alike, heavy)
+    assert (
+        message.startswith("clients: wanted weights times sums of squares") and "2e+03" in message
+    )
+    assert len(told([many, *alike[1:]], np.array([30.0, 1, 1]))) == 1
+    assert told(alike) == told(alike, heavy / 3) == told(alike, heavy, "gradient") == []
+    assert told(alike, np.array([1.0, 1, 0])) == []
+    with jax.enable_x64(True):
+        assert told(alike.astype(float), heavy) == []

@@ -71,13 +71,6 @@ def attempted(name: str, attempt: Callable[[], Any]) -> list[Any]:
     return [each["found"] for each in everywhere]
 
 
-def is_tracing(given: PyTree = None) -> bool:
-    """Whether the caller is being traced, where processes cannot communicate, or an argument is."""
-    # While a program is traced, the copy becomes a part of it; otherwise it compiles nothing.
-    leaves = [jax.device_put(0.0), *jax.tree.leaves(given)]
-    return any(isinstance(leaf, Tracer) for leaf in leaves)
-
-
 def spans(tree: PyTree) -> bool:
     """Whether an array of the tree spans several processes."""
     arrays = (x for x in jax.tree.leaves(tree) if isinstance(x, jax.Array))

@@ -100,9 +100,10 @@ def implicit(
         memory: rounds between restarts of GMRES, and the number of states it stores. The residual
             is checked at restarts: use more if restarts hinder convergence, fewer to save rounds.
         fixed_point_tol: how far a round may move any part of the states, relative to its norm. By
-            default 1e-6 in double and 1e-4 in single precision, and in reverse mode a Newton step
-            to the fixed point may move the loss by a thousandth of what moving the states by their
-            norms may: a run that converges slowly moves little in a round.
+            default 1e-6 in double and 1e-4 in single precision. By default, reverse mode also
+            estimates how far the loss is from its value at the fixed point, since a run that
+            converges slowly moves little in a round: at most a thousandth of what the loss changes
+            if states change by their norms.
         turning_tol: the fraction of a cotangent that may depend on rotations of bases.
         report: the argument whose derivative is a report on the linear system; see `Report`.
         throw: raise an error if there is no derivative: at a point that is not a fixed point, for a

@@ -31,7 +31,7 @@ from jaxfed.core.clients.names import learned_by, without_names
 from jaxfed.core.clients.units import UnitsWarning, as_precise_as
 from jaxfed.core.common.meshes import check_context, is_explicit
 from jaxfed.core.common.printing import is_known
-from jaxfed.core.common.processes import exchanged, is_tracing, spans
+from jaxfed.core.common.processes import exchanged, spans
 from jaxfed.core.contract import participation
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
 from jaxfed.core.contract.calls import is_number
@@ -50,6 +50,7 @@ from jaxfed.core.wire import calls, channel
 from jaxfed.core.wire.masks import MaskedChannel
 from jaxfed.core.wire.wire import Wire, checked_wire
 from jaxfed.linalg import Moment
+from jaxfed.linalg.platforms import is_tracing
 
 LOSSLESS, VMAP, EVERYBODY = channel.lossless(), vmap(), participation.everybody()
 UNROLLED = adjoint.unrolled()

@@ -11,10 +11,9 @@ from jaxtyping import PyTree
 
 from jaxfed._checks import checked_path
 from jaxfed.core.clients.clients import Clients
-from jaxfed.core.common.processes import is_tracing
 from jaxfed.core.contract.algorithm import Algorithm
 from jaxfed.core.contract.wrapper import Wrapper
-from jaxfed.linalg.platforms import OLD_EMITTERS, unless_given
+from jaxfed.linalg.platforms import OLD_EMITTERS, processor_options, unless_given
 
 # Libraries do most of the linear algebra, so low optimisation compiles in a quarter to half of the
 # time and runs as fast (bench/speed/first_call.py). That does not hold for elementwise work, as in
@@ -58,15 +57,10 @@ def compiler_options(
 def options_for_linear_algebra(arguments: PyTree) -> dict[str, bool | int]:
     """Options for `jax.jit` of a program other than a run's, most of whose work libraries do.
 
-    There are none while another program is traced, of which this one becomes a part, since JAX
-    refuses them then.
-
     Args:
         arguments: of the program.
     """
-    if is_tracing(arguments) or jax.default_backend() != "cpu":
-        return {}
-    return unless_given(_SHORT_WAY)
+    return processor_options(_SHORT_WAY, arguments)
 
 
 def _for_processors(algorithm: Algorithm, clients: Clients) -> dict[str, bool | int]:
