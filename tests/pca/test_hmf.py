@@ -347,25 +347,31 @@ def test_bad_input_is_refused():
             call()
 
 
-def test_a_client_that_outweighs_another_is_told(recwarn):
-    """By weight, number of samples or size; not in double precision, nor by gradient steps."""
-    rng = np.random.default_rng(0)
-    alike = rng.normal(size=(3, 20, 6)).astype(np.float32)
-    many = np.concatenate([alike[0]] * 60)
-
-    def told(samples, weights=None, solver="quasi_newton"):
-        recwarn.clear()
+@pytest.mark.parametrize(
+    ("weights", "repeats", "options", "is_lost"),
+    [
+        ((2000, 1, 1), 1, {}, True),
+        ((30, 1, 1), 60, {}, True),
+        ((600, 1, 1), 1, {}, False),
+        ((1, 1, 0), 1, {}, False),
+        ((2000, 1, 1), 1, {"solver": "gradient"}, False),
+        ((2000, 1, 1), 1, {"dtype": np.float64}, False),
+    ],
+)
+def test_a_warning_says_that_one_client_outweighs_another(
+    weights, repeats, options, is_lost, recwarn
+):
+    dtype = options.get("dtype", np.float32)
+    first, *others = np.random.default_rng(0).uniform(-1, 1, (3, 20, 6)).astype(dtype)
+    with jax.enable_x64(dtype == np.float64):
+        samples, weights = [np.tile(first, (repeats, 1)), *others], np.array(weights, dtype)
         clients = jf.Clients.from_samples(samples, weights=weights)
-        jf.fit(jf.pca.HMF(1, 1, solver=solver), clients, rounds=1, key=jax.random.key(0))
-        return [str(each.message) for each in recwarn if each.category is jf.UnitsWarning]
-
-    heavy = np.array([2000.0, 1, 1])
-    (message,) = told(alike, heavy)
-    assert (
-        message.startswith("clients: wanted weights times sums of squares") and "2e+03" in message
-    )
-    assert len(told([many, *alike[1:]], np.array([30.0, 1, 1]))) == 1
-    assert told(alike) == told(alike, heavy / 3) == told(alike, heavy, "gradient") == []
-    assert told(alike, np.array([1.0, 1, 0])) == []
-    with jax.enable_x64(True):
-        assert told(alike.astype(float), heavy) == []
+        jf.fit(
+            jf.pca.HMF(1, 1, solver=options.get("solver", "quasi_newton")),
+            clients,
+            rounds=1,
+            key=jax.random.key(0),
+        )
+    said = [str(each.message) for each in recwarn if each.category is jf.UnitsWarning]
+    assert len(said) == is_lost
+    assert all("wanted weights times sums of squares" in message for message in said)
