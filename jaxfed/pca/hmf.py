@@ -417,7 +417,8 @@ def _warn_of_unlike_clients(clients: ClientsLike) -> None:
     if not all(map(is_known, jax.tree.leaves(clients))):
         return
     rows = clients.layout.rows(len(clients))
-    squares = np.asarray(clients.counts, float) * energies(clients)
+    with jax.ensure_compile_time_eval():  # within `jit`, which closes over the clients, too
+        squares = np.asarray(clients.counts, float) * energies(clients)
     terms = np.asarray(clients.weights)[rows] * squares
     least = np.min(terms, where=terms > 0, initial=np.inf)
     if clients.weights.dtype != np.float64 and terms.max() > OUTWEIGHED * least:
