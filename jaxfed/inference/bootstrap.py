@@ -242,7 +242,7 @@ def bootstrap(
         if method != "refit":
             raise refuse("method", "'refit' with impute", method)
     rows = clients = clients.unbucketed()
-    drawn = len(clients) if of == "clients" else int(np.min(rows_of(clients.data)))
+    drawn = len(clients) if of == "clients" else int(np.asarray(rows_of(clients.data)).min())
     blocks = range(-(-resamples // runs_at_once))
     # Blocks of one size need one compiled program; surplus resamples are dropped at the end.
     size = -(-resamples // len(blocks))
@@ -333,8 +333,8 @@ def _refitted(
     start = _start(own, solution)
     found = run(own, warm_start=start)
     shared = solution.result.shared
-    still = jax.tree.map(lambda x, y: np.all(np.asarray(x) == y), found.result.shared, shared)
-    if all(jax.tree.leaves(still)):
+    pairs = zip(*map(jax.tree.leaves, jax.device_get((found.result.shared, shared))), strict=True)
+    if all(np.all(x == y) for x, y in pairs):
         raise ValueError(
             "solution: wanted one that changes with the samples, got one that every resample "
             "leaves as it is: all samples of a client are the same, or zero, or the algorithm "
@@ -359,8 +359,9 @@ def _start(draws: Resampled, solution: Solution) -> Personalized | None:
     )
 
 
-def _repeated(resamples: int, axis: int, x: ArrayLike) -> Array:
-    return jnp.repeat(jnp.expand_dims(x, axis), resamples, axis)
+def _repeated(resamples: int, axis: int, x: ArrayLike) -> np.ndarray:
+    # On the host, or each shape would be a program to compile.
+    return np.repeat(np.expand_dims(x, axis), resamples, axis)
 
 
 def _unfinished(first: float, history: Mapping[str, np.ndarray]) -> float:

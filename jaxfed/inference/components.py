@@ -249,6 +249,7 @@ def _confidence(found: Bootstrap, level: float, tail: float) -> Confidence:
     )
 
 
+@jax.jit
 def _shares(found: Components) -> dict[str, Float[Array, "..."]]:
     return {
         "shared": found.weights @ found.shared_energy,
@@ -260,7 +261,7 @@ def _shares(found: Components) -> dict[str, Float[Array, "..."]]:
 def _groups(found: Bootstrap, level: float) -> tuple[tuple[int, ...], ...]:
     """Return positions of axes in groups of neighbours whose variances cannot be told apart."""
     # On the logarithmic scale the ratio of neighbouring variances is a difference.
-    drops = found.map(lambda x: -jnp.diff(jnp.log(x.variances))).interval(level).lower
+    drops = found.map(_drops).interval(level).lower
     groups = [[0]]
     for i, drop in enumerate(drops, start=1):
         if drop > 0:
@@ -268,6 +269,11 @@ def _groups(found: Bootstrap, level: float) -> tuple[tuple[int, ...], ...]:
         else:
             groups[-1].append(i)
     return tuple(map(tuple, groups))
+
+
+@jax.jit
+def _drops(found: Components) -> Float[Array, " pairs"]:
+    return -jnp.diff(jnp.log(found.variances))
 
 
 def _turned(

@@ -47,17 +47,17 @@ def thin_product(w: Float[ArrayLike, "d r"], x: Float[ArrayLike, "r s"]) -> Floa
         ValueError: if the shapes do not fit each other.
     """
     w = checked_array("w", w, "d r", half=True)
-    d, r = w.shape
+    r = w.shape[1]
     x = checked_array("x", x, f"{r} s", half=True)
-    if by_sums(d, r):
+    if by_sums(r):
         first, *rest = (w[:, i : i + 1] * x[i] for i in range(r))
         return sum(rest, first)
     return matmul(w, x)
 
 
-def by_sums(d: int, r: int) -> bool:
-    """Whether `thin_product` adds outer products: 2 to 7 times faster than a batched product."""
-    return r <= 5 or (r <= 10 and d >= 64)
+def by_sums(r: int) -> bool:
+    """Whether `thin_product` adds outer products, up to 8 times as fast as a batched product."""
+    return r <= 5
 
 
 def transposed_product(

@@ -1,5 +1,6 @@
 """A client's components, from whatever form of a result a caller has."""
 
+import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 from jaxtyping import Array, Float
@@ -29,9 +30,14 @@ def side_by_side(
         return shared, local
     if len(shared) != local.shape[1]:
         raise not_learned(fitted, "PCA", argument)
-    # Of a client that failed in a robust run, components are NaN.
-    overlap = jnp.nanmax(jnp.abs(shared.T @ local))
     # A traced overlap is unknown: count them as orthogonal.
-    if not isinstance(overlap, Tracer) and overlap > OVERLAP:
+    overlap = _overlap(shared, local)
+    if not isinstance(overlap, Tracer) and float(overlap) > OVERLAP:
         return None, local
     return shared, local
+
+
+@jax.jit
+def _overlap(shared: Float[Array, "d r1"], local: Float[Array, "m d r2"]) -> Float[Array, ""]:
+    # Of a client that failed in a robust run, components are NaN.
+    return jnp.nanmax(jnp.abs(shared.T @ local))

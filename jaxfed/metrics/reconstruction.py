@@ -47,7 +47,12 @@ class _Decomposed(NamedTuple):
     data: Moment
     shared: Float[Array, "d r1"] | None
     local: Float[Array, "m d r2"] | None
-    basis: Float[Array, "m d r"]  # all components of every client, shared ones first
+
+    @property
+    def basis(self) -> Float[Array, "m d r"]:
+        """All components of every client, shared ones first."""
+        parts = _repeated(self.shared, len(self.data.count)), self.local
+        return jnp.concatenate([part for part in parts if part is not None], axis=-1)
 
 
 def _repeated(shared: Float[Array, "d r1"] | None, clients: int) -> Float[Array, "m d r1"] | None:
@@ -294,9 +299,7 @@ def _checked(
         )
     if shared is not None and d != len(shared):
         raise ValueError(f"samples with {d} features do not fit shared components {shared.shape}")
-    parts = _repeated(shared, m), local
-    basis = jnp.concatenate([part for part in parts if part is not None], axis=-1)
-    return _Decomposed(data, shared, local, basis)
+    return _Decomposed(data, shared, local)
 
 
 def _of(function: Callable[[_Decomposed], Any], given: _Decomposed) -> Any:
@@ -311,7 +314,7 @@ def in_enough_precision(
     Samples with features in unlike units are taken in double precision: rounding errors of frames,
     times the largest feature, would exceed what the frames leave.
     """
-    rows, rank = data.samples, max(x.shape[-1] for x in frames if x is not None)
+    rows, rank = data.samples, sum(x.shape[-1] for x in frames if x is not None)
     known = not any(isinstance(x, Tracer) for x in jax.tree.leaves((data, frames)))
     if rows is None or not known or not lose_single_precision(rows, rank):
         return function(data, *frames)
