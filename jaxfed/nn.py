@@ -4,6 +4,10 @@
 modules around them store the solution in `equinox.nn.State`, so that each solve continues from the
 last one. Outputs depend only on subspaces, not on their bases, so any loss may follow.
 
+Calls compute in the precision of their samples. Only samples outside of `jax.jit` and `jax.grad`
+are looked at, and warned of, where single precision loses features: subtract means from samples,
+and bring features in unlike units to one size, before a traced call.
+
     >>> import equinox as eqx, jax, jaxfed as jf
     >>> samples = jax.random.normal(jax.random.key(0), (3, 20, 4)) * jax.numpy.array([5, 4, 2, 1.0])
     >>> layer, state = eqx.nn.make_with_state(jf.nn.PersonalizedProjection)(

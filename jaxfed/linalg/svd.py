@@ -1,7 +1,7 @@
 """Singular value decomposition with a derivative that is finite everywhere."""
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 
 import jax.numpy as jnp
 from jax import lax
@@ -11,6 +11,7 @@ from jaxfed.linalg import _jacobi
 from jaxfed.linalg._factor import (
     checked_matrix,
     gram,
+    in_single,
     matmul,
     one_by_one,
     repeated,
@@ -32,7 +33,7 @@ def singular_values(x: Float[Array, "m n"]) -> Float[Array, " k"]:
     In their place, `jnp.linalg.norm(x, 2)` and `jnp.linalg.svd` by its defaults allocate an m x m
     array.
     """
-    return jnp.linalg.svd(x, full_matrices=False, compute_uv=False)
+    return in_single(partial(jnp.linalg.svd, full_matrices=False, compute_uv=False))(x)
 
 
 def svd(w: Float[ArrayLike, "m n"]) -> Triples:

@@ -8,6 +8,7 @@ from jaxtyping import Array, Float
 
 from jaxfed._checks import check_name
 from jaxfed.linalg import orthonormalize, polar
+from jaxfed.linalg._factor import in_single
 from jaxfed.manifolds._frames import Frame, Matrix, frames, full_precision, polish
 
 
@@ -89,7 +90,7 @@ def _cayley(x: Frame, v: Frame, turned: Float[Array, "d s"]) -> Float[Array, "d 
     a = jnp.concatenate([p, x], axis=1)
     b = jnp.concatenate([x, -p], axis=1)
     eye = jnp.eye(a.shape[1], dtype=a.dtype)
-    return turned + a @ jnp.linalg.solve(eye - b.T @ a / 2, b.T @ turned)
+    return turned + a @ in_single(jnp.linalg.solve)(eye - b.T @ a / 2, b.T @ turned)
 
 
 Retraction = Callable[[Matrix, Matrix], Frame]

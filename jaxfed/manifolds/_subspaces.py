@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxfed.linalg import polar
+from jaxfed.linalg._factor import in_single
 from jaxfed.manifolds._exponential import expm
 from jaxfed.manifolds._frames import Frame, Matrix, frames, full_precision, polish
 
@@ -70,7 +71,7 @@ def log(x: Matrix, y: Matrix) -> Frame:
     # Symmetric but for rounding, since y is aligned with x.
     cosines, eye = (xty + xty.T) / 2, jnp.eye(x.shape[1], dtype=x.dtype)
     squares = jnp.asarray(_NODES**2, x.dtype)[:, None, None]
-    inverses = jnp.linalg.inv((eye + cosines) + (eye - cosines) * squares)
+    inverses = in_single(jnp.linalg.inv)((eye + cosines) + (eye - cosines) * squares)
     return (y - x @ xty) @ jnp.tensordot(jnp.asarray(2 * _WEIGHTS, x.dtype), inverses, axes=1)
 
 

@@ -98,7 +98,9 @@ def minimise(
         tol: length of the Riemannian gradient at which to stop, relative to the function's value,
             or to its gradients near by if they are larger, a tenth of the point's length away;
             so the function's unit changes nothing. By default 1e-6 in double and 1e-4 in single
-            precision.
+            precision. It is met too early where a constant makes up most of the function, and where
+            entries of one array are in unlike units or far from zero: leave constants out, subtract
+            offsets from data, and give entries of another unit an array of their own.
         max_steps: largest number of steps.
 
     Returns:

@@ -42,6 +42,27 @@ def outside(basis, w):
     return jnp.linalg.norm(w - basis @ (basis.T @ w))
 
 
+HALF = {
+    "cayley": lambda x, v, y: stiefel.retract_cayley(x, v),
+    "transport": lambda x, v, y: stiefel.transport_cayley(x, v, v),
+    "grassmann log": lambda x, v, y: grassmann.log(x, y),
+    "angles": lambda x, v, y: grassmann.principal_angles(x, y),
+}
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+@pytest.mark.parametrize("name", HALF)
+def test_half_precision_computes_what_single_precision_does(name, dtype):
+    x, v = draw_pair(0, (4, 2))
+    y = stiefel.retract_polar(x, 0.3 * v)
+    given = [a.astype(dtype) for a in (x, stiefel.project(x, v), y)]
+    found = jax.jit(HALF[name])(*given)
+    assert found.dtype == dtype
+    wanted = jax.jit(HALF[name])(*(a.astype(jnp.float32) for a in given))
+    error = jnp.abs(found.astype(jnp.float32) - wanted).max()
+    assert error <= 4 * float(jnp.finfo(dtype).eps) * jnp.abs(wanted).max()
+
+
 # Stiefel
 
 
