@@ -9,12 +9,12 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
-from cyclopts import Token
+from cyclopts import CoercionError, Token
 
 from jaxfed import backend, channel, data
 from jaxfed._checks import check_whole
 from jaxfed._numbers import precision_of
-from jaxfed.cli._options import option
+from jaxfed.cli._options import exactly, option
 from jaxfed.data.readers import MAX_BYTES
 
 EARLIER_RESULT = option(
@@ -74,14 +74,28 @@ SHARERS = option(
     "number of clients that share the noise of --epsilon: only sums over as many protect persons",
     1,
 )
+
+
+def _ranks_or_auto(kind: Any, words: Sequence[Token]) -> tuple[int, ...]:
+    """Read two numbers of components, or auto, which gives none."""
+    if [word.value for word in words] == ["auto"]:
+        return ()
+    found = exactly(kind, words)
+    if len(found) != 2:
+        given = " ".join(word.value for word in words)
+        wanted = f"wanted auto, or a number of shared and one of local components, got {given}"
+        raise CoercionError(msg=wanted, token=words[0])  # with a word, which names the option
+    return found
+
+
 IMPUTE = option(
     "--impute",
-    tuple[int, int],
+    tuple[int, ...],
     "impute missing entries (NaN, empty cells, NA) by a model with this many shared and local "
-    "components; if in doubt, half of the number of features, at most 30, and 2; default: refuse "
-    "them",
+    "components; auto is half of the number of features, at most 30, and 2; default: refuse them",
     None,
     metavar="SHARED LOCAL",
+    converter=_ranks_or_auto,
 )
 BITS = option("--bits", int, "bits for each entry of a message, 2 to 8; default: all", None)
 BACKEND = [

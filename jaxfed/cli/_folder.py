@@ -1,8 +1,9 @@
 """A command's folder of results."""
 
+import json
 import os
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -22,7 +23,8 @@ class Folder:
     Without `--force`, it must be new or empty, or hold a run that was interrupted, which the same
     command resumes. With `--force`, a command replaces the files whose names it writes, and removes
     the `result.npz`, `result.json` and saved rounds of an earlier run when it begins, so that they
-    never stand beside what it writes. It leaves all other files.
+    never stand beside what it writes. It leaves all other files, and refuses a folder whose
+    `result.npz` or `result.json` no command of jaxfed wrote.
     """
 
     def __init__(self, path: str | os.PathLike[str]):
@@ -46,7 +48,8 @@ class Folder:
             resumable: whether an interrupted run may be resumed.
 
         Raises:
-            ValueError: if the path is a file, or the folder is not empty (without `force`).
+            ValueError: if the path is a file, or the folder is not empty (without `force`), or a
+                result in it is another program's.
         """
         if self.path.exists() and not self.path.is_dir():
             raise ValueError(f"--out: {self.path} is a file, wanted a folder")
@@ -59,6 +62,12 @@ class Folder:
             raise ValueError(
                 f"--out: {self.path} is not empty; name another folder, or replace earlier results "
                 "with --force"
+            )
+        others = [name for name in RESULT if (self.path / name).exists()]
+        if force and others and not self._mark.exists() and not self._is_own:
+            raise ValueError(
+                f"--force: {self.path / others[0]} was written by another program; name another "
+                "folder, or move it"
             )
 
     def begin(self, *, resume: bool = False) -> None:
@@ -114,6 +123,14 @@ class Folder:
     def writing(self, name: str) -> AbstractContextManager[Path]:
         """Write a file completely or not at all: yields the path to write to."""
         return replacing(self.path / name)
+
+    @property
+    def _is_own(self) -> bool:
+        """Whether a command of jaxfed wrote the result here: it wrote the versions, as the last."""
+        with suppress(ValueError, OSError):  # of a file that is not text, or no JSON
+            summary = json.loads((self.path / RESULT[-1]).read_text(encoding="utf-8"))
+            return "jaxfed" in summary.get("versions", ()) if isinstance(summary, dict) else False
+        return False
 
     @property
     def _mark(self) -> Path:

@@ -32,7 +32,7 @@ def option(flag: str, kind: Any, about: str, default: Any = ..., **more: Any) ->
     if default is False:
         more["negative"] = ""
     if _has_whole_numbers(kind):
-        more.setdefault("converter", _exactly)
+        more.setdefault("converter", exactly)
     is_named = flag.startswith("--")
     name = flag.removeprefix("--").replace("-", "_")
     place = inspect.Parameter.KEYWORD_ONLY if is_named else inspect.Parameter.POSITIONAL_ONLY
@@ -144,7 +144,7 @@ def _has_whole_numbers(kind: Any) -> bool:
     return kind is int or any(map(_has_whole_numbers, get_args(kind)))
 
 
-def _exactly(kind: Any, words: Sequence[Token]) -> Any:
+def exactly(kind: Any, words: Sequence[Token]) -> Any:
     """Convert the words of an option, but no number that would be rounded to a whole one."""
     for word in words:
         with suppress(ValueError):  # of what is no number, which `convert` refuses

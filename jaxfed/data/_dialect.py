@@ -15,6 +15,8 @@ from jaxfed.data._files import listing, reading
 
 #: Pairs of separator and decimal sign; the first that fits best is taken.
 _PAIRS = tuple((sep, sign) for sign in ".," for sep in (",", ";", "\t", "|", " ") if sep != sign)
+#: Options that say how text is written.
+_TEXT = ("sep", "decimal", "comment", "header", "encoding")
 LINES = 50  # that are looked at
 _WIDE = 8  # cells in a row that hardly happen to rise, or to be evenly spaced
 _FEW = 4  # fewer cells are evenly spaced by chance
@@ -40,8 +42,10 @@ class Dialect(NamedTuple):
     id_column: str | None = None
     encoding: str | None = None
 
-    def check(self) -> None:
-        """Raise a `ValueError` for what no table can have."""
+    def check(self, files: Sequence[Path] = ()) -> None:
+        """Raise a `ValueError` for what no table can have, or none of these files."""
+        if files and not any(file.suffix.lower() == ".csv" for file in files):
+            check_no_tables(files[0], ".csv files", **{x: getattr(self, x) for x in _TEXT})
         for name, given in (("sep", self.sep), ("comment", self.comment)):
             if given is not None and not (isinstance(given, str) and len(given) == 1):
                 raise refuse(name, "one character, or None to find it", given)
@@ -63,11 +67,11 @@ class Dialect(NamedTuple):
                 raise refuse("encoding", wanted, self.encoding) from None
 
 
-def check_no_tables(path: Path, **options: Any) -> None:
-    """Refuse options of tables for what is none."""
+def check_no_tables(path: Path, what: str = "tables", /, **options: Any) -> None:
+    """Refuse options of tables, or of some of them, for what is none."""
     for name, given in options.items():
         if given is not None and given != () and given != []:
-            raise ValueError(f"{path}: {name}={given!r} is for tables")
+            raise ValueError(f"{path}: {name}={given!r} is for {what}")
 
 
 def read_rows(path: Path, dialect: Dialect) -> tuple[list[tuple[int, list[str]]], str]:
@@ -147,12 +151,12 @@ def number(cell: str, decimal: str) -> str:
 
 
 def is_number(cell: str) -> bool:
-    """Whether a cell is a number, as Python writes them."""
+    """Whether a cell is a number, as Python prints them."""
     try:
         float(cell)
     except ValueError:
         return False
-    return True
+    return "_" not in cell  # which Python reads over: 2020_01_31 is a date, 12_3 an id
 
 
 def looks_like_header(path: Path, rows: list[tuple[int, list[str]]], decimal: str) -> bool:

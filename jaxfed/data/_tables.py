@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from jaxfed._names import caller
+from jaxfed._numbers import LARGEST, exact
 from jaxfed._optional import require
 from jaxfed.data._arrays import instead
 from jaxfed.data._dialect import (
@@ -33,6 +34,8 @@ _MISSING = frozenset(
 )
 #: The header of a column without a name, as pandas writes it and as pandas reads it back.
 _NAMELESS = re.compile(r"(Unnamed: \d+(\.\d+)?)?")
+#: Whole numbers that may be too long for double precision.
+_WHOLE = re.compile("[+-]?[0-9]{16,999}")
 
 
 def load_table(
@@ -123,7 +126,10 @@ def _load_csv(
         raise ValueError(f"{path}: has a header and no rows")
     columns: list[Column] = list(zip(*table, strict=True))
     if decimal != ".":
-        columns = [_with_points(column, decimal) for column in columns]
+        columns = [
+            column if name in (client_column, dialect.id_column) else _with_points(column, decimal)
+            for name, column in zip(names, columns, strict=True)
+        ]
     places = _places(path, names, client_column)
     return [names[place] for place in places], [columns[place] for place in places]
 
@@ -157,9 +163,15 @@ def _is_header(path: Path, rows: list[tuple[int, list[str]]], decimal: str) -> b
 
 
 def _with_points(column: Column, decimal: str) -> Column:
-    """A column whose numbers are written with points; text stays as it is."""
+    """A column whose numbers are written with points; other text stays as it is.
+
+    A number whose point is no decimal sign becomes text, since it may group thousands.
+    """
     points = [number(cell, decimal) for cell in column]
-    return [new if is_number(new) else old for new, old in zip(points, column, strict=True)]
+    return [
+        new if is_number(new) or is_number(old) else old
+        for new, old in zip(points, column, strict=True)
+    ]
 
 
 def _load_parquet(
@@ -182,6 +194,9 @@ def _load_parquet(
             raise ValueError(
                 f"{path}: column {name!r} has {column.null_count} missing values{todo}"
             )
+        # With missing values, whole numbers become doubles.
+        if column.null_count and arrow.types.is_integer(column.type):
+            exact(column.drop_null().to_numpy(), f"{path}, column {name!r}")
         columns.append(column.to_numpy())
     return table.column_names, columns
 
@@ -211,12 +226,25 @@ def as_numbers(
                     f"{path}: column {name!r}, row {bad} (from 0, below any header) {found}"
                 )
             values = np.asarray(cells).astype(np.float64)
+            if (np.abs(values) > LARGEST).any():
+                _check_whole(cells, f"{path}, column {name!r}")
         if values.dtype.kind not in "biuf":
             raise ValueError(
                 f"{path}: column {name!r} holds {values.dtype}, not numbers{_todo(name, '')}"
             )
+        exact(values, f"{path}, column {name!r}")  # before columns of other types round them
         converted.append(values)
     return np.stack(converted, axis=1)
+
+
+def _check_whole(cells: Sequence[str], where: str) -> None:
+    """Refuse whole numbers that double precision rounds."""
+    lost = next((x for x in cells if _WHOLE.fullmatch(x) and int(x) != float(x)), None)
+    if lost is not None:
+        raise ValueError(
+            f"{where}: wanted whole numbers that double precision holds exactly, as it does up to "
+            f"2**53, got {lost}; subtract a constant first"
+        )
 
 
 def _todo(name: str, cell: str) -> str:
@@ -224,6 +252,8 @@ def _todo(name: str, cell: str) -> str:
     for sep, word in ((";", ";"), ("\t", "tabs"), ("|", "|")):
         if len(parts := cell.split(sep)) > 1 and is_number(parts[0].replace(",", ".")):
             return f"; cells seem to be separated by {word}: leave sep (--sep) to be found"
+    if is_number(cell.replace("'", ".")):
+        return ": its decimal sign is a comma; write numbers without a sign between thousands"
     if is_number(cell.replace(",", ".")):
         return "; its decimal sign seems to be a comma: decimal=',' (--decimal ,)"
     return f"; leave the column out by drop=[{name!r}] (--drop {name})"

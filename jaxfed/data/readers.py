@@ -245,6 +245,7 @@ def read_table(
     dialect = Dialect(sep, decimal, comment, header, columns, drop, id_column, encoding)
     dialect.check()
     files = files_of(path, TABLES)
+    dialect.check(files)
     if client_column is None and path.is_dir():
         return _of_tables(path, files, missing, max_bytes, **dialect._asdict())
     if client_column is not None:
@@ -380,7 +381,7 @@ def _of_tables(
 ) -> ClientTables:
     """Read clients from one table each; the options are those of `Dialect`."""
     masked, dialect = _masked(missing), Dialect(**options)
-    dialect.check()
+    dialect.check(files)
     if len({file.suffix.lower() for file in files}) > 1:
         raise ValueError(f"{path}: holds .csv and .parquet files; keep one format a folder")
     load = partial(load_table, max_bytes=max_bytes, missing=masked, dialect=dialect)

@@ -70,6 +70,7 @@ def read_views(
     dialect = Dialect(**options)
     dialect.check()
     files = files_of(path, (*ARRAYS, *TABLES))
+    dialect.check([x for x in files if x.suffix.lower() in TABLES])
     if dialect.id_column is not None or not any(x.suffix.lower() in TABLES for x in files):
         for file in files:
             if file.suffix.lower() not in TABLES:

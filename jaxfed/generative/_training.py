@@ -20,9 +20,10 @@ from jaxfed.core.clients.units import UnitsWarning, size_of
 from jaxfed.core.common.processes import finite, inspectable
 from jaxfed.core.common.shuffle import shuffled
 from jaxfed.generative.gradient_noise import GradientNoise
+from jaxfed.models.autoencoder import reconstruction_loss
 from jaxfed.models.diffusion import DenoisingLoss
 
-# Samples so many times larger or smaller than noise of size one are not what a corruption is for.
+# Samples so many times larger or smaller than one are not what networks start from.
 FAR = 30.0
 Loss = Callable[[Any, Float[Array, "b d"], Key[Array, ""]], Float[Array, ""]]
 
@@ -76,8 +77,8 @@ class Training(Algorithm):
             ValueError: if they do not, or a batch is larger than the smallest client.
 
         Warns:
-            jaxfed.UnitsWarning: if samples vanish beside a corruption's noise, or the noise beside
-                them.
+            jaxfed.UnitsWarning: if samples vanish beside a corruption's noise or a network's first
+                reconstructions, or these beside them.
         """
         part = clients.parts[0]
         if not isinstance(part, Samples):
@@ -91,7 +92,9 @@ class Training(Algorithm):
                 )
         self._check_loss(part.values)
         if isinstance(self.loss, DenoisingLoss):
-            _warn_of_size(clients)
+            _warn_of_size(clients, "a corruption's noise")
+        elif self.loss is reconstruction_loss:
+            _warn_of_size(clients, "what a network makes before training")
         if warm_start is not None:
             self._check_arrays("shared", warm_start.shared)
             if jax.tree.leaves(warm_start.local):
@@ -198,12 +201,12 @@ class Training(Algorithm):
         return eqx.combine(parameters, self.arrays)
 
 
-def _warn_of_size(clients: ClientsLike) -> None:
+def _warn_of_size(clients: ClientsLike, what: str) -> None:
     size = size_of(clients)
     if not 1 / FAR < size < FAR:
         warnings.warn(
-            "clients: wanted samples of about the size of a corruption's noise, which is one, got "
-            f"a root mean square of {size:.3g}, of which a model learns nothing useful; "
+            f"clients: wanted samples of about the size of {what}, which is one, got "
+            f"a root mean square of {size:.3g}, of which a model may learn nothing; "
             "divide them by a constant, or standardize them with jaxfed.preprocess.Standardize",
             UnitsWarning,
             stacklevel=caller(),

@@ -45,8 +45,9 @@ def expected_error(
     \[ |P_{\hat U} - P_U|_F^2 / 2 \approx
     \sum_j \frac{v_j}{m g_j^2} \frac{(d - r_1)^2}{d - r_1 - r_2 m / (m - 1)}, \]
 
-    of which no term exceeds \(1 - r_1 / d\), that of a random subspace. The last factor is the
-    number of directions for errors: a client cannot see one within its local components.
+    of which no term exceeds \(1 - r_1 / d\), that of a random subspace. It is the error of a
+    component that does not vary more than the noise. The last factor is the number of directions
+    for errors: a client cannot see one within its local components.
 
     Args:
         persons: number of persons of each client.
@@ -100,15 +101,16 @@ def expected_error(
     size = 1.0 if bound is None else float(bound)
     deviation = 0.0
     if epsilon is not None:
-        far = float(sensitivity(persons, rows, size, neighbours))
+        far = float(sensitivity(float(persons), rows, size, neighbours))
         deviation = noise_of(float(epsilon), float(delta)) * far
     terms = persons // 2 if rows == "pairs" else persons
     variances = squares / terms + deviation**2 / 2 / sharers
     # The share of a direction's clients that see it. With few clients, it varies by direction.
     hidden = len(local) * clients / max(clients - 1, 1) / free
     seen = free / max(1 - hidden, 1e-9)
-    gaps = np.abs(along - beside)
-    angles = variances / clients * seen / np.maximum(gaps, 1e-300) ** 2
+    # Noise of more variance than a component takes its place.
+    gaps = np.maximum(along - beside, 1e-150)
+    angles = variances / clients * seen / gaps**2
     return float(np.sqrt(np.minimum(angles, 1 - len(shared) / features).sum()))
 
 

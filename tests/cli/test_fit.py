@@ -786,6 +786,7 @@ def test_writers_of_femnist_are_clients(tmp_path):
         (np.full((3, 4), -0.5, np.float32), {}, "--data: wanted values .* c0 has values from -0.5"),
         (np.full((3, 4), 1.5, np.float32), {}, "--data: wanted values from 0 to 1"),
         (np.full((3, 4), 300, np.int32), {}, "--data: wanted values from 0 to 1"),
+        (np.full((3, 4), 1e-6, np.float32), {}, "--data: wanted .* none above 1e-06, which is bl"),
         (np.zeros((3, 5), np.float32), {}, "--image-shape: wanted that of .* 5 values"),
         (np.zeros((3, 4), np.float32), {"image_shape": (3, 2, 1)}, "--image-shape: 3x2x1 has 6"),
         (np.zeros((3, 4), np.float32), {"held_out": 1.0}, "--held-out: .* got 1.0"),

@@ -4,8 +4,10 @@ import contextlib
 import itertools
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from jaxfed.cli import _report
 from jaxfed.cli._folder import Folder
 from jaxfed.core.common.files import locked
 from tests.cli.command_line import RANKS, refused, run, snapshot
@@ -88,6 +90,26 @@ def test_force_leaves_what_others_wrote(tmp_path, name):
     path.write_text("mine")
     left = results(tmp_path, force=True)
     assert left[name] == b"mine" and {*WRITTEN} <= left.keys()
+
+
+@pytest.mark.parametrize("name", ["result.npz", "result.json"])
+@pytest.mark.parametrize("text", ["mine", "{}", '["versions"]', '{"versions": ["numpy"]}'])
+def test_force_removes_no_result_of_another_program(tmp_path, name, text):
+    """It was removed before the run began, whether or not that wrote one."""
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ValueError, match=rf"^--force: .*{name} was written by another program"):
+        results(tmp_path, force=True, checkpoint=False, fail=True)
+    assert (tmp_path / name).read_text() == text
+
+
+def test_force_replaces_the_result_of_a_command_without_rounds(tmp_path):
+    folder = Folder(tmp_path)
+    for number in range(2):
+        folder.check(force=number > 0)
+        folder.begin()
+        _report.write(folder, {"number": number}, {})
+    with np.load(tmp_path / "result.npz") as found:
+        assert found["number"] == 1
 
 
 def test_no_earlier_result_stands_beside_a_run_that_failed(tmp_path):

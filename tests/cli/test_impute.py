@@ -150,3 +150,20 @@ def test_every_algorithm_takes_them(data, tmp_path, command):
     assert fit(command[0], data, tmp_path / "out", *command[1:], *IMPUTE, *rounds) in (0, 3)
     _, summary = loaded(tmp_path / "out")
     assert 0 < value(summary, "error on held-out") < 100
+
+
+def test_auto_takes_the_numbers_of_components_of_impute(data, tmp_path):
+    assert jf.preprocess.Impute().ranks(9) == (4, 2)
+    for name, words in (("auto", ["auto"]), ("numbers", ["4", "2"])):
+        assert fit("oneshot", data, tmp_path / name, *RANKS, "--impute", *words) == 0
+    (found, told), (wanted, _) = loaded(tmp_path / "auto"), loaded(tmp_path / "numbers")
+    assert told["settings"]["impute"] == []
+    assert wanted.keys() == found.keys()
+    for part in ("shared", "local", "imputation.mean"):
+        np.testing.assert_array_equal(found[part], wanted[part])
+
+
+@pytest.mark.parametrize("words", [["2"], ["auto", "2"], ["2", "1", "1"]])
+def test_other_numbers_of_components_are_refused(data, tmp_path, capsys, words):
+    line = refused(capsys, fit("oneshot", data, tmp_path / "out", *RANKS, "--impute", *words))
+    assert line.startswith("jaxfed: Invalid value for --impute: ")

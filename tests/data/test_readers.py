@@ -1074,3 +1074,65 @@ def test_columns_that_are_no_features_are_refused_or_left_out(tmp_path, suffix):
         write(["x", other])
         with pytest.raises(ValueError, match=rf"column '{other}'.* leave the column out by drop="):
             read_table(tmp_path)
+
+
+# Numbers that reading would change ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+@pytest.mark.parametrize("missing", ["refuse", "mask"])
+def test_whole_numbers_are_not_rounded_beside_other_columns(tmp_path, kind, missing):
+    """A column of doubles, or a gap, made doubles of them: 2**60 + 1 was 2**60."""
+    gap = None if missing == "mask" else 2**60 + 3
+    columns = {"x": [0.5, 1.5, 2.5], "k": [2**60 + 1, gap, 2**60]}
+    if kind == "parquet":
+        pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "t.parquet")
+    else:
+        rows = zip(*columns.values(), strict=True)
+        text = "".join(f"{x},{'' if k is None else k}\n" for x, k in rows)
+        (tmp_path / "t.csv").write_text("x,k\n" + text)
+    with pytest.raises(ValueError, match=r"column 'k': wanted whole numbers .* subtract"):
+        read_table(tmp_path, missing=missing)
+
+
+def test_large_whole_numbers_that_doubles_hold_are_read(tmp_path):
+    (tmp_path / "t.csv").write_text(f"x,y\n1,{10**20:.0f}\n2,{2**60}\n")
+    np.testing.assert_array_equal(read_table(tmp_path).samples[0], [[1, 1e20], [2, 2.0**60]])
+
+
+@pytest.mark.parametrize("cell", ["2020_01_31", "12_3"])
+def test_marks_between_digits_make_no_number(tmp_path, cell):
+    """Python reads 2020_01_31 as 20200131."""
+    (tmp_path / "t.csv").write_text(f"x,y\n{cell},1.5\n{cell},2.5\n")
+    with pytest.raises(ValueError, match=rf"column 'x', row 0 .* is '{cell}', not a number"):
+        read_table(tmp_path)
+
+
+@pytest.mark.parametrize("given", [{}, {"decimal": ","}])
+def test_points_that_may_group_thousands_are_no_decimal_sign(tmp_path, given):
+    """1.234 in a table with decimal commas was read as a little more than one."""
+    text = "site.1;x;y;z;w\n1.5;1.234;0,5;4,5;0,1\n2.5;2.468;1,5;2,5;0,2\n"
+    (tmp_path / "t.csv").write_text(text)
+    with pytest.raises(ValueError, match=r"column 'x', row 0 .* its decimal sign is a comma; "):
+        read_table(tmp_path, drop=["site.1"], **given)
+    # Names of clients are not numbers.
+    found = read_table(tmp_path / "t.csv", client_column="site.1", drop=["x"], **given)
+    assert found.names == ["1.5", "2.5"]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"sep": ";"}, {"decimal": ","}, {"comment": "%"}, {"header": False}, {"encoding": "cp1252"}],
+)
+def test_how_text_is_written_is_not_for_parquet(tmp_path, given):
+    """These options were ignored."""
+    (name,) = given
+    for part in "ab":
+        pyarrow.parquet.write_table(
+            pyarrow.table({"x": [1.5, 2.5], "y": [0.5, 2.0]}), tmp_path / f"{part}.parquet"
+        )
+    for read in (read_table, read_folder, read_client, read_views):
+        with pytest.raises(ValueError, match=rf"a\.parquet: {name}=.* is for \.csv files"):
+            read(tmp_path, **given)
+    (tmp_path / "c.csv").write_text("z\n3\n4.5\n")
+    assert len(read_views(tmp_path, **{"sep": ";"} | {"columns": ["x", "z", "y"]})[0]) == 3

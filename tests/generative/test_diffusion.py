@@ -304,7 +304,14 @@ def test_types_are_kept(wide, key):
 
 @pytest.mark.parametrize("unit", [1e-3, 1.0, 1e3])
 @pytest.mark.parametrize("kind", ["array", "tables"])
-def test_samples_far_from_the_size_of_the_noise_warn(unit, kind):
+@pytest.mark.parametrize(
+    ("loss", "what"),
+    [
+        (DenoisingLoss(PRESERVING), "a corruption's noise"),
+        (reconstruction_loss, "what a network makes before training"),
+    ],
+)
+def test_samples_far_from_the_size_of_what_they_are_compared_with_warn(unit, kind, loss, what):
     rows = [np.float32(unit) * x for x in np.random.default_rng(0).normal(size=(2, 6, FEATURES))]
     rows = (
         np.float32(rows)
@@ -312,13 +319,13 @@ def test_samples_far_from_the_size_of_the_noise_warn(unit, kind):
         else [np.float32(x)[: 6 - i] for i, x in enumerate(rows)]
     )
     clients, model = jf.Clients.from_samples(rows), Linear(jnp.zeros((FEATURES, FEATURES)))
-    algorithm = FedAvg(model, DenoisingLoss(PRESERVING), optax.sgd(0.1), local_steps=1)
+    algorithm = FedAvg(model, loss, optax.sgd(0.1), local_steps=1)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         algorithm.check(clients, None)
         jax.jit(lambda clients: algorithm.check(clients, None))(clients)  # which sees no numbers
     assert [x.category for x in said] == [jf.UnitsWarning] * (unit != 1)
-    assert all("size of a corruption's noise" in str(x.message) for x in said)
+    assert all(f"the size of {what}" in str(x.message) for x in said)
 
 
 # --- samples of the models -----------------------------------------------------------------------

@@ -121,3 +121,21 @@ def test_synthetic_components_are_found_as_accurately_as_the_table_says():
     median = float(np.median(table.lengths(setting, seed=1)))
     clipped = setting._replace(rows="clip", bound=median)
     assert 0.035 < clipped.measured(draws=6, seed=90) < 0.065
+
+
+def test_a_component_below_the_noise_is_not_found():
+    """Its distance to the noise was taken for a gap above it: an error of .44."""
+    given = {"noise_variance": 5.0, "epsilon": None, "delta": 1e-5}
+    below = privacy.expected_error(10**6, 20, 10, shared_variances=[3.0, 2.0], **given)
+    assert below == pytest.approx(np.sqrt(2 * (1 - 2 / 20)), rel=1e-12)
+    above = privacy.expected_error(10**6, 20, 10, shared_variances=[50.0, 2.0], **given)
+    assert above == pytest.approx(np.sqrt(1 - 2 / 20), rel=1e-3)
+
+
+def test_more_persons_than_a_whole_number_of_jax():
+    """2**31 persons were an OverflowError."""
+    given = {"shared_variances": [3.0, 2.0], "noise_variance": 0.1, "epsilon": 1.0, "delta": 1e-5}
+    few, many = (privacy.expected_error(n, 20, 10, **given) for n in (10**9, 10**11))
+    assert many == pytest.approx(few / 10, rel=1e-3)
+    needed = privacy.persons_needed(2 * many, 20, 10, **given)
+    assert needed == pytest.approx(10**11 / 4, rel=1e-3)

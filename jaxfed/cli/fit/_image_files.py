@@ -12,6 +12,8 @@ from jaxtyping import Float
 from jaxfed import data
 from jaxfed.cli._common import share_of
 
+DARK = 1 / 255  # below which values are 0 as bytes
+
 
 class Images(NamedTuple):
     """Every client's images, flattened, with values from 0 to 1."""
@@ -47,6 +49,12 @@ def read(arguments: SimpleNamespace) -> Images:
                 f"--data: wanted values from 0 to 1, or bytes, {name} has values from "
                 f"{array.min():.4g} to {array.max():.4g}"
             )
+    brightest = max(array.max() for array in arrays)
+    if 0 < brightest < DARK:
+        raise ValueError(
+            "--data: wanted values from 0 to 1, or bytes, got none above "
+            f"{brightest:.4g}, which is black; divide them by the largest"
+        )
     held_out = [array[:0] for array in arrays]
     if share:
         for name, array in zip(names, arrays, strict=True):
