@@ -33,6 +33,10 @@ from jaxfed.manifolds.stiefel import RETRACTIONS
 # the function would be zero: how far it tells an array's unit.
 NEAR = 0.1
 
+# How many times its gradients near by a function's value may tell its unit. What is larger is a
+# constant, which says nothing about its shape.
+MOST = 10
+
 Pure = Callable[..., Array]
 
 SOLVERS: dict[str, Callable[..., Any]] = {
@@ -95,12 +99,12 @@ def minimise(
             by a number near their largest entry, so that their unit does not change the result.
         solver: one of `SOLVERS`.
         retraction: a key of `jaxfed.manifolds.stiefel.RETRACTIONS`.
-        tol: length of the Riemannian gradient at which to stop, relative to the function's value,
-            or to its gradients near by if they are larger, a tenth of the point's length away;
-            so the function's unit changes nothing. By default 1e-6 in double and 1e-4 in single
-            precision. It is met too early where a constant makes up most of the function, and where
-            entries of one array are in unlike units or far from zero: leave constants out, subtract
-            offsets from data, and give entries of another unit an array of their own.
+        tol: length of the Riemannian gradient at which to stop, relative to its length near by, a
+            tenth of the point's length away, or to the function's value if that is up to ten times
+            larger; so the function's unit and a constant in it change nothing. By default 1e-6 in
+            double and 1e-4 in single precision. It is met too early where entries of one array are
+            in unlike units or far from zero: subtract offsets from data, and give entries of
+            another unit an array of their own.
         max_steps: largest number of steps.
 
     Returns:
@@ -248,8 +252,9 @@ def _unit(surface: Surface, point: PyTree) -> Float[Array, ""]:
     direction = scaled(1 / unit_of(*jax.tree.leaves(here.gradient)), here.gradient)
     length = NEAR * norm(point) / jnp.maximum(norm(direction), 1)
     near = surface.gradient(surface.space.retract_once(point, scaled(length, direction)))
-    known = (here.value, *jax.tree.leaves((here.gradient, near)))
-    return unit_of(*(jnp.where(jnp.isfinite(x), x, 0) for x in known)).astype(here.value.dtype)
+    known = [jnp.where(jnp.isfinite(x), x, 0) for x in jax.tree.leaves((here.gradient, near))]
+    value = jnp.where(jnp.isfinite(here.value), jnp.abs(here.value), 0)
+    return unit_of(*known, jnp.minimum(value, MOST * unit_of(*known))).astype(value.dtype)
 
 
 # By a function's code and what it computes: the oldest go first.

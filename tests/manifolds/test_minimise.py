@@ -245,6 +245,26 @@ def test_the_search_meets_the_wolfe_conditions(x64):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("solver", SOLVERS)
+def test_a_constant_does_not_end_it(solver):
+    matrix, values = covariance()
+    frame = np.linalg.eigh(np.asarray(matrix, float))[1][:, -3:]
+    matrix = matrix.astype(jnp.float32)
+    start = stiefel.random(12, 3, key=jax.random.key(1))
+
+    @jax.jit
+    def found(constant):
+        return manifolds.minimise(
+            lambda x: constant + energy(matrix, x), start, manifold="grassmann", solver=solver
+        )
+
+    for constant in (1e3, -1e6):
+        point = np.asarray(found(constant).point, float)
+        sine = np.linalg.norm(point - frame @ (frame.T @ point), 2)
+        # In single precision, lines are searched to the square root of the value's rounding.
+        assert sine < 2e-3
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
 def test_single_precision(solver):
     matrix, values = covariance()
     start = stiefel.random(12, 3, key=jax.random.key(0))
