@@ -88,7 +88,7 @@ class Plan(NamedTuple):
     def __str__(self) -> str:
         size = self.clients_per_block
         held = "all at once" if size is None else f"chunked({size})"
-        fits = {True: "fits", False: "does not fit", None: "fits into that much memory"}
+        fits = {True: "fits", False: "does not fit", None: "needs this much memory"}
         room = "" if self.available is None else f" of {_size(self.available)}"
         more = " and parts of variable length" if self.varies else ""
         first = f"{_size(self.first_bytes_up)} up, {_size(self.first_bytes_down)} down"

@@ -39,7 +39,8 @@ def personalize(
     Args:
         algorithm: the algorithm that made the solution; settings of local steps may differ.
         solution: solution of the run of the participating clients, or what `jaxfed.load` returned.
-        clients: the new clients; their features are put in the order of the solution's, by name.
+        clients: the new clients, in the units of those that the solution learned from: variances
+            and priors that it learned have them. Features are put in the solution's order, by name.
         rounds: number of local steps of each client.
         key: random key, for random steps; each client's draws fold in its id.
         backend: how clients are mapped: `auto`, `vmap`, `chunked`, `pmap` or `shard`.
