@@ -209,7 +209,7 @@ def _tangent(
         m = smaller_product(q, change)
         n = matmul(inverse, m) if is_wide(q) else matmul(m, inverse)
         factors = inverse, rotation(inverse, m, solve) - n
-        if not is_wide(q) and by_sums(len(inverse)):
+        if not is_wide(q) and by_sums(*q.shape):
             # The product stores the factors; otherwise the compiler recomputes them in every sum.
             both = matmul(jnp.concatenate(factors), jnp.eye(len(m), dtype=m.dtype))
             factors = both[: len(m)], both[len(m) :]

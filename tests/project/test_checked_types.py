@@ -51,7 +51,7 @@ def test_methods_that_return_their_class_are_checked_but_for_that():
 @pytest.mark.parametrize(
     "call",
     [
-        lambda: by_sums(2.5),
+        lambda: by_sums(2.5, 1),
         lambda: check_flag(1, True),
         lambda: refuse(1, "a text", None),
         lambda: first_line("PerPCA"),
