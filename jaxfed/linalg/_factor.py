@@ -193,20 +193,6 @@ def checked_matrix(w: Float[ArrayLike, "m n"]) -> Float[Array, "m n"]:
     return checked_array("w", w, "m n", whole=False, half=True)
 
 
-def in_single(function: Callable[..., Array]) -> Callable[..., Array]:
-    """The function in at least single precision, with its result in the type of its arguments.
-
-    JAX's solvers and decompositions refuse half precision.
-    """
-
-    def single(*given: Array) -> Array:
-        dtype = jnp.result_type(*given)
-        least = jnp.promote_types(dtype, jnp.float32)
-        return function(*(x.astype(least) for x in given)).astype(dtype)
-
-    return single
-
-
 def checked_method(method: str | None, methods: tuple[str, ...]) -> str:
     """The method, by default the first one; a `ValueError` if it is unknown."""
     if method is None:

@@ -7,7 +7,7 @@ do not depend on the machine, a run uses `highest`, unless the user has chosen o
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import jax
 import jax.numpy as jnp
@@ -92,3 +92,17 @@ def _by_outer_products(
 
 _chosen_product = per_platform(_plain, tpu=_without_the_matrix_unit)
 _summed = per_platform(_plain, None, {"cpu": _by_outer_products}, tpu=_without_the_matrix_unit)
+
+
+def in_single(function: Callable[..., Array]) -> Callable[..., Array]:
+    """The function in at least single precision, with its result in the type of its arguments.
+
+    JAX's solvers and decompositions refuse half precision.
+    """
+
+    def single(*given: Array) -> Array:
+        dtype = jnp.result_type(*given)
+        least = jnp.promote_types(dtype, jnp.float32)
+        return function(*(x.astype(least) for x in given)).astype(dtype)
+
+    return single

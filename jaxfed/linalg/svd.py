@@ -11,7 +11,6 @@ from jaxfed.linalg import _jacobi
 from jaxfed.linalg._factor import (
     checked_matrix,
     gram,
-    in_single,
     matmul,
     one_by_one,
     repeated,
@@ -19,6 +18,7 @@ from jaxfed.linalg._factor import (
 )
 from jaxfed.linalg.division import reciprocal
 from jaxfed.linalg.platforms import per_platform
+from jaxfed.linalg.precision import in_single
 
 # How many times as many rows as columns a tall matrix has.
 TALL = 8

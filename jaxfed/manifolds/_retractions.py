@@ -8,7 +8,7 @@ from jaxtyping import Array, Float
 
 from jaxfed._checks import check_name
 from jaxfed.linalg import orthonormalize, polar
-from jaxfed.linalg._factor import in_single
+from jaxfed.linalg.precision import in_single
 from jaxfed.manifolds._frames import Frame, Matrix, frames, full_precision, polish
 
 

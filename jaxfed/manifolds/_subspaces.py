@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxfed.linalg import polar
-from jaxfed.linalg._factor import in_single
+from jaxfed.linalg.precision import in_single
 from jaxfed.manifolds._exponential import expm
 from jaxfed.manifolds._frames import Frame, Matrix, frames, full_precision, polish
 
