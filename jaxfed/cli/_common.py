@@ -160,10 +160,10 @@ def read_samples(
         ValueError: if entries are missing without `incomplete`, or a sample has no entry.
     """
     how = how_written(arguments)
-    # Without `--columns`, all are read.
-    if how["columns"] is not None and getattr(arguments, "weight_column", None) is not None:
-        others = [x for x in how["columns"] if x != arguments.weight_column]
-        how["columns"] = [*others, arguments.weight_column]
+    if how["columns"] is not None:  # else all are read
+        taken_out = (getattr(arguments, name, None) for name in ("weight_column", "person"))
+        more = [x for x in taken_out if x is not None]
+        how["columns"] = [*(x for x in how["columns"] if x not in more), *more]
     found = data.read_folder(
         arguments.data,
         client_column=arguments.client_column,

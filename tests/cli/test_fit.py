@@ -190,6 +190,11 @@ def test_a_column_tells_whose_row_each_is(tmp_path, key, capsys):
         split = pca.read(SimpleNamespace(**options), key, precision)
     assert split.features == ["a", "b", "c"] and split.train[0].shape == (12, 3)
     np.testing.assert_array_equal(split.persons[1], np.arange(12) // 2)
+    options["columns"] = ("c", "a")  # of features, beside which the column is read
+    with ExitStack() as precision:
+        chosen = pca.read(SimpleNamespace(**options), key, precision)
+    assert chosen.features == ["c", "a"]
+    np.testing.assert_array_equal(chosen.persons[1], split.persons[1])
     for words, message in (
         (["--person", "patient"], "--person: is for --epsilon"),
         (["--epsilon", 1, "--person", "who"], r"--person: wanted a column .*\(patient, a, b, c\)"),
