@@ -161,8 +161,8 @@ def read_samples(
     """
     how = how_written(arguments)
     if how["columns"] is not None:  # else all are read
-        taken_out = (getattr(arguments, name, None) for name in ("weight_column", "person"))
-        more = [x for x in taken_out if x is not None]
+        roles = (getattr(arguments, name, None) for name in ("weight_column", "person"))
+        more = [x for x in roles if x is not None]
         how["columns"] = [*(x for x in how["columns"] if x not in more), *more]
     found = data.read_folder(
         arguments.data,

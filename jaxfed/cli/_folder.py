@@ -66,8 +66,8 @@ class Folder:
         others = [name for name in RESULT if (self.path / name).exists()]
         if force and others and not self._mark.exists() and not self._is_own:
             raise ValueError(
-                f"--force: {self.path / others[0]} was written by another program; name another "
-                "folder, or move it"
+                f"--force: {self.path / others[0]} may be another program's, since no {RESULT[-1]} "
+                "of jaxfed is there; name another folder, or move the file"
             )
 
     def begin(self, *, resume: bool = False) -> None:
@@ -126,7 +126,7 @@ class Folder:
 
     @property
     def _is_own(self) -> bool:
-        """Whether a command of jaxfed wrote the result here: it wrote the versions, as the last."""
+        """Whether a command of jaxfed finished here: `result.json`, its last file, has versions."""
         with suppress(ValueError, OSError):  # of a file that is not text, or no JSON
             summary = json.loads((self.path / RESULT[-1]).read_text(encoding="utf-8"))
             return "jaxfed" in summary.get("versions", ()) if isinstance(summary, dict) else False

@@ -94,7 +94,7 @@ class Training(Algorithm):
         if isinstance(self.loss, DenoisingLoss):
             _warn_of_size(clients, "a corruption's noise")
         elif self.loss is reconstruction_loss:
-            _warn_of_size(clients, "what a network makes before training")
+            _warn_of_size(clients, "the output of a new network")
         if warm_start is not None:
             self._check_arrays("shared", warm_start.shared)
             if jax.tree.leaves(warm_start.local):
@@ -205,8 +205,8 @@ def _warn_of_size(clients: ClientsLike, what: str) -> None:
     size = size_of(clients)
     if not 1 / FAR < size < FAR:
         warnings.warn(
-            f"clients: wanted samples of about the size of {what}, which is one, got "
-            f"a root mean square of {size:.3g}, of which a model may learn nothing; "
+            f"clients: wanted samples of about size one, like {what}, got a root mean square of "
+            f"{size:.3g}, from which a model may learn nothing; "
             "divide them by a constant, or standardize them with jaxfed.preprocess.Standardize",
             UnitsWarning,
             stacklevel=caller(),

@@ -34,8 +34,9 @@ from jaxfed.manifolds.stiefel import RETRACTIONS
 NEAR = 0.1
 
 # How many times its gradients near by a function's value may tell its unit. What is larger is a
-# constant, which says nothing about its shape.
-MOST = 10
+# constant, which says nothing about its shape. With less, single precision could not meet the
+# tolerance where eigenvalues lie close together.
+MOST = 100
 
 Pure = Callable[..., Array]
 
@@ -99,12 +100,13 @@ def minimise(
             by a number near their largest entry, so that their unit does not change the result.
         solver: one of `SOLVERS`.
         retraction: a key of `jaxfed.manifolds.stiefel.RETRACTIONS`.
-        tol: length of the Riemannian gradient at which to stop, relative to its length near by, a
-            tenth of the point's length away, or to the function's value if that is up to ten times
-            larger; so the function's unit and a constant in it change nothing. By default 1e-6 in
-            double and 1e-4 in single precision. It is met too early where entries of one array are
-            in unlike units or far from zero: subtract offsets from data, and give entries of
-            another unit an array of their own.
+        tol: length of the Riemannian gradient at which to stop, in the function's unit: the largest
+            entry of its gradients at the point and a tenth of the point's length away, or the
+            function's value, up to a hundred times that entry. A larger constant in the function
+            changes nothing more. By default 1e-6 in double and 1e-4 in single precision. The
+            tolerance is met too early where entries of one array are in unlike units or far from
+            zero: subtract offsets from data, and give entries of another unit an array of their
+            own.
         max_steps: largest number of steps.
 
     Returns:

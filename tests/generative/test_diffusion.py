@@ -308,7 +308,7 @@ def test_types_are_kept(wide, key):
     ("loss", "what"),
     [
         (DenoisingLoss(PRESERVING), "a corruption's noise"),
-        (reconstruction_loss, "what a network makes before training"),
+        (reconstruction_loss, "the output of a new network"),
     ],
 )
 def test_samples_far_from_the_size_of_what_they_are_compared_with_warn(unit, kind, loss, what):
@@ -325,7 +325,7 @@ def test_samples_far_from_the_size_of_what_they_are_compared_with_warn(unit, kin
         algorithm.check(clients, None)
         jax.jit(lambda clients: algorithm.check(clients, None))(clients)  # which sees no numbers
     assert [x.category for x in said] == [jf.UnitsWarning] * (unit != 1)
-    assert all(f"the size of {what}" in str(x.message) for x in said)
+    assert all(f"size one, like {what}" in str(x.message) for x in said)
 
 
 # --- samples of the models -----------------------------------------------------------------------

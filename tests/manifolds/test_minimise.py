@@ -260,8 +260,21 @@ def test_a_constant_does_not_end_it(solver):
     for constant in (1e3, -1e6):
         point = np.asarray(found(constant).point, float)
         sine = np.linalg.norm(point - frame @ (frame.T @ point), 2)
-        # In single precision, lines are searched to the square root of the value's rounding.
-        assert sine < 2e-3
+        # A hundred times the tolerance, of gradients a tenth of the way from the minimum.
+        assert sine < 1e-2
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_single_precision_meets_the_tolerance_where_eigenvalues_are_close(seed):
+    """The value is 64 times the gradients near by."""
+    rng = np.random.default_rng(seed)
+    turn = np.linalg.qr(rng.normal(size=(500, 500)))[0]
+    values = np.concatenate([np.linspace(3, 2, 10), np.linspace(1.8, 0, 490)]) / 25
+    matrix = jnp.asarray((turn * values) @ turn.T, jnp.float32)
+    start = jnp.asarray(np.linalg.qr(rng.normal(size=(500, 10)))[0], jnp.float32)
+    found = manifolds.minimise(lambda x: energy(matrix, x), start, manifold="grassmann")
+    assert found.status == manifolds.Ended.converged
+    assert float(found.value) == pytest.approx(-values[:10].sum(), rel=1e-6)
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
