@@ -9,11 +9,15 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, ArrayLike, Bool, Float
 
-from jaxfed._checks import check_name, checked_array
+from jaxfed._checks import checked_array
 from jaxfed.linalg.platforms import Maps, in_one_row, mapped_sizes, per_platform
 from jaxfed.linalg.precision import client_matmul
 
 Factorization = tuple[Float[Array, "m n"], Float[Array, "r r"]]
+
+# Times its smaller size, the size of matrices whose decomposition takes a CPU about a tenth of a
+# millisecond.
+SMALL = 2**17
 
 # Always in full precision, even if the user has chosen less for products with data
 # (`jaxfed.linalg.precision`), or QᵀQ = I would not hold.
@@ -191,14 +195,6 @@ def one_by_one(
 def checked_matrix(w: Float[ArrayLike, "m n"]) -> Float[Array, "m n"]:
     """The matrix as an array; a `ValueError` if it is not one real floating-point matrix."""
     return checked_array("w", w, "m n", whole=False, half=True)
-
-
-def checked_method(method: str | None, methods: tuple[str, ...]) -> str:
-    """The method, by default the first one; a `ValueError` if it is unknown."""
-    if method is None:
-        return methods[0]
-    check_name("method", method, methods)
-    return method
 
 
 def factor_alone(factors: Callable[..., Factorization]) -> Callable[..., Array]:

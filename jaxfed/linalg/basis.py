@@ -7,12 +7,12 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, ArrayLike, Float
 
-from jaxfed._checks import refuse
+from jaxfed._checks import check_name, refuse
 from jaxfed.linalg import _jacobi
 from jaxfed.linalg._factor import (
+    SMALL,
     Factorization,
     checked_matrix,
-    checked_method,
     factor_alone,
     for_derivatives,
     gram,
@@ -22,9 +22,13 @@ from jaxfed.linalg._factor import (
     repeated,
     squared_norm,
 )
-from jaxfed.linalg.platforms import per_platform
+from jaxfed.linalg.platforms import Maps, per_platform
 
 Method = Literal["cholesky", "qr"]
+
+# From here on, the threads of LAPACK's QR wait for each other; on a busy CPU, a hundred times as
+# long as they work.
+MANY_ROWS = 512
 
 
 def orthonormalize(w: Float[ArrayLike, "d r"], method: Method | None = None) -> Float[Array, "d r"]:
@@ -41,9 +45,11 @@ def orthonormalize(w: Float[ArrayLike, "d r"], method: Method | None = None) -> 
 
     Args:
         w: the matrix, with d >= r.
-        method: `"cholesky"` (the default) uses the Cholesky factor of the Gram matrix, a second
-            time if rounding requires it, and falls back on `"qr"` if that would not help. `"qr"`
-            always uses Householder reflections, which took 1.5 to 2 times as long.
+        method: `"cholesky"` uses the Cholesky factor of the Gram matrix, a second time if rounding
+            requires it, and falls back on `"qr"` if that would not help. `"qr"` always uses
+            Householder reflections, which take 1.5 to 2 times as long for many matrices. None (the
+            default) is `"cholesky"`, but for one small matrix on a CPU `"qr"`, which compiles in
+            half of the time.
 
     Returns:
         The orthonormal basis, in the dtype of `w` (half precisions are computed in single).
@@ -57,16 +63,14 @@ def orthonormalize(w: Float[ArrayLike, "d r"], method: Method | None = None) -> 
     w = checked_matrix(w)
     if w.shape[0] < w.shape[1]:
         raise refuse("w", "a matrix (d, r) with d >= r", w)
-    return _orthonormalize(w, checked_method(method, get_args(Method)))
+    if method is not None:
+        check_name("method", method, get_args(Method))
+    return _orthonormalize(w, method)
 
 
 def orthonormalize_once(w: Float[Array, "d r"]) -> Float[Array, "d r"]:
-    """`orthonormalize` for use once per run: a shorter program instead of a faster one.
-
-    With many rows, the threads of LAPACK's QR wait for each other; on a busy CPU, a hundred times
-    as long as they work.
-    """
-    return orthonormalize(w, "qr" if len(w) < 512 else "cholesky")
+    """`orthonormalize` for use once per run: a shorter program instead of a faster one."""
+    return orthonormalize(w, "qr" if len(w) < MANY_ROWS else "cholesky")
 
 
 def orthonormal_rows(w: Float[Array, "r d"]) -> Float[Array, "r d"]:
@@ -85,9 +89,15 @@ def orthonormal_rows(w: Float[Array, "r d"]) -> Float[Array, "r d"]:
     return lax.fori_loop(0, len(w), step, w)
 
 
-def _values(w: Float[Array, "d r"], method: str) -> Factorization:
+def _values(w: Float[Array, "d r"], method: Method | None) -> Factorization:
     """The factor and R^{-1}, without a derivative."""
-    return normalized(w) if w.shape[1] == 1 else _METHODS[method](w)
+    return normalized(w) if w.shape[1] == 1 else _METHODS[method or "cholesky"](w)
+
+
+def _alone(maps: Maps, w: Float[Array, "*maps d r"], method: Method | None) -> Factorization | None:
+    """The factors of one small matrix on a CPU, such as a server's, in a shorter program."""
+    small = w.shape[1] > 1 and len(w) < MANY_ROWS and w.size * w.shape[1] <= SMALL
+    return _by_householder(w) if small and not maps and method is None else None
 
 
 def _by_cholesky(w: Float[Array, "d r"]) -> Factorization:
@@ -175,5 +185,5 @@ def _rule(primals, tangents, method):
     return (q, inverse), (a + matmul(q, k), matmul(bounded, k))
 
 
-_factor = per_platform(_values, _rule)
+_factor = per_platform(_values, _rule, {"cpu": _alone})
 _orthonormalize = factor_alone(_factor)

@@ -14,12 +14,13 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, ArrayLike, Bool, Float
 
+from jaxfed._checks import check_name
 from jaxfed.linalg._dispatch import inverse_sqrt_of_many
 from jaxfed.linalg._factor import (
+    SMALL,
     Factorization,
     by_sums,
     checked_matrix,
-    checked_method,
     factor_alone,
     for_derivatives,
     gram,
@@ -39,9 +40,6 @@ from jaxfed.linalg.precision import client_matmul
 from jaxfed.linalg.svd import decomposed
 
 Method = Literal["newton_schulz", "eigh", "svd", "pallas"]
-
-# The size of matrices whose decomposition takes a CPU about a tenth of a millisecond.
-SMALL = 2**17
 
 
 def polar(w: Float[ArrayLike, "m n"], method: Method | None = None) -> Float[Array, "m n"]:
@@ -85,7 +83,9 @@ def polar(w: Float[ArrayLike, "m n"], method: Method | None = None) -> Float[Arr
     Source: Higham, "Functions of Matrices" (2008), chapters 6 and 8.
     """
     w = checked_matrix(w)
-    return _polar(w, None if method is None else checked_method(method, get_args(Method)))
+    if method is not None:
+        check_name("method", method, get_args(Method))
+    return _polar(w, method)
 
 
 def _gram(w: Float[Array, "m n"]) -> Float[Array, "r r"]:
