@@ -36,7 +36,8 @@ class Corruption:
         """The factors s of the sample and n of the noise."""
         if self.linear:
             return 1 - amount, amount
-        return jnp.sqrt(1 - amount), jnp.sqrt(amount)
+        # Compilers round an amount of 500 / 500 up: they multiply by 1 / 500.
+        return jnp.sqrt(jnp.maximum(1 - amount, 0)), jnp.sqrt(amount)
 
     def noise(self, key: Key[Array, ""], shape: tuple[int, ...], dtype) -> Array:
         """Draw noise of this shape."""

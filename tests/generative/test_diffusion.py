@@ -140,6 +140,11 @@ def test_a_linear_net_learns_the_best_linear_denoiser(amount, key):
         assert np.linalg.norm(weight - best) < 0.06 * np.linalg.norm(best)
 
 
+def test_an_amount_that_is_rounded_up_leaves_no_signal():
+    one = jnp.nextafter(jnp.float32(1), jnp.float32(2))
+    np.testing.assert_allclose(PRESERVING.shares(one), (0, 1), atol=1e-6)
+
+
 # --- sampler -------------------------------------------------------------------------------------
 
 
