@@ -2,9 +2,11 @@
 
 import ast
 import pkgutil
+import re
 import sys
 import time
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
@@ -92,13 +94,13 @@ def run_try(arguments: SimpleNamespace) -> None:
             run = local.begin(app, {"out": str(out)})
             rounds = _Rounds(out / "server")
             local.wait(run, out / "solution.npz", arguments.timeout, rounds)
-            clipped = [_last_clipping(local.log(f"node-{i}")) for i in range(len(configs))]
+            warned = _warnings([local.log(f"node-{i}") for i in range(len(configs))])
     print(load(out / "solution.npz").summary())
     print(f"the shared model: {out / 'solution.npz'}")
     for path in sorted((out / "nodes").glob("*/client-*/result.npz")):
         print(f"the model of {path.parent.name}: {path}")
-    for line in filter(None, clipped):
-        print(f"{line}; the result is worse, so choose a larger bound")
+    for words, nodes in warned.items():
+        print(f"warning of {', '.join(nodes)}: {words}")
 
 
 def _sites(folder: Path) -> list[Path]:
@@ -115,11 +117,14 @@ def _sites(folder: Path) -> list[Path]:
     )
 
 
-def _last_clipping(log: Path) -> str | None:
-    """The last line of a node's log that says that its message was clipped."""
-    lines = log.read_text("utf8", errors="replace").splitlines()
-    found = [line for line in lines if "masks: client" in line]
-    return found[-1][found[-1].index("masks: client") :] if found else None
+def _warnings(logs: Sequence[Path]) -> dict[str, list[str]]:
+    """The nodes that warn in the same words; of words that differ in numbers alone, the last."""
+    found: dict[str, list[str]] = {}
+    for log in logs:
+        lines = re.findall(f"{worker.RELAYED}(.*)", log.read_text("utf8", errors="replace"))
+        for words in {re.sub(r"\d+", "", line): line for line in lines}.values():
+            found.setdefault(words, []).append(log.stem)
+    return found
 
 
 def run_worker(arguments: SimpleNamespace) -> None:

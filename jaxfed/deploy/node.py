@@ -426,7 +426,7 @@ class _NodeRun:
                 words = f"masks: {clipped} of {numbers} numbers exceed the channel's bound"
                 raise NodeError("bound", words)
             LOG.warning(
-                "masks: client %d clipped %d of %d numbers of its message to the channel's bound",
+                "masks: client %d clipped %d of %d numbers of its message; choose a larger bound",
                 self.node.id,
                 clipped,
                 numbers,

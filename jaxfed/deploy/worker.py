@@ -40,6 +40,7 @@ from jaxfed.deploy.messages import Packet, packet_of, refusal, reply_of
 LOG = logging.getLogger("jaxfed.deploy")
 IDLE = 600.0  # seconds without a message after which a worker exits
 STARTING = 60.0  # seconds that a new worker has to start listening
+RELAYED = "jaxfed: "  # before what a worker logs, in the log of its SuperNode
 ATTEMPTS = 3  # workers that may fail on one message before its own process answers
 # Settings of JAX and Python. The rest of the environment may differ from shell to shell.
 VARIABLES = ("JAX", "XLA", "CUDA", "PYTHON")
@@ -155,7 +156,7 @@ def _ask(run: Mapping[str, Any], asked: Packet, idle: float) -> Packet:
                 connection.send_bytes(part)
             head, body, warned = (connection.recv_bytes() for _ in range(3))
             for line in json.loads(warned):  # the log of a SuperNode is read more often
-                LOG.warning("%s", line)
+                LOG.warning("%s%s", RELAYED, line)
             return Packet.read(head.decode(), body)
     raise OSError(f"{ATTEMPTS} are gone; see {_place(run['node_config']) / 'log'}")
 

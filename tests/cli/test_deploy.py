@@ -140,12 +140,14 @@ def test_a_trial_shows_the_objective_and_the_time_that_is_left(tmp_path, capsys,
     ]
 
 
-def test_a_trial_finds_what_was_clipped(tmp_path):
-    log, line = tmp_path / "node-0.log", "masks: client 0 clipped {} of 2"
-    log.write_text(f"INFO: x\nWARNING: {line.format(1)}\nWARNING: {line.format(2)}\n")
-    assert deploy._last_clipping(log) == line.format(2)
-    log.write_text("INFO: x\n")
-    assert deploy._last_clipping(log) is None
+def test_a_trial_says_what_nodes_warn_of(tmp_path):
+    units, clipped = "clients: wanted features of similar size", "masks: client 0 clipped {} of 2"
+    said = {"node-0": [clipped.format(1), units, clipped.format(2)], "node-1": [units], "node-2": []}
+    for node, lines in said.items():
+        text = "".join(f"jaxfed: {line}\nINFO: x\n" for line in lines)
+        (tmp_path / f"{node}.log").write_text(text)
+    found = deploy._warnings([tmp_path / f"{node}.log" for node in said])
+    assert found == {clipped.format(2): ["node-0"], units: ["node-0", "node-1"]}
 
 
 @pytest.fixture

@@ -141,7 +141,7 @@ def test_a_client_says_on_its_own_machine_that_its_message_is_clipped(tmp_path, 
     federation.grid.trouble = lambda node, message, answer: answers.append(answer) or [answer]
     federation.run(1)
     [warned] = [line for line in caplog.messages if "clipped" in line]
-    assert "clipped 1 of 12 numbers of its message to the channel's bound" in warned
+    assert "clipped 1 of 12 numbers of its message" in warned
     said = [packet_of(answer).words for answer in answers]
     assert all(words.keys() <= {"kind", "id", "broken", "question"} for words in said[-5:])
     caplog.clear()

@@ -122,7 +122,7 @@ def test_a_worker_outlives_the_process_that_started_it(machine, caplog):
     """It answers with other processes' words and bytes, and ends when it is told to."""
     first = machine.ask(parts=[b"some", b"", bytes(10**6)], kind="hello", warns="as told")
     assert first["process"] != os.getpid() and first["kind"] == "hello"
-    assert caplog.messages == ["as told"]  # in the log of the SuperNode, too
+    assert caplog.messages == ["jaxfed: as told"]  # in the log of the SuperNode, too
     assert machine.ask()["process"] == first["process"]
     worker.end(machine.config)
     assert not (machine.place / "socket").exists()
@@ -303,7 +303,8 @@ def test_of_what_the_app_raises_the_words_stay(machine, caplog):
     thread = machine.serve()
     for name in ("ValueError", "OSError"):
         assert machine.ask(raises=name) == {"kind": "refusal", "code": "failed"}
-    assert caplog.messages == ["no answer: as it was told"] * 4  # the worker's, the SuperNode's
+    words = "no answer: as it was told"  # the worker's, the SuperNode's
+    assert caplog.messages == [words, f"jaxfed: {words}"] * 2
     assert thread.is_alive()
 
 
