@@ -142,7 +142,11 @@ def test_a_trial_shows_the_objective_and_the_time_that_is_left(tmp_path, capsys,
 
 def test_a_trial_says_what_nodes_warn_of(tmp_path):
     units, clipped = "clients: wanted features of similar size", "masks: client 0 clipped {} of 2"
-    said = {"node-0": [clipped.format(1), units, clipped.format(2)], "node-1": [units], "node-2": []}
+    said = {
+        "node-0": [clipped.format(1), units, clipped.format(2)],
+        "node-1": [units],
+        "node-2": [],
+    }
     for node, lines in said.items():
         text = "".join(f"jaxfed: {line}\nINFO: x\n" for line in lines)
         (tmp_path / f"{node}.log").write_text(text)

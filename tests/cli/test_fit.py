@@ -1124,3 +1124,17 @@ def test_a_feature_with_most_of_the_energy_is_named(options, tmp_path, recwarn):
     said = " ".join(str(each.message) for each in recwarn)
     assert ("proline has 100 % of the energy" in said) == ("--scale" not in options)
     assert ("--center shared or local" in said) == (options == [])
+
+
+@pytest.mark.parametrize(
+    ("mean", "center", "warned"), [(9, (), True), (9, ("--center", "local"), False), (1, (), False)]
+)
+def test_means_with_most_of_the_energy_are_named(mean, center, warned, tmp_path, recwarn):
+    rng = np.random.default_rng(0)
+    (tmp_path / "data").mkdir()
+    for name in "ab":
+        np.save(tmp_path / "data" / f"{name}.npy", rng.normal(mean, 1, size=(30, 3)))
+    ranks = ["--shared-rank", "1", "--local-rank", "1", "--rounds", "2"]
+    assert fit("perpca", tmp_path / "data", tmp_path / "out", *ranks, *center) in (0, 3)
+    said = " ".join(str(each.message) for each in recwarn)
+    assert ("the features' means have" in said) == warned

@@ -304,28 +304,35 @@ def read(arguments: SimpleNamespace, key: Key[Array, ""], precision: ExitStack) 
 
     train, held_out = moved(train, units), moved(held_out, units)
     if persons is None and getattr(arguments, "epsilon", None) is None:
-        _warn_of_one_feature(train, features, *choices)
+        _warn_of_one_direction(train, features, *choices)
     return Split(names, train, held_out, units, choices, features, persons)
 
 
-def _warn_of_one_feature(
+def _warn_of_one_direction(
     train: list[np.ndarray], features: list[str] | None, center: str, scale: str
 ) -> None:
-    """Warn if one feature has most of the energy, so that the first component is that feature."""
+    """Warn if the means, or one feature, have most of the energy: the first component is theirs."""
     squares = np.sum([np.nansum(np.square(x, dtype=float), axis=0) for x in train], axis=0)
-    place = int(np.argmax(squares))
-    share = squares[place] / (squares.sum() or 1)
+    sums = np.sum([np.nansum(x, axis=0, dtype=float) for x in train], axis=0)
+    counts = np.sum([np.isfinite(x).sum(axis=0) for x in train], axis=0)
+    total, place = squares.sum() or 1, int(np.argmax(squares))
+    of_means, of_one = (sums**2 / np.maximum(counts, 1)).sum() / total, squares[place] / total
     # Of two features, one often has most.
-    if len(squares) > 2 and share > MOST_OF_ALL and scale == "none":
-        name = f"feature {place} (from 0)" if features is None else features[place]
-        todo = "--scale shared counts all features alike"
+    if len(squares) > 2 and of_one > MOST_OF_ALL and scale == "none":
+        what = f"feature {place} (from 0) has" if features is None else f"{features[place]} has"
+        share, todo = of_one, "--scale shared counts all features alike"
         if center == "none":
             todo = f"--center shared or local removes means, and {todo}"
-        warnings.warn(
-            f"--data: {name} has {100 * share:.3g} % of the energy of the samples, and the first "
-            f"component will be little else; {todo}",
-            stacklevel=2,
-        )
+    elif of_means > MOST_OF_ALL and center == "none":
+        what, share = "the features' means have", of_means
+        todo = "--center shared or local removes them"
+    else:
+        return
+    warnings.warn(
+        f"--data: {what} {100 * share:.3g} % of the energy of the samples, and the first "
+        f"component will be little else; {todo}",
+        stacklevel=2,
+    )
 
 
 def _weighted(
@@ -343,7 +350,7 @@ def _weighted(
 
     train = moved(train, units)
     rows = _weights.scaled(train, weights)
-    _warn_of_one_feature(rows, own, arguments.center, arguments.scale)
+    _warn_of_one_direction(rows, own, arguments.center, arguments.scale)
     if held_out:
         unseen, held_out, _ = taken_out("weight-column", column, held_out, features)
         held_out = _weights.scaled(moved(held_out, units), unseen)
