@@ -94,7 +94,7 @@ def _read_one(source: Any, where: str, batch_key: str | None, layer: str | None)
     if batch_key is not None:
         check_name("batch_key", batch_key, list(cells.obs))
     if layer is not None:
-        check_name("layer", layer, list(cells.layers))
+        check_name("layer", layer, [name for name in cells.layers if name])  # None is of X
     if batch_key is None:
         of_cells = np.full(cells.n_obs, whole)
     elif cells.obs[batch_key].isna().any():
