@@ -53,11 +53,10 @@ def largest_eigenvalue(
     def step(k, state):
         basis, images = state
         image = product(fixed, basis[k])
-        rest = image
+        rest = _unit(image)  # in the operator's unit, what the first pass leaves may underflow
         for _ in range(2):  # rounding in the first pass brings parts of the basis back
             rest = rest - matmul(basis.T, matmul(basis, rest))
-        rounding = 100 * jnp.finfo(rest.dtype).eps * scaled_norm(image)
-        exhausted = scaled_norm(rest) <= rounding
+        exhausted = scaled_norm(rest) <= 100 * jnp.finfo(rest.dtype).eps
         # Once the Krylov space is complete, only rounding is left; rows of zeros add nothing.
         following = jnp.where(exhausted, 0, _unit(rest))
         return basis.at[k + 1].set(following, mode="drop"), images.at[k].set(image)

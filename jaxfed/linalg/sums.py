@@ -86,3 +86,9 @@ def scaled_sum_of_squares(
 ) -> Array:
     """The sum of squares over all or some axes, divided by the square of a unit (`unit_of`)."""
     return jnp.sum((x / unit) ** 2, axis=axis)
+
+
+def sum_of_squares(x: Float[Array, "..."], axis: int | tuple[int, ...] | None = None) -> Array:
+    """The sum of squares over all or some axes, for numbers whose squares would vanish."""
+    unit = unit_of(x)
+    return scaled_sum_of_squares(x, unit, axis) * unit * unit

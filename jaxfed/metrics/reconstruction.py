@@ -27,7 +27,7 @@ from jaxfed._numbers import checked_rows
 from jaxfed.core.clients.units import lose_single_precision, widened
 from jaxfed.core.run.result import Fitted, place_of
 from jaxfed.linalg import Moment
-from jaxfed.linalg.sums import scaled_norm, scaled_sum_of_squares, unit_of
+from jaxfed.linalg.sums import scaled_norm, scaled_sum_of_squares, sum_of_squares, unit_of
 from jaxfed.metrics.components import side_by_side
 
 Data: TypeAlias = Real[ArrayLike, "m n d"] | Sequence[Real[ArrayLike, "_n d"]] | Moment
@@ -275,7 +275,7 @@ def _inside(data, basis: Float[Array, "m d r"] | None) -> Float[Array, " m"]:
 
 
 def _per_sample(rows: Float[Array, "m n r"], data: Moment) -> Float[Array, " m"]:
-    return jnp.sum(rows**2, axis=(-2, -1)) / jnp.maximum(data.count, 1)
+    return sum_of_squares(rows, (-2, -1)) / jnp.maximum(data.count, 1)
 
 
 def _mean(values: Float[Array, " m"], per_client: bool) -> Float[Array, "..."]:

@@ -34,6 +34,7 @@ from jaxfed.core.clients.units import lose_single_precision, widened
 from jaxfed.core.common.printing import is_known
 from jaxfed.core.run.result import Fitted, in_learned_order, place_of
 from jaxfed.linalg import Moment, matmul
+from jaxfed.linalg.sums import sum_of_squares
 from jaxfed.metrics.components import side_by_side
 from jaxfed.metrics.reconstruction import moments
 from jaxfed.pca.components import Frame, best_local, check_fits, moment_behind
@@ -117,7 +118,7 @@ def anomaly_score(fitted: Fitted, samples: Tables, *, client: int | str | None =
     """
 
     def distance(x, basis):
-        return jnp.sum((x - (x @ basis) @ basis.T) ** 2, axis=-1)
+        return sum_of_squares(x - (x @ basis) @ basis.T, -1)
 
     return _mapped("samples", distance, fitted, samples, client, 0)
 

@@ -44,3 +44,13 @@ def test_padding_in_the_start_stays_out():
     factor = jnp.diag(jnp.array([1.0, 2.0, 9.0]))
     start = jnp.array([1.0, 1.0, 0.0])
     np.testing.assert_allclose(largest_eigenvalue(product, factor, start), 4, rtol=1e-6)
+
+
+@pytest.mark.parametrize("scale", [1e-15, 1, 1e15])
+def test_nearly_equal_features_of_any_scale(scale):
+    rng = np.random.default_rng(0)
+    common = rng.normal(size=(5, 40, 1)) + 1e-3 * rng.normal(size=(5, 40, 6))
+    for factor in (scale * common).astype(np.float32):
+        found = largest_eigenvalue(product, jnp.asarray(factor), jnp.ones(6))
+        exact = np.linalg.norm(factor.astype(float), 2) ** 2
+        np.testing.assert_allclose(found, exact, rtol=1e-5)

@@ -426,3 +426,15 @@ def test_classes_do_not_depend_on_a_common_mean(offset):
         lambda x: metrics.svm_accuracy(x, labels, x, labels, kernel="rbf"),
     ):
         assert function(rows + offset) == function(rows) > 0.9
+
+
+def test_little_that_components_leave_of_small_samples(rng):
+    shared = np.linalg.qr(rng.normal(size=(D, R1)))[0].astype(np.float32)
+    rows = rng.normal(size=(2, 30, R1)) @ shared.T + 1e-3 * rng.normal(size=(2, 30, D))
+    rows = (1e-15 * rows).astype(np.float32)
+    left = rows - rows.astype(float) @ shared @ shared.T.astype(float)
+    exact = np.sum(left**2, axis=2)
+    fitted = jf.Personalized(shared, None)
+    errors = jax.jit(lambda x: metrics.reconstruction_error(fitted, x))(rows)
+    np.testing.assert_allclose(errors, exact.mean(), rtol=1e-5)
+    np.testing.assert_allclose(jf.pca.anomaly_score(fitted, rows), exact, rtol=2e-3)
