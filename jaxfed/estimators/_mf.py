@@ -302,9 +302,10 @@ class TripleComponentMF(SharedAndLocalFactors):
 
     def _middle(self, X) -> Any:
         middle = np.nanmedian(X, axis=0)
-        far = np.abs(X - middle)
-        near = far <= GROSS / MEDIAN * np.nanmedian(far, axis=0)
-        return np.nanmean(np.where(near, X, np.nan), axis=0, dtype=np.float64)
+        far = X - middle
+        near = np.abs(far) <= GROSS / MEDIAN * np.nanmedian(np.abs(far), axis=0)
+        # Of a constant feature, the mean of differences is zero without rounding.
+        return middle + np.nanmean(np.where(near, far, np.nan), axis=0, dtype=np.float64)
 
     def _model(self):
         ranks = self.shared_rank_, self.local_rank_
@@ -318,8 +319,7 @@ class TripleComponentMF(SharedAndLocalFactors):
         if self.threshold is not None:
             self.threshold_ = float(self.threshold)
             return run(self._model())
-        every = np.concatenate([np.abs(table) for table in tables]).ravel()
-        self.threshold_ = float(np.nanquantile(every, 0.75))
+        self.threshold_ = float(_upper_quartiles(np.concatenate(tables).reshape(1, -1))[0, 0])
         start = None
         for _ in range(REFITS):
             found = run(self._model(), start)
@@ -332,10 +332,14 @@ class TripleComponentMF(SharedAndLocalFactors):
         cleaned = self._fitted(solution, tables)
         scores = pca.transform(solution, cleaned)
         low_rank = pca.inverse_transform(solution, scores)
-        errors = [np.abs(x - np.asarray(y)).ravel() for x, y in zip(tables, low_rank, strict=True)]
-        features = tables[0].shape[1]
+        every = np.concatenate(tables)
+        varying = np.fmax.reduce(every) > np.fmin.reduce(every)  # constant features have no noise
+        if not varying.any():
+            return 0.0
+        errors = np.abs(every - np.concatenate([np.asarray(x) for x in low_rank]))[:, varying]
+        features = errors.shape[1]
         left = max(1 - self._n_features_out / features, 1 / features)
-        return float(GROSS / MEDIAN * np.nanmedian(np.concatenate(errors)) / np.sqrt(left))
+        return float(GROSS / MEDIAN * np.nanmedian(errors) / np.sqrt(left))
 
     def _sent(self, shared):
         return shared
@@ -365,7 +369,14 @@ class TripleComponentMF(SharedAndLocalFactors):
 
 def _first_thresholds(table: Table) -> Float[np.ndarray, "n 1"]:
     """Return each sample's first threshold, of its own entries as a client's in `TCMF`."""
-    return 3 * np.nanquantile(np.abs(table), 0.75, axis=1, keepdims=True)
+    return 3 * _upper_quartiles(table)
+
+
+def _upper_quartiles(table: Table) -> Float[np.ndarray, "n 1"]:
+    """Return the upper quartile of each row's magnitudes that are not zero, as `TCMF` does."""
+    sizes = np.abs(table)
+    some = (sizes > 0).any(axis=1, keepdims=True)
+    return np.nanquantile(np.where(some & (sizes == 0), np.nan, sizes), 0.75, axis=1, keepdims=True)
 
 
 def _cleaned(

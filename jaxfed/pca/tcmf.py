@@ -48,8 +48,8 @@ from jaxfed.pca.components import (
 Scalar = Float[Array, ""]
 Table = Float[Array, "samples features"]
 
-# The automatic first threshold, in multiples of the upper quartile of a client's magnitudes: of
-# normal numbers it is 3.5 standard deviations.
+# The automatic first threshold, in multiples of the upper quartile of a client's magnitudes without
+# zeros: of normal numbers it is 3.5 standard deviations.
 FIRST = 3.0
 
 
@@ -140,8 +140,8 @@ class TCMF(SharedAndLocal):
             first_threshold: threshold before the first round, in units of the data. It should be
                 about the largest magnitude of the low-rank parts: below, large entries of these
                 count as errors at first; far above, the first components fit the errors. By
-                default each client uses three times the upper quartile of its magnitudes, which
-                errors in less than a quarter of the entries hardly change.
+                default each client uses three times the upper quartile of its magnitudes, without
+                zeros, which errors in less than a quarter of the entries hardly change.
             decay: factor ρ between thresholds, below 1. The nearer to 1, the more rounds, and the
                 more errors it withstands.
             inner_rounds: number of rounds of the factorization per threshold. With many, the
@@ -178,7 +178,8 @@ class TCMF(SharedAndLocal):
         observed = data.observed
         values = jnp.where(observed, data.values, 0).astype(data.count.dtype)
         if self.first_threshold is None:
-            magnitudes = lax.stop_gradient(jnp.where(observed, jnp.abs(values), jnp.nan))
+            # Zeros, as in features that are constant, do not tell how large the others are.
+            magnitudes = lax.stop_gradient(jnp.where(values != 0, jnp.abs(values), jnp.nan))
             # A client without samples, such as padding, has no quartile.
             first = FIRST * jnp.nan_to_num(jnp.nanquantile(magnitudes, 0.75))
         else:

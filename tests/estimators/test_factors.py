@@ -252,6 +252,15 @@ def test_gross_errors_are_told_from_the_rest(rows, tcmf):
     assert not np.any(tcmf.sparse_part(missing, groups=NAMES)[:, 3])
 
 
+def test_constant_features_hide_no_noise(rows, tcmf):
+    constant = np.tile([0.0, 0.1, 7], (len(rows), D))  # three for each that varies
+    X = np.hstack([rows + errors_in(rows), constant])
+    wider = estimators.TripleComponentMF(2, 2, n_init=1, random_state=0).fit(X, groups=NAMES)
+    assert wider.threshold_ == pytest.approx(tcmf.threshold_)
+    wanted = tcmf.sparse_part(X[:, :D], groups=NAMES)
+    np.testing.assert_allclose(wider.sparse_part(X, groups=NAMES)[:, :D], wanted, atol=1e-8)
+
+
 def test_components_beside_gross_errors_are_those_of_the_run(rows):
     X = rows + errors_in(rows)
     options = {"threshold": 0.5, "decay": 0.8, "center": False, "n_init": 1, "random_state": 0}

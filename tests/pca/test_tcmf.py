@@ -288,6 +288,16 @@ def test_a_client_of_another_scale_has_its_own_first_threshold(x64):
     )
 
 
+def test_features_of_zeros_change_no_first_threshold():
+    samples = draw_corrupted(0.1).samples
+    wide = np.concatenate([samples, np.zeros((CLIENTS, SAMPLES, 4 * FEATURES))], axis=2)
+    narrow, wide = (
+        solve(jf.pca.TCMF(RANK, RANK, 0.5), clients_of(x), rounds=3).history["objective"]
+        for x in (samples, wide)
+    )
+    np.testing.assert_allclose(wide, narrow, rtol=1e-5)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["zeros", "one direction", "alike", "one sample", "never seen"])
 def test_degenerate_samples(kind):
