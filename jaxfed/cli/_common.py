@@ -76,10 +76,10 @@ SHARERS = option(
 )
 
 
-def _ranks_or_auto(kind: Any, words: Sequence[Token]) -> tuple[int, ...]:
-    """Read two numbers of components, or auto, which gives none."""
+def _ranks_or_auto(kind: Any, words: Sequence[Token]) -> tuple[int, ...] | str:
+    """Read two numbers of components, or auto."""
     if [word.value for word in words] == ["auto"]:
-        return ()
+        return "auto"
     found = exactly(kind, words)
     if len(found) != 2:
         given = " ".join(word.value for word in words)

@@ -189,10 +189,10 @@ def prepare(arguments: SimpleNamespace, precision: ExitStack, *, entry: Entry) -
             f"{features} features"
         )
     fitted = gaps = None
-    if arguments.impute is not None:
+    if (components := arguments.impute) is not None:
         incomplete = split.clients(missing="mask")
         imputed = fit(
-            _run.robust(arguments, Impute(*arguments.impute)),
+            _run.robust(arguments, Impute(*(() if components == "auto" else components))),
             incomplete,
             rounds=ROUNDS,
             key=jax.random.fold_in(split_key, 1),
