@@ -108,10 +108,13 @@ def scale_of(
 
 
 def deviation(variance: np.ndarray, mean: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Return the root of variances; one where it is rounding error of numbers near the mean."""
-    least = 8 * np.finfo(dtype).eps * np.abs(mean.astype(float))
+    """Return the root of variances; where it is rounding of the mean, that, and one if it is zero.
+
+    See `deviation` of `jaxfed.preprocess.standardize`, which is for arrays of JAX.
+    """
+    size = np.abs(mean.astype(float))
     found = np.sqrt(np.maximum(variance, 0))
-    return np.where(found <= least, 1, found)
+    return np.where(found <= 8 * np.finfo(dtype).eps * size, np.where(size > 0, size, 1), found)
 
 
 def check_energies(X: np.ndarray, groups: np.ndarray) -> None:

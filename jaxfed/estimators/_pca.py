@@ -79,9 +79,10 @@ class PersonalizedPCA(ClientPCA):
                 `jaxfed.preprocess.Standardize` and scikit-learn's `StandardScaler` do, with
                 `robust` by the root of the median of the clients' mean squares about the median of
                 their means; "none" divides by nothing. Features that are constant up to rounding
-                are divided by one. `partial_fit` uses the deviations of all samples so far, but
-                with `impute` always those of the entries that were observed in its first call. A
-                client has no scale of its own, since samples of unknown clients would have none.
+                are divided by the magnitude of their mean, and zeros by one. `partial_fit` uses the
+                deviations of all samples so far, but with `impute` always those of the entries that
+                were observed in its first call. A client has no scale of its own, since samples of
+                unknown clients would have none.
             whiten: whether `transform` divides scores by the root of their mean square: shared ones
                 over all samples, local ones over their client's, and what noise alone explains by
                 the root of `noise_variance_`.
@@ -198,7 +199,8 @@ class FederatedPCA(ClientPCA):
             center: whether to subtract the mean of all samples.
             scale: "shared" divides each feature by its standard deviation over all samples, as
                 `jaxfed.preprocess.Standardize` and scikit-learn's `StandardScaler` do; "none"
-                divides by nothing. Features that are constant up to rounding are divided by one.
+                divides by nothing. Features that are constant up to rounding are divided by
+                the magnitude of their mean, and zeros by one.
                 `partial_fit` uses the deviations of all samples so far, but with `impute` always
                 those of the entries that were observed in its first call. A client has no scale of
                 its own, since samples of unknown clients would have none.
@@ -310,9 +312,10 @@ class HierarchicalBayesPCA(ClientPCA):
                 `jaxfed.preprocess.Standardize` and scikit-learn's `StandardScaler` do, with
                 `robust` by the root of the median of the clients' mean squares about the median of
                 their means; "none" divides by nothing. Features that are constant up to rounding
-                are divided by one. `partial_fit` uses the deviations of all samples so far, but
-                with `impute` always those of the entries that were observed in its first call. A
-                client has no scale of its own, since samples of unknown clients would have none.
+                are divided by the magnitude of their mean, and zeros by one. `partial_fit` uses the
+                deviations of all samples so far, but with `impute` always those of the entries that
+                were observed in its first call. A client has no scale of its own, since samples of
+                unknown clients would have none.
             whiten: whether `transform` divides scores by the root of their mean square: shared ones
                 over all samples, local ones over their client's, and what noise alone explains by
                 the root of `noise_variance_`.

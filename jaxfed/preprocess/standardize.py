@@ -62,7 +62,8 @@ class Standardize(Algorithm):
       standard deviations about its mean. `"energy"` divides all features of a client by one number,
       so that the mean square of its entries becomes one.
 
-    Features that are constant up to rounding, and clients without energy, are divided by one.
+    Features that are constant up to rounding are divided by the magnitude of their mean, and zeros
+    by one; so are clients without energy.
 
     Source: Youngs & Cramer (1971), Some results relevant to choice of sum and sum-of-product
     algorithms; Chan, Golub & LeVeque (1983), Algorithms for computing the sample variance. Robust:
@@ -221,8 +222,11 @@ def _own(data: SampleRows) -> Moments:
 
 
 def deviation(variance: Array, square: Array) -> Array:
-    """Return the root of a variance, or one if it is rounding error beside the squared mean."""
+    """Return the root of a variance; that of the squared mean, or one, where it is rounding of it.
+
+    Divided by one, a constant feature would have a unit, beside which others may be rounding.
+    """
     # Numbers near a mean μ are rounded by up to eps |μ|, so a variance below about eps² μ² says
     # nothing.
     constant = variance <= 64 * jnp.finfo(variance.dtype).eps ** 2 * square
-    return jnp.where(constant, 1, jnp.sqrt(jnp.where(constant, 1, variance)))
+    return jnp.sqrt(jnp.where(constant, jnp.where(square > 0, square, 1), variance))

@@ -203,16 +203,24 @@ def test_it_is_that_of_standardize():
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("impute", [None, (3, 1)])
-def test_a_constant_feature_is_divided_by_one(dtype, impute):
+def test_a_constant_feature_is_divided_by_its_magnitude(dtype, impute):
     x = np.column_stack([X[:, :-1], np.full(len(X), 0.1)]).astype(dtype)
     model = FederatedPCA(3, scale="shared", impute=impute, random_state=0)
     found = model.fit(x, groups=GROUPS)
-    assert found.scale_[-1] == 1
+    assert found.scale_[-1] == pytest.approx(0.1, rel=1e-5)
     np.testing.assert_allclose(found.components_[:, -1], 0, atol=1e-5)
     assert np.isfinite(found.transform(x, groups=GROUPS)).all()
     for part in (slice(0, 90), slice(90, None)):
         model.partial_fit(x[part], groups=GROUPS[part])
-    assert model.scale_[-1] == 1
+    assert model.scale_[-1] == pytest.approx(0.1, rel=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_constant_feature_of_any_size_comes_back(dtype):
+    x = np.column_stack([X[:, :-1], np.full(len(X), 3e-15)]).astype(dtype)
+    model = FederatedPCA(3, scale="shared", random_state=0).fit(x, groups=GROUPS)
+    back = model.inverse_transform(model.transform(x, groups=GROUPS), groups=GROUPS)
+    np.testing.assert_allclose(back[:, -1], 3e-15, rtol=1e-4)
 
 
 @pytest.mark.parametrize(
