@@ -272,6 +272,8 @@ def checked_array(
         raise refuse(argument, wanted, given)
     if 0 in array.shape:
         raise refuse(argument, f"{wanted}, with at least one entry", given)
+    if array.dtype.itemsize > 8:  # of which JAX says little
+        raise refuse(argument, f"{wanted} in double precision at most", given)
     if not jnp.issubdtype(array.dtype, jnp.floating):
         array = array.astype(float)
     elif not half and array.dtype.itemsize < 4:

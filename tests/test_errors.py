@@ -117,6 +117,10 @@ DATA = {
         lambda: mixed(ONE.astype(np.longdouble)),
         r"arrays\[1\]: wanted real.*got .*; convert with .astype\(numpy.float64\)",
     ),
+    "extended precision of an array": (
+        lambda: jf.linalg.polar(ONE.astype(np.longdouble)),
+        "w: wanted an array .* in double precision at most, got an array of float",
+    ),
     "time differences": (lambda: mixed(ONE.astype("timedelta64[s]")), r"arrays\[1\]: wanted real"),
     "a column of text": (
         lambda: mixed(pd.DataFrame({"age": [1.0, 2], "name": ["a", "b"]})),
