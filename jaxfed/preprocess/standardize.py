@@ -62,8 +62,8 @@ class Standardize(Algorithm):
       standard deviations about its mean. `"energy"` divides all features of a client by one number,
       so that the mean square of its entries becomes one.
 
-    Features that are constant up to rounding are divided by the magnitude of their mean, and zeros
-    by one; so are clients without energy.
+    Features that are constant up to rounding are divided by the magnitude of their mean, or by one
+    if it is zero, and clients without energy likewise.
 
     Source: Youngs & Cramer (1971), Some results relevant to choice of sum and sum-of-product
     algorithms; Chan, Golub & LeVeque (1983), Algorithms for computing the sample variance. Robust:
